@@ -1,0 +1,8 @@
+"""Starts the CLI from a checkout; the installed command is `provisioner`."""
+
+import sys
+
+from provisioner.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

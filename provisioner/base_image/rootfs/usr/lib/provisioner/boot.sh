@@ -1,0 +1,73 @@
+#!/bin/sh
+# Runs once per boot, before sshd. The controller's words arrive as systemd system credentials
+# (SMBIOS strings), one per file, readable by root only. `ip` and not a network daemon: the
+# addresses are all known, and a daemon costs seconds where there is no KVM.
+set -eu
+
+credentials=/run/credentials/@system
+given() { [ -s "$credentials/provisioner.$1" ]; }
+said() { cat "$credentials/provisioner.$1"; }
+
+# The interface with the MAC address $1, or nothing.
+interface() {
+    for device in /sys/class/net/*; do
+        read -r address < "$device/address" || continue
+        if [ "$address" = "$1" ]; then
+            echo "${device##*/}"
+            return
+        fi
+    done
+}
+
+# Gives the interface with the MAC address $1 the IPv4 address $2. No IPv6 anywhere.
+up() {
+    name=$(interface "$1")
+    if [ -z "$name" ]; then
+        echo "provisioner: no network card $1" >&2
+        return 1
+    fi
+    echo 1 > "/proc/sys/net/ipv6/conf/$name/disable_ipv6"
+    ip link set "$name" up
+    ip address replace "$2" dev "$name"
+}
+
+ip link set lo up
+up 52:54:00:00:00:01 10.0.2.15/24
+if given private_address; then
+    up 52:54:00:00:00:02 "$(said private_address)"
+fi
+# "ADDRESS GATEWAY": exists only where something outside may be reached.
+if given internet; then
+    read -r address gateway < "$credentials/provisioner.internet"
+    up 52:54:00:00:00:03 "$address/32"
+    ip route replace default via "$gateway" dev "$(interface 52:54:00:00:00:03)" onlink
+fi
+if given resolver; then
+    printf 'nameserver %s\n' "$(said resolver)" > /etc/resolv.conf
+else
+    : > /etc/resolv.conf
+fi
+
+if given hostname; then
+    said hostname > /etc/hostname
+    hostname "$(cat /etc/hostname)"
+fi
+if given hosts; then
+    said hosts > /etc/hosts
+fi
+if given host_key; then
+    rm -f /etc/ssh/ssh_host_*
+    (umask 077 && said host_key > /etc/ssh/ssh_host_ed25519_key)
+fi
+mkdir -p /etc/ssh/authorized_keys.d
+for user in root agent admin; do
+    if given "authorized_keys.$user" && id "$user" > /dev/null 2>&1; then
+        said "authorized_keys.$user" > "/etc/ssh/authorized_keys.d/$user"
+    else
+        rm -f "/etc/ssh/authorized_keys.d/$user"
+    fi
+done
+# A larger disk than the image's: the file system follows it.
+if given grow; then
+    /lib/systemd/systemd-growfs /
+fi

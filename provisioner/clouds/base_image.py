@@ -1,0 +1,124 @@
+"""The local cloud's base image: Debian 12 from packages, by mmdebstrap. No root is needed.
+
+The disks hold the file system alone; kernel and initrd lie beside them, as QEMU starts the kernel itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from provisioner.errors import HostError, ImageBuildError
+
+SUITE = "bookworm"
+SOURCES = (
+    "deb http://deb.debian.org/debian bookworm main",
+    "deb http://deb.debian.org/debian bookworm-updates main",
+    "deb http://deb.debian.org/debian-security bookworm-security main",
+)
+# The virtual size; the file is sparse and holds about 1 GiB.
+DISK_GIB = 16
+
+_PACKAGE = Path(__file__).parent.parent
+FILES = _PACKAGE / "base_image"
+GUEST = _PACKAGE / "guest"
+
+
+def digest(ca_bundle: Path | None) -> str:
+    """A name for all that goes into the base image, 16 hexadecimal digits.
+
+    Args:
+        ca_bundle: extra CA certificates, PEM.
+    """
+    sha = hashlib.sha256(f"{SOURCES} {DISK_GIB}".encode())
+    for root in (FILES, GUEST):
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                sha.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    if ca_bundle:
+        sha.update(ca_bundle.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def packages() -> list[str]:
+    """The names of the Debian packages in the base image."""
+    lines = (FILES / "packages.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], None]) -> None:
+    """Builds both disks of the base image into `directory`.
+
+    Args:
+        directory: an empty directory; its build.log keeps the output.
+        ca_bundle: extra CA certificates that the image trusts.
+        on_output: told of each line.
+
+    Raises:
+        HostError: a program is missing.
+        ImageBuildError: a program failed.
+    """
+    tree = directory / "tree.tar"
+    with (directory / "build.log").open("w") as log:
+
+        def tell(line: str) -> None:
+            log.write(line)
+            log.flush()
+            on_output(line)
+
+        _run(_mmdebstrap(tree, ca_bundle), tell)
+        _run([*_as_root(), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)], tell)
+    tree.unlink()
+
+
+def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
+    initramfs = "etc/initramfs-tools/conf.d usr/share/initramfs-tools/modules.d"
+    files = shlex.quote(str(FILES / "rootfs"))
+    before = f'cd {files} && for d in {initramfs}; do mkdir -p "$1/$d"; cp "$d"/* "$1/$d/"; done'
+    customize = [str(FILES / "customize.sh"), "TREE", str(FILES / "rootfs"), str(GUEST)]
+    if ca_bundle:
+        customize.append(str(ca_bundle.resolve()))
+    hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)
+    return [
+        *("mmdebstrap", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
+        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages())),
+        *("--essential-hook=" + before, "--customize-hook=" + hook),
+        *(SUITE, str(tree), *SOURCES),
+    ]
+
+
+def _as_root() -> list[str]:
+    """How to become root for file ownership: as root nothing, else a user namespace with the user's subordinate ids."""
+    return [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto", "--mount"]
+
+
+def _run(argv: list[str], tell: Callable[[str], None]) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+    lines: list[str] = []
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", env=environment,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise HostError(f"{argv[0]} is not installed.", hint="`provisioner doctor` says how to get it.") from error
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines = [*lines[-30:], line]
+            tell(line)
+        code = process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    if code != 0:
+        raise ImageBuildError(
+            f"Building the base image failed: {argv[0]} ended with exit code {code}.",
+            hint="Is Debian's archive reachable from here? `provisioner doctor` checks this machine.",
+            details="".join(lines),
+        )

@@ -1,0 +1,237 @@
+"""The local cloud: QEMU machines on the controller itself. No account, no root, no daemon.
+
+A machine is a directory in its environment's directory; terraform/local starts and ends it through
+clouds/machine.py. Whether it lives is asked of the kernel (locks, processes), never of a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import subprocess
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from provisioner.clouds import base_image, machine, qemu, relay
+from provisioner.errors import InfrastructureError, StillThereError
+from provisioner.image_store import Image, ImageStore, now
+from provisioner.machine_types import check_local_limits
+from provisioner.models import Environment, MachineSize, Role, VMSpec
+from provisioner.paths import Home
+from provisioner.progress import Progress
+from provisioner.settings import Settings
+
+CONSOLE_LIMIT_BYTES = 1 << 20
+
+# program -> Debian package
+PROGRAMS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mmdebstrap": "mmdebstrap",
+    "passt": "passt",
+    "mke2fs": "e2fsprogs",
+    "unshare": "util-linux",
+    "newuidmap": "uidmap",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+}
+
+
+class LocalCloud:
+    """QEMU on this machine.
+
+    Args:
+        home: where machines and images live.
+        settings: the operator's settings.
+    """
+
+    name = "local"
+
+    def __init__(self, home: Home, settings: Settings) -> None:
+        self._home = home
+        self._settings = settings
+        self._images = ImageStore(home)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """What is missing to run machines here."""
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)})
+        found = []
+        if missing:
+            found.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
+        if os.geteuid() != 0 and "newuidmap" not in missing and not _user_namespaces_work():
+            found.append(
+                (
+                    "This user cannot make user namespaces with subordinate ids.",
+                    'sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "$USER"; '
+                    "sudo sysctl kernel.unprivileged_userns_clone=1",
+                )
+            )
+        return found
+
+    def notes(self) -> list[str]:
+        """What works, but could work better."""
+        if machine.kvm_works():
+            return []
+        return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
+
+    def check_primary(self, size: MachineSize, gpu: bool) -> None:
+        """Raises UnavailableError if this host cannot give this primary machine."""
+        check_local_limits(size, host_memory_gib=_host_memory_gib(), gpu=gpu)
+
+    def check_aux(self, spec: VMSpec, size: MachineSize) -> None:
+        """Raises UnavailableError if this host cannot give this aux VM."""
+        check_local_limits(size, host_memory_gib=_host_memory_gib(), spec=spec)
+
+    def base_image(self, role: Role, progress: Progress) -> str:
+        """The name of the base image of a primary machine or an aux VM; both are built together where one is missing."""
+        bundle = self._settings.ca_bundle_path
+        digest = base_image.digest(bundle)
+        names: dict[Role, str] = {"primary": f"base-primary-{digest}", "aux": f"base-aux-{digest}"}
+        if not all(self._images.finished(name) for name in names.values()):
+            self._build_base_images(f"base-{digest}", names, bundle, progress)
+        return names[role]
+
+    def _build_base_images(self, lock: str, names: dict[Role, str], bundle: Path | None, progress: Progress) -> None:
+        with self._images.building(lock, progress) as directory:
+            if directory is None or all(self._images.finished(name) for name in names.values()):
+                return
+            progress.note("Building the base images (once; one or two minutes)")
+            base_image.build(directory, bundle, progress.output)
+            for role, name in names.items():
+                finished = directory / role
+                finished.mkdir(mode=0o700)
+                (directory / f"{role}.raw").rename(finished / "disk.raw")
+                for shared in ("vmlinuz", "initrd.img", "build.log"):
+                    os.link(directory / shared, finished / shared)
+                if not self._images.finished(name):
+                    self._images.finish(Image(name=name, kind="base", created_at=now()), finished)
+
+    def prepare(self, environment: Environment, secrets: dict[Role, dict[str, str]]) -> None:
+        """Writes each machine's boot credentials into its directory."""
+        addresses = private_addresses(environment.id)
+        hosts = ["127.0.0.1 localhost", "::1 localhost"]
+        if len(environment.machines) > 1:
+            hosts += [f"{addresses[role].ip} {role}" for role in environment.machines]
+        for destination in environment.allowed_destinations:
+            address = destination.cidr.split("/")[0]
+            hosts += [f"{address} {name}" for name in destination.host_names]
+        for role, record in environment.machines.items():
+            credentials = {"hostname": role, "hosts": "\n".join(hosts) + "\n", **secrets[role]}
+            if len(environment.machines) > 1:
+                credentials["private_address"] = str(addresses[role])
+            if environment.full_internet:
+                credentials["internet"] = f"{_host_address()} {relay.GATEWAY}\n"
+                credentials["resolver"] = machine.RESOLVER
+            elif environment.allowed_destinations:
+                credentials["internet"] = f"{relay.GUEST_ADDRESS} {relay.GATEWAY}\n"
+            if record.size.disk_gib > base_image.DISK_GIB:
+                credentials["grow"] = "yes"
+            self._write_credentials(self.machine_directory(environment, role), credentials)
+
+    def _write_credentials(self, directory: Path, credentials: dict[str, str]) -> None:
+        target = directory / "credentials"
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, value in credentials.items():
+            path = target / name
+            path.touch(mode=0o600)
+            path.write_text(value)
+
+    def machine_directory(self, environment: Environment, role: Role) -> Path:
+        """environments/ID/ROLE: docs/directory-layout.md lists what lies there."""
+        return self._home.environments / environment.id / role
+
+    def stack_values(self, environment: Environment) -> dict[str, Any]:
+        """The environment's directory, and each role's image as a file."""
+        return {
+            "directory": str(self._home.environments / environment.id),
+            "images": {role: str(self._images.disk(record.image)) for role, record in environment.machines.items()},
+        }
+
+    def alive(self, environment: Environment, role: Role) -> bool:
+        """Whether QEMU holds its pidfile's lock."""
+        return qemu.live_pid(self.machine_directory(environment, role) / "qemu.pid") is not None
+
+    def capture(self, environment: Environment, destination: Path) -> None:
+        """Moves the powered-off builder's disk to `destination` and hangs it on its base image by a relative path."""
+        base = self._images.disk(environment.machines["primary"].image)
+        disk = destination / "disk.qcow2"
+        (self.machine_directory(environment, "primary") / "disk.qcow2").rename(disk)
+        backing = f"../{base.parent.name}/{base.name}"
+        subprocess.run(
+            ["qemu-img", "rebase", "-q", "-u", "-b", backing, "-F", "raw", "disk.qcow2"],
+            cwd=destination, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        for name in ("vmlinuz", "initrd.img"):
+            os.link(base.parent / name, destination / name)
+        with disk.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def console(self, environment: Environment, role: Role) -> str:
+        """The end of the serial console's log."""
+        path = self.machine_directory(environment, role) / "serial.log"
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_bytes()[-CONSOLE_LIMIT_BYTES:].decode(errors="replace")
+        return ""
+
+    def left(self, environment: Environment) -> list[str]:
+        """Processes and directories of the environment's machines that are still there."""
+        found = []
+        for role in environment.machines:
+            directory = self.machine_directory(environment, role)
+            if (pid := qemu.live_pid(directory / "qemu.pid")) is not None:
+                found.append(f"QEMU process {pid} of the {role} machine")
+            if (pid := machine.network_pid(directory)) is not None:
+                found.append(f"network process {pid} of the {role} machine")
+            if directory.exists():
+                found.append(f"directory {directory}")
+        return found
+
+    def remove(self, environment: Environment) -> None:
+        """Ends what Terraform forgot.
+
+        Raises:
+            StillThereError: a process would not end.
+            InfrastructureError: a directory could not be removed.
+        """
+        for role in environment.machines:
+            try:
+                machine.destroy(self.machine_directory(environment, role))
+            except machine.MachineError as error:
+                raise StillThereError(f"{role} machine of {environment.id}: {error}") from error
+            except OSError as error:
+                raise InfrastructureError(f"{role} machine of {environment.id}: {error}") from error
+
+
+def private_addresses(environment_id: str) -> dict[Role, ipaddress.IPv4Interface]:
+    """The addresses of an environment's machines on their own link.
+
+    A /29 out of 10.213.0.0/16, by the environment's id. The link joins the two machines and nothing else, so that
+    two environments with the same addresses do not disturb each other.
+    """
+    block = int.from_bytes(sha256(environment_id.encode()).digest()[:2], "big") & ~7
+    first = int(ipaddress.IPv4Address("10.213.0.0")) + block
+    return {
+        "primary": ipaddress.IPv4Interface((first + 2, 29)),
+        "aux": ipaddress.IPv4Interface((first + 3, 29)),
+    }
+
+
+def _host_address() -> str:
+    """The controller's own address towards the internet.
+
+    The guest gets the same one: what it sends there never leaves it, so the host's services stay out of reach.
+    """
+    return relay.host_address()
+
+
+def _host_memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+
+
+def _user_namespaces_work() -> bool:
+    probe = ["unshare", "--map-root-user", "--map-auto", "--mount", "true"]
+    return subprocess.run(probe, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0

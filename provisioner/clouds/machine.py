@@ -1,0 +1,249 @@
+"""One local machine: what terraform/local's provisioners call. Standard library only, for a quick start.
+
+Usage: python -m provisioner.clouds.machine prepare|start|destroy
+
+PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (prepare, start) holds its
+settings as JSON, the same that the Terraform module takes. The credentials that the machine boots with lie in
+the directory's `credentials/`, written there by the controller: no key passes through Terraform.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from provisioner.clouds import qemu
+
+# QEMU opens its control socket in well under a second; a busy host may take longer.
+QMP_SECONDS = 60
+QUIT_SECONDS = 5
+
+# passt answers for the guest with this address as its DNS server (TEST-NET-2, RFC 5737: never a real host).
+RESOLVER = "198.51.100.53"
+
+
+class MachineError(Exception):
+    """What went wrong, in one line; Terraform shows it to the operator."""
+
+
+def main() -> int:
+    """Runs one operation. Errors go to stderr, where Terraform picks them up."""
+    operation = sys.argv[1] if len(sys.argv) == 2 else ""
+    operations = {"prepare": _prepare, "start": _start, "destroy": lambda directory: destroy(directory)}
+    if operation not in operations:
+        print(__doc__, file=sys.stderr)
+        return 2
+    directory = Path(os.environ["PROVISIONER_MACHINE_DIRECTORY"])
+    try:
+        operations[operation](directory)
+    except (MachineError, qemu.QMPError, OSError, subprocess.SubprocessError) as error:
+        print(f"{directory.name} machine: {operation} failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the machine's lock, so that a late start cannot slip behind a destroy."""
+    with (directory.parent / f"{directory.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _settings() -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(os.environ["PROVISIONER_MACHINE"])
+    return settings
+
+
+def _prepare(directory: Path) -> None:
+    """Makes the machine's disk: a copy-on-write layer over its image."""
+    settings = _settings()
+    with _locked(directory):
+        if not (directory / "credentials").is_dir():
+            raise MachineError("the controller prepared no credentials for it; it was destroyed, or never recorded")
+        image = Path(settings["image"])
+        backing_format = "raw" if image.suffix == ".raw" else "qcow2"
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", backing_format, "disk.qcow2",
+             f"{settings['disk_gib']}G"],
+            cwd=directory, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def _start(directory: Path) -> None:
+    """Starts QEMU and writes endpoint.json. A machine that already runs is left as it is."""
+    settings = _settings()
+    with _locked(directory):
+        if not (directory / "disk.qcow2").exists():
+            raise MachineError("its disk is gone; it was destroyed in the meantime")
+        os.chdir(directory)
+        if qemu.live_pid(Path("qemu.pid")) is None:
+            _launch(directory, settings)
+        with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
+            usernet = qmp.execute("human-monitor-command", **{"command-line": "info usernet"})
+        endpoint = {
+            "host": "127.0.0.1",
+            "port": qemu.forwarded_port(usernet),
+            "private_address": _private_address(),
+        }
+        temporary = Path("endpoint.json.new")
+        temporary.write_text(json.dumps(endpoint))
+        temporary.rename("endpoint.json")
+
+
+def _private_address() -> str | None:
+    try:
+        return Path("credentials/private_address").read_text().split("/")[0]
+    except FileNotFoundError:
+        return None  # it has no neighbour
+
+
+def _launch(directory: Path, settings: dict[str, Any]) -> None:
+    """Starts QEMU, and beside it the process that joins it to what it may reach."""
+    allowed: list[dict[str, Any]] = settings["allowed_destinations"]
+    internet: socket.socket | None = None
+    if settings["full_internet"] or allowed:
+        internet, theirs = socket.socketpair()
+        with theirs:
+            _start_network(theirs, None if settings["full_internet"] else allowed)
+    peer = {"primary": "aux", "aux": "primary"}[directory.name]
+    image = Path(settings["image"])
+    launch = qemu.Launch(
+        cpus=int(settings["cpus"]),
+        memory_mib=int(settings["memory_gib"] * 1024),
+        kernel=str(image.with_name("vmlinuz")),
+        initrd=str(image.with_name("initrd.img")),
+        machine_id=uuid.uuid4().hex,
+        kvm=kvm_works(),
+        link=("link.sock", f"../{peer}/link.sock") if Path(f"../{peer}").is_dir() else None,
+        internet_fd=internet.fileno() if internet else None,
+        credentials=_smbios_strings(settings["public_key"]),
+    )
+    # Not -daemonize: it changes to /, and the private link's relative paths are resolved at every packet.
+    with Path("qemu.log").open("wb") as log:
+        process = subprocess.Popen(
+            qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            pass_fds=[internet.fileno()] if internet else [],
+        )  # fmt: skip
+    if internet:
+        internet.close()
+    try:
+        qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
+    except qemu.QMPError as error:
+        process.kill()
+        raise MachineError(f"QEMU did not start: {Path('qemu.log').read_text(errors='replace')[-2000:]}") from error
+
+
+def _smbios_strings(public_key: str) -> tuple[str, ...]:
+    """Writes each credential as the SMBIOS string that systemd imports it from, and names the files."""
+    Path("credentials/authorized_keys.root").write_text(public_key.strip() + "\n")
+    Path("smbios").mkdir(mode=0o700, exist_ok=True)
+    names = []
+    for credential in sorted(Path("credentials").iterdir()):
+        value = base64.b64encode(credential.read_bytes()).decode()
+        name = f"smbios/{credential.name}"
+        Path(name).write_text(f"io.systemd.credential.binary:provisioner.{credential.name}={value}")
+        names.append(name)
+    return tuple(names)
+
+
+def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
+    """Starts passt (or the relay that lends it an allowlist) on one end of a socket pair.
+
+    It ends when QEMU closes the other end, so there is nothing to stop by hand; its pid is kept all the same.
+    """
+    fd = str(theirs.fileno())
+    if allowed is None:
+        argv = ["passt", *passt_options(), "--fd", fd]
+    else:
+        argv = [sys.executable, "-m", "provisioner.clouds.relay", "--fd", fd]
+        for destination in allowed:
+            argv += ["--allow", f"{destination['cidr']}:{destination['port']}"]
+    with Path("network.log").open("wb") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    Path("network.json").write_text(json.dumps({"pid": process.pid, "started": _start_time(process.pid)}))
+
+
+def passt_options() -> list[str]:
+    """passt for full internet: no way to the host's loopback, no ports into the guest, DNS by the host's resolver."""
+    return [
+        *("-f", "-4", "--no-map-gw", "--no-dhcp", "--dns-forward", RESOLVER),
+        *("-t", "none", "-u", "none"),
+    ]
+
+
+def _start_time(pid: int) -> str | None:
+    """The process's start time in clock ticks: with the pid it names a process for good (proc(5), stat field 22)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def network_pid(directory: Path) -> int | None:
+    """The pid of the machine's passt or relay if it still lives."""
+    try:
+        known = json.loads((directory / "network.json").read_text())
+        state = Path(f"/proc/{known['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return None
+    if state == "Z" or _start_time(known["pid"]) != known["started"]:
+        return None
+    return int(known["pid"])
+
+
+def kvm_works() -> bool:
+    """Whether this process may use KVM. The device file alone proves nothing: opening it may fail."""
+    try:
+        os.close(os.open("/dev/kvm", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def destroy(directory: Path) -> None:
+    """Ends the machine and removes its directory. Safe to repeat, and at any moment of a start.
+
+    Raises:
+        MachineError: a process of it would not end.
+    """
+    if not directory.is_dir():
+        return
+    with _locked(directory):
+        for find in (lambda: qemu.live_pid(directory / "qemu.pid"), lambda: network_pid(directory)):
+            for sent in (signal.SIGTERM, signal.SIGKILL):
+                pid = find()
+                if pid is None:
+                    break
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+                _wait(lambda find=find: find() is None)
+            if (pid := find()) is not None:
+                raise MachineError(f"process {pid} does not end")
+        shutil.rmtree(directory)
+
+
+def _wait(done: Any) -> None:
+    deadline = time.monotonic() + QUIT_SECONDS
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""QEMU's command line (pure) and its QMP socket. Standard library only: it starts inside Terraform.
+
+Must never start a process itself; clouds/machine.py does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+MANAGEMENT_MAC = "52:54:00:00:00:01"
+PRIVATE_MAC = "52:54:00:00:00:02"
+INTERNET_MAC = "52:54:00:00:00:03"
+
+# Under emulation `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
+EMULATED_CPU = "Nehalem"
+
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All that QEMU's command line depends on. File names are relative to the machine's directory.
+
+    Args:
+        cpus: virtual CPUs.
+        memory_mib: memory in MiB.
+        kernel, initrd: absolute paths.
+        machine_id: 32 hexadecimal digits, systemd's machine id.
+        kvm: whether the host offers KVM to us.
+        link: (own, peer) socket paths of the private link, or None without an aux VM.
+        internet_fd: file descriptor joined to passt, or None when nothing outside may be reached.
+        credentials: file names whose contents are SMBIOS strings for systemd.
+    """
+
+    cpus: int
+    memory_mib: int
+    kernel: str
+    initrd: str
+    machine_id: str
+    kvm: bool
+    link: tuple[str, str] | None
+    internet_fd: int | None
+    credentials: tuple[str, ...]
+
+
+def command(launch: Launch) -> list[str]:
+    """QEMU's argument list for one machine.
+
+    The management card is user networking with restrict=on: the guest reaches nothing through it, the
+    host's forwarded port reaches sshd. The kernel picks the port (`:0`), so two machines never race for one.
+    """
+    boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.machine_id={launch.machine_id}"
+    if not launch.kvm:
+        boot += " mitigations=off"  # an emulated CPU does not speculate
+    argv = [
+        "qemu-system-x86_64",
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *("-machine", "q35,accel=" + ("kvm" if launch.kvm else "tcg")),
+        *("-cpu", "host" if launch.kvm else EMULATED_CPU),
+        *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
+        *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
+        # An environment's disk is thrown away: nothing waits for the host's disk to be safe.
+        *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+        *("-device", "virtio-blk-pci,drive=disk"),
+        *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
+        *("-serial", "file:serial.log", "-pidfile", "qemu.pid"),
+        *("-qmp", "unix:qmp.sock,server=on,wait=off", "-sandbox", SANDBOX),
+        *("-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"),
+        *("-device", _card("management", MANAGEMENT_MAC)),
+    ]
+    if launch.link is not None:
+        own, peer = launch.link
+        argv += ["-netdev", f"dgram,id=link,local.type=unix,local.path={own},remote.type=unix,remote.path={peer}"]
+        argv += ["-device", _card("link", PRIVATE_MAC)]
+    if launch.internet_fd is not None:
+        argv += ["-netdev", f"stream,id=internet,server=off,addr.type=fd,addr.str={launch.internet_fd}"]
+        argv += ["-device", _card("internet", INTERNET_MAC)]
+    for name in launch.credentials:
+        argv += ["-smbios", f"type=11,path={name}"]
+    return argv
+
+
+def _card(netdev: str, mac: str) -> str:
+    return f"virtio-net-pci,netdev={netdev},mac={mac},romfile="
+
+
+def live_pid(pidfile: Path) -> int | None:
+    """The pid of the QEMU that holds `pidfile`, or None.
+
+    QEMU keeps an fcntl lock on its pidfile as long as it lives, so the answer is immune to reused pids.
+    """
+    try:
+        with pidfile.open("rb") as file:
+            # struct flock: type, whence, start, len, pid
+            query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])
+    except OSError:
+        return None
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+class QMPError(Exception):
+    """QEMU refused a command or closed its socket."""
+
+
+class QMP:
+    """One connection to QEMU's QMP socket. The working directory must be the machine's directory.
+
+    Args:
+        timeout_seconds: how long to wait for one answer.
+
+    Raises:
+        OSError: nobody listens.
+        QMPError: QEMU answered with an error.
+    """
+
+    def __init__(self, path: str = "qmp.sock", timeout_seconds: float = 10) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(timeout_seconds)
+            self._socket.connect(path)
+            self._file = self._socket.makefile("rwb")
+            self._file.readline()
+            self.execute("qmp_capabilities")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def execute(self, name: str, **arguments: Any) -> Any:
+        """Runs one QMP command and returns what it returned."""
+        self._file.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        self._file.flush()
+        while line := self._file.readline(1 << 20):
+            answer = json.loads(line)
+            if "return" in answer:
+                return answer["return"]
+            if "error" in answer:
+                raise QMPError(f"{name}: {answer['error'].get('desc')}")
+        raise QMPError(f"{name}: QEMU closed the connection")
+
+
+def wait_for_qmp(alive: Any, deadline: float) -> QMP:
+    """Connects as soon as QEMU listens.
+
+    Args:
+        alive: called between attempts; its falsehood ends the wait.
+        deadline: in time.monotonic() seconds.
+
+    Raises:
+        QMPError: QEMU ended, or the deadline passed.
+    """
+    while True:
+        try:
+            return QMP()
+        except (OSError, QMPError, ValueError) as error:
+            if not alive() or time.monotonic() > deadline:
+                raise QMPError("QEMU did not open its control socket") from error
+            time.sleep(0.02)
+
+
+def forwarded_port(usernet: str) -> int:
+    """The port of 127.0.0.1 that user networking forwards, from the text of `info usernet`.
+
+    Raises:
+        QMPError: the text names no forwarded port.
+    """
+    for line in usernet.splitlines():
+        fields = line.split()
+        if fields and fields[0] == "TCP[HOST_FORWARD]":
+            return int(fields[3])
+    raise QMPError("QEMU forwards no port")

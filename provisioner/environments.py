@@ -1,0 +1,156 @@
+"""The records of environments: written before anything is created, kept in the archive after all is gone."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from provisioner.errors import InfrastructureError, UsageError
+from provisioner.keys import KeyPair
+from provisioner.models import Endpoint, Environment, Role
+from provisioner.paths import Home, write_atomically
+from provisioner.ssh import Login
+
+RECORD = "environment.json"
+# No vowels, no look-alikes: ids are read aloud and typed at night.
+ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
+ID_DIGITS = 6
+
+
+def new_id(family: str, task: str | None) -> str:
+    """A new environment id: readable, and safe as a file name and a Terraform key."""
+    words = [re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:20].strip("-") for text in (family, task or "")]
+    suffix = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_DIGITS))
+    return "-".join([word for word in words if word] + [suffix])
+
+
+class EnvironmentStore:
+    """The environments and archive directories of a home."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def directory(self, environment_id: str) -> Path:
+        """environments/ID."""
+        return self._home.environments / environment_id
+
+    def logs(self, environment_id: str) -> Path:
+        """The directory of an environment's logs, live or archived."""
+        live = self.directory(environment_id) / "logs"
+        return live if live.exists() else self._home.archive / environment_id / "logs"
+
+    def lock(self, environment_id: str) -> Path:
+        """The file that whoever changes the environment keeps locked."""
+        return self._home.locks / f"environment-{environment_id}"
+
+    def save(self, environment: Environment) -> Environment:
+        """Writes the record, atomically; the first time it makes the environment's directory."""
+        directory = self.directory(environment.id)
+        (directory / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(directory / RECORD, environment.model_dump_json(indent=2))
+        return environment
+
+    def update(self, environment: Environment, **changes: Any) -> Environment:
+        """Saves a copy of the record with some fields changed."""
+        return self.save(environment.model_copy(update=changes))
+
+    def list(self) -> list[Environment]:
+        """All live environments, oldest first."""
+        found = [self._read(path) for path in self._home.environments.glob(f"*/{RECORD}")]
+        return sorted(found, key=lambda environment: environment.created_at)
+
+    def list_unrecorded(self) -> list[Path]:
+        """Environment directories that have no record: a crash between making the one and writing the other."""
+        return [path for path in self._home.environments.glob("*/") if not (path / RECORD).exists()]
+
+    def find(self, name: str, *, archived: bool = False) -> Environment:
+        """The environment with this id, or the only one whose id starts or ends with it.
+
+        Args:
+            name: an id or an unambiguous beginning or end of one.
+            archived: look among destroyed ones too.
+
+        Raises:
+            UsageError: there is none, or more than one.
+        """
+        roots = [self._home.environments, *([self._home.archive] if archived else [])]
+        paths = {path.parent.name: path for root in reversed(roots) for path in root.glob(f"*/{RECORD}")}
+        if name in paths:
+            return self._read(paths[name])
+        matches = sorted(one for one in paths if name and (one.startswith(name) or one.endswith(name)))
+        if len(matches) == 1:
+            return self._read(paths[matches[0]])
+        if matches:
+            raise UsageError(f"{name!r} could be any of: {', '.join(matches[:10])}.")
+        raise UsageError(f"There is no environment {name!r}.", hint="`provisioner list` shows them.")
+
+    def _read(self, path: Path) -> Environment:
+        try:
+            return Environment.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise InfrastructureError(
+                f"The record {path} cannot be read: {type(error).__name__}.",
+                hint="It was changed by hand, or written by another version of provisioner.",
+                details=str(error),
+            ) from error
+
+    def write_keys(self, environment_id: str, keys: dict[str, KeyPair]) -> None:
+        """Keeps key pairs as keys/NAME (mode 0600) and keys/NAME.pub."""
+        directory = self.directory(environment_id) / "keys"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for name, pair in keys.items():
+            write_atomically(directory / name, pair.private)
+            write_atomically(directory / f"{name}.pub", pair.public + "\n")
+
+    def key(self, environment_id: str, name: str) -> KeyPair:
+        """A key pair that write_keys kept."""
+        path = self.key_path(environment_id, name)
+        return KeyPair(path.read_text(), path.with_suffix(".pub").read_text().strip())
+
+    def key_path(self, environment_id: str, name: str) -> Path:
+        """The file of a private key."""
+        return self.directory(environment_id) / "keys" / name
+
+    def login(self, environment: Environment, role: Role, user: str) -> Login:
+        """How the controller logs in to a machine.
+
+        Raises:
+            UsageError: the environment has no such machine, or it is not up.
+        """
+        endpoint: Endpoint | None = environment.endpoints.get(role)
+        if role not in environment.machines:
+            raise UsageError(f"{environment.id} has no {role} machine.")
+        if endpoint is None:
+            raise UsageError(
+                f"{environment.id} is not up: its status is {environment.status}.",
+                hint=f"If nothing works on it any more: provisioner destroy {environment.id}",
+            )
+        return Login(
+            endpoint=endpoint,
+            user=user,
+            private_key=self.key_path(environment.id, "controller"),
+            host_key=self.key(environment.id, f"host_{role}").public,
+        )
+
+    def archive(self, environment: Environment) -> None:
+        """Keeps record and logs, removes the rest. Only once the cloud has confirmed that all is gone."""
+        directory = self.directory(environment.id)
+        kept = self._home.archive / environment.id
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(mode=0o700, parents=True)
+        write_atomically(kept / RECORD, environment.model_dump_json(indent=2))
+        if (directory / "logs").is_dir():
+            shutil.copytree(directory / "logs", kept / "logs")
+        self.forget(environment.id)
+
+    def forget(self, environment_id: str) -> None:
+        """Removes the environment's directory and lock."""
+        directory = self.directory(environment_id)
+        if directory.exists():
+            shutil.rmtree(directory)
+        self.lock(environment_id).unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""Frozen records that the other modules share. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Role = Literal["primary", "aux"]
+Permission = Literal["full_internet"]
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShellBuildStep(Record):
+    """Commands of one build step, run by one shell that stops at the first failure."""
+
+    type: Literal["shell"]
+    commands: tuple[str, ...]
+
+
+class FileBuildStep(Record):
+    """A file or directory to copy; the source is relative to the family directory."""
+
+    type: Literal["file"]
+    source: str
+    destination: str
+
+
+BuildStep = Annotated[ShellBuildStep | FileBuildStep, Field(discriminator="type")]
+
+
+class GpuSpec(Record):
+    """GPUs of a machine. count_range is inclusive."""
+
+    count_range: tuple[int, int]
+    model: str
+
+
+class VMSpec(Record):
+    """What get_aux_vm_spec returns (Task Standard, VMSpec). Ranges are inclusive; memory in GiB."""
+
+    cpu_count_range: tuple[float, float]
+    ram_gib_range: tuple[float, float]
+    cpu_architecture: Literal["x64", "arm64"] | None = None
+    gpu_spec: GpuSpec | None = None
+    base_image_type: Literal["debian-12", "ubuntu-20.04-cuda"] = "debian-12"
+    build_steps: tuple[BuildStep, ...] = ()
+
+
+class TaskSetup(Record):
+    """The setup data of one task."""
+
+    permissions: tuple[Permission, ...] = ()
+    instructions: str = ""
+    required_environment_variables: tuple[str, ...] = ()
+    aux_vm_spec: VMSpec | None = None
+
+    @property
+    def full_internet(self) -> bool:
+        """Whether the task may reach the internet."""
+        return "full_internet" in self.permissions
+
+
+class SetupData(Record):
+    """What the family says of its tasks, read inside a machine after install()."""
+
+    standard_version: str | None = None
+    tasks: dict[str, TaskSetup]
+    has_score: bool = False
+    has_intermediate_score: bool = False
+    has_aggregate_scores: bool = False
+    has_teardown: bool = False
+    skip_chown_after_start: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+class MachineSize(Record):
+    """Size of one machine: virtual CPUs, memory and root volume in GiB."""
+
+    cpus: int
+    memory_gib: float
+    disk_gib: int
+
+
+class Endpoint(Record):
+    """How the controller reaches a machine, and where its neighbours do.
+
+    host and port are the controller's way to sshd; private_address is on the environment's own link (None without an aux VM).
+    """
+
+    host: str
+    port: int
+    private_address: str | None = None
+
+
+class Destination(Record):
+    """One allowlisted destination: IPv4 network in CIDR form, TCP port, and the host names it was resolved from."""
+
+    cidr: str
+    port: int = Field(ge=1, le=65535)
+    host_names: tuple[str, ...] = ()
+
+
+class Phase(Record):
+    """A finished phase of an environment's life and its duration in seconds."""
+
+    name: str
+    seconds: float
+
+
+class ProbeResult(Record):
+    """What one probe saw. `reached` is what happened, `expected` what the permission promises."""
+
+    machine: Role
+    user: str
+    probe: str
+    reached: bool
+    expected: bool
+    detail: str = ""
+
+
+class ScoreLogEntry(Record):
+    """One intermediate score (Task Standard, IntermediateScoreResult). score may be NaN: invalid submission."""
+
+    score: float | None
+    message: dict[str, Any] = {}
+    details: dict[str, Any] = {}
+    scored_at: datetime
+    elapsed_seconds: float
+
+
+Status = Literal["creating", "ready", "destroying"]
+
+
+class MachineRecord(Record):
+    """One machine of an environment: its image's name, its size and the SSH user the driver logs in as."""
+
+    image: str
+    size: MachineSize
+    user: str
+
+
+class Environment(Record):
+    """The record of one environment (or image builder), kept in its directory as environment.json."""
+
+    id: str
+    kind: Literal["task", "builder"] = "task"
+    cloud: str
+    stack: str
+    family: str
+    task: str | None
+    status: Status
+    created_at: datetime
+    controller_pid: int | None = None
+    setup: TaskSetup
+    setup_data_of: str | None = None
+    full_internet: bool
+    allowed_destinations: tuple[Destination, ...] = ()
+    machines: dict[Role, MachineRecord]
+    endpoints: dict[Role, Endpoint] = {}
+    probes: tuple[ProbeResult, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    score_log: tuple[ScoreLogEntry, ...] = ()
+    started_at: datetime | None = None
+
+    @field_validator("id", "stack")
+    @classmethod
+    def _is_a_safe_name(cls, value: str) -> str:
+        if not value or not all(c.isascii() and (c.isalnum() or c in "-_") for c in value):
+            raise ValueError("names are ASCII letters, digits, - and _")
+        return value

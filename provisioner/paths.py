@@ -1,0 +1,115 @@
+"""The home directory's layout, atomic writes and locks. Knows nothing of what the files mean."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Home:
+    """The provisioner home: PROVISIONER_HOME, by default `provisioner` in the XDG state directory.
+
+    Args:
+        root: the directory; made, with mode 0700, when something is first written.
+    """
+
+    root: Path
+
+    @classmethod
+    def default(cls) -> Home:
+        """The home that the process's environment names (XDG Base Directory Specification 0.8)."""
+        named = os.environ.get("PROVISIONER_HOME")
+        if named:
+            return cls(Path(named).expanduser().absolute())
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        return cls(Path(state) / "provisioner")
+
+    @property
+    def images(self) -> Path:
+        """images/NAME/: one directory per finished image."""
+        return self.root / "images"
+
+    @property
+    def locks(self) -> Path:
+        """locks/: files that are locked and never read."""
+        return self.root / "locks"
+
+    @property
+    def environments(self) -> Path:
+        """environments/ID/: record, keys and, on the local cloud, machines of what lives now."""
+        return self.root / "environments"
+
+    @property
+    def stacks(self) -> Path:
+        """stacks/ID/: one Terraform root and its state."""
+        return self.root / "stacks"
+
+    @property
+    def archive(self) -> Path:
+        """archive/ID/: record and logs of what is gone. No key, no disk."""
+        return self.root / "archive"
+
+    def make(self) -> None:
+        """Makes the directories."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self.images, self.locks, self.environments, self.stacks, self.archive):
+            directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
+    """Writes a file so that a reader sees the old contents or the new ones, never a part.
+
+    Args:
+        path: its directory must exist.
+        data: text (UTF-8) or bytes.
+        mode: permission bits of the file.
+    """
+    encoded = data.encode() if isinstance(data, str) else data
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds an exclusive lock on a file. The kernel frees it when this process ends, however it ends.
+
+    Args:
+        path: the lock file; made where it is missing, never removed.
+        on_wait: called once if somebody else holds the lock.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if on_wait:
+                on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock on `path`."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

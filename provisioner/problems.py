@@ -1,0 +1,75 @@
+"""Says what is wrong with a value that a stranger wrote: one line per problem, bounded, safe for a terminal.
+
+It never shows a value whole, and it never shows control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+MAXIMUM_LINES = 20
+_SHOWN_CHARACTERS = 80
+
+# pydantic's error type -> our words. What is not listed keeps pydantic's own.
+_WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "is required",
+    "string_type": "must be a string",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "finite_number": "must be a finite number",
+}
+
+
+def shown(value: object) -> str:
+    """A value as one short line for an error message; control characters are escaped.
+
+    Args:
+        value: anything. Containers are only named, since they may be huge or contain themselves.
+    """
+    if isinstance(value, str):
+        cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
+        return repr(cut)
+    if value is None or isinstance(value, bool | float):
+        return {None: "null", True: "true", False: "false"}.get(value, repr(value))
+    if isinstance(value, int):
+        return str(value) if value.bit_length() < 64 else "a huge number"
+    kind = {list: "a list", tuple: "a list", dict: "a mapping"}.get(type(value), type(value).__name__)
+    return f"{kind} of {len(value)}" if isinstance(value, list | tuple | dict) else kind
+
+
+def lines_of(error: ValidationError) -> list[str]:
+    """pydantic's findings as lines of `dotted.path: what is wrong`."""
+    return [_line(finding) for finding in error.errors(include_url=False)]
+
+
+def listed(lines: Iterable[str]) -> str:
+    """Lines as an indented list below a message; what is over MAXIMUM_LINES is counted."""
+    found = list(lines)
+    more = [f"and {len(found) - MAXIMUM_LINES} more"] if len(found) > MAXIMUM_LINES else []
+    return "".join(f"\n  - {line}" for line in found[:MAXIMUM_LINES] + more)
+
+
+def _line(finding: ErrorDetails) -> str:
+    where = ".".join(_part(part) for part in finding["loc"]) or "the document"
+    kind = finding["type"]
+    if kind == "value_error":
+        return f"{where}: {finding['ctx']['error']}"
+    words = _WORDS.get(kind) or finding["msg"].removeprefix("Input ").removeprefix("should ")
+    if kind in ("missing", "extra_forbidden"):
+        return f"{where}: {words}"
+    return f"{where}: {words}, not {shown(finding['input'])}"
+
+
+def _part(part: int | str) -> str:
+    """A key of the path: bare if it is plain, else quoted, since keys are a stranger's too."""
+    text = str(part)
+    return text if text.replace("_", "a").replace("-", "a").isalnum() and len(text) <= _SHOWN_CHARACTERS else shown(text)

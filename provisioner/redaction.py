@@ -1,0 +1,154 @@
+"""Takes secret values out of text that people or files will see. Never a defence against code that hides them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, quote_plus
+
+MINIMUM_VALUE_CHARACTERS = 4
+MINIMUM_LINE_CHARACTERS = 8
+
+# A secret that overlaps itself ("aaaa") could keep a stream waiting forever: no more than this is held back.
+_MAXIMUM_HELD_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A stretch of text that is part of a secret; `length` is that of the longest single form found in it."""
+
+    start: int
+    end: int
+    length: int
+    name: str
+
+
+class Redactor:
+    """Replaces secret values by `[redacted:NAME]`: as they are, line by line, and as JSON, repr, shell, URL and base64.
+
+    Args:
+        variables: name -> secret value. Values under MINIMUM_VALUE_CHARACTERS are left alone, as they are in any text.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        names: dict[str, str] = {}
+        for name, value in sorted(variables.items()):
+            for form in _forms_of(value):
+                names.setdefault(form, name)
+        # Longest first: where two forms cover the same text, the longest one gives the name.
+        self._forms = sorted(names.items(), key=lambda item: (-len(item[0]), item[0]))
+
+    def redact(self, text: str) -> str:
+        """A whole text without the secrets."""
+        return self._replace(text, self._spans(text))
+
+    def stream(self) -> RedactingStream:
+        """A redactor of one stream of text, which comes in chunks; make one for each stream."""
+        return RedactingStream(self)
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """(what is safe to show of a text that goes on, redacted; the rest, which later text may complete)."""
+        cut = self._first_beginning(text)
+        spans = self._spans(text)
+        for span in spans:
+            if span.start < cut < span.end:
+                # Cutting through a secret would show its tail, so it waits whole, unless it has grown absurd.
+                cut = span.start if len(text) - span.start <= _MAXIMUM_HELD_CHARACTERS else span.end
+        return self._replace(text[:cut], [span for span in spans if span.end <= cut]), text[cut:]
+
+    def _first_beginning(self, text: str) -> int:
+        """Where the first form begins that the text's end cuts short; the text's length if none does."""
+        first = len(text)
+        for form, _ in self._forms:
+            at = text.find(form[0], max(0, len(text) - len(form) + 1), first)
+            while at >= 0 and not form.startswith(text[at:]):
+                at = text.find(form[0], at + 1, first)
+            first = at if at >= 0 else first
+        return first
+
+    def _spans(self, text: str) -> list[_Span]:
+        """All stretches to replace, in order, with overlapping ones made one."""
+        found = sorted(self._occurrences(text), key=lambda span: span.start)
+        merged: list[_Span] = []
+        for span in found:
+            if merged and span.start < merged[-1].end:
+                last = merged.pop()
+                longer = last if last.length >= span.length else span
+                span = _Span(last.start, max(last.end, span.end), longer.length, longer.name)
+            merged.append(span)
+        return merged
+
+    def _occurrences(self, text: str) -> Iterator[_Span]:
+        for form, name in self._forms:
+            size = len(form)
+            at = text.find(form)
+            while at >= 0:
+                end = at + size
+                # Occurrences that overlap are taken as one, so that "aaaa" costs little in a megabyte of "a".
+                while (overlapping := text.rfind(form, at + 1, end + size - 1)) > end - size:
+                    end = overlapping + size
+                yield _Span(at, end, size, name)
+                at = text.find(form, end)
+
+    @staticmethod
+    def _replace(text: str, spans: list[_Span]) -> str:
+        pieces: list[str] = []
+        shown_until = 0
+        for span in spans:
+            pieces += [text[shown_until : span.start], f"[redacted:{span.name}]"]
+            shown_until = span.end
+        return "".join([*pieces, text[shown_until:]])
+
+
+class RedactingStream:
+    """Redacts one stream, also secrets that straddle its chunks. Made by Redactor.stream()."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = ""
+
+    def feed(self, chunk: str) -> str:
+        """What may be shown now. What could be the beginning of a secret is held back."""
+        shown, self._held = self._redactor._split(self._held + chunk)
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return self._redactor.redact(held)
+
+
+def _forms_of(value: str) -> Iterator[str]:
+    lines = [line.strip() for line in value.splitlines()]
+    pieces = [line for line in lines if len(line) >= MINIMUM_LINE_CHARACTERS] if len(lines) > 1 else []
+    for piece in [value, value.strip(), *pieces]:
+        if len(piece.strip()) >= MINIMUM_VALUE_CHARACTERS:
+            yield from _encodings(piece)
+
+
+def _encodings(text: str) -> Iterator[str]:
+    yield text
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+    yield shlex.quote(text).removeprefix("'").removesuffix("'")
+    # Both spellings of percent-encoding; what it leaves as it is differs between the three.
+    for quoted in (quote(text, safe=""), quote(text), quote_plus(text)):
+        yield quoted
+    yield from _base64_forms(text.encode())
+
+
+def _base64_forms(data: bytes) -> Iterator[str]:
+    """The value's own base64, and what any longer base64 text that contains it must contain."""
+    for altchars in (b"+/", b"-_"):
+        yield base64.b64encode(data, altchars).decode().rstrip("=")
+        yield base64.b64encode(data, altchars).decode()
+        for offset in range(3):
+            encoded = base64.b64encode(bytes(offset) + data, altchars).decode().rstrip("=")
+            # The first and last characters also carry bits of the value's neighbours.
+            inner = encoded[(0, 2, 3)[offset] : len(encoded) - (1 if (offset + len(data)) % 3 else 0)]
+            if len(inner) >= MINIMUM_LINE_CHARACTERS:
+                yield inner

@@ -1,0 +1,293 @@
+"""SSH into machines: connect with a pinned host key, run, send files, close. The only importer of paramiko.
+
+Knows nothing of tasks. What comes back is bytes of a stranger: bounded here, judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import selectors
+import shlex
+import socket
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+import paramiko
+
+from provisioner.errors import MachineLostError
+from provisioner.models import Endpoint
+
+OUTPUT_LIMIT_BYTES = 8 << 20
+# A forwarded port accepts before the guest's sshd does, and a packet lost then is repeated only seconds
+# later: so a new attempt starts after this long, beside the old ones.
+ATTEMPT_SECONDS = 0.7
+ATTEMPTS_AT_ONCE = 4
+HANDSHAKE_SECONDS = 60
+# curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
+KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
+
+
+@dataclass(frozen=True)
+class Login:
+    """A user on a machine, and how to prove who both are.
+
+    Args:
+        endpoint: where sshd listens for the controller.
+        user: the SSH user.
+        private_key: path of an Ed25519 private key in OpenSSH form.
+        host_key: the only host key that is accepted, `TYPE BASE64`.
+    """
+
+    endpoint: Endpoint
+    user: str
+    private_key: Path
+    host_key: str
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished command: its exit code (-1: it was killed by a signal) and its bounded output."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class BoundedBuffer:
+    """Keeps the first and the last half of what is written, and marks the cut.
+
+    Args:
+        limit_bytes: how many bytes are kept.
+    """
+
+    def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
+        self._half = max(1, limit_bytes // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._cut = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends data."""
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._half:
+            self._trim()
+
+    def _trim(self) -> None:
+        surplus = len(self._tail) - self._half
+        if surplus > 0:
+            self._cut += surplus
+            del self._tail[:surplus]
+
+    def value(self) -> bytes:
+        """What was kept."""
+        self._trim()
+        mark = b"\n[... %d bytes cut out ...]\n" % self._cut if self._cut else b""
+        return bytes(self._head) + mark + bytes(self._tail)
+
+
+class Connection:
+    """An open connection to one machine as one user. Use as a context manager.
+
+    Args:
+        login: who and where.
+        wait_seconds: how long the machine may take until its sshd answers.
+        alive: asked between attempts; its falsehood means that waiting is useless.
+
+    Raises:
+        MachineLostError: no answer in time, another host key, or the key was refused.
+    """
+
+    def __init__(self, login: Login, wait_seconds: float = 30, alive: Callable[[], bool] = lambda: True) -> None:
+        self.login = login
+        where = f"{login.user}@{login.endpoint.host}:{login.endpoint.port}"
+        stream = _answering_socket(login.endpoint, time.monotonic() + wait_seconds, alive, where)
+        self._transport = paramiko.Transport(stream)
+        try:
+            self._handshake(where)
+        except BaseException:
+            self._transport.close()
+            raise
+
+    def _handshake(self, where: str) -> None:
+        self._transport.banner_timeout = HANDSHAKE_SECONDS
+        self._transport.auth_timeout = HANDSHAKE_SECONDS
+        options = self._transport.get_security_options()
+        options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex) or options.kex
+        try:
+            self._transport.start_client(timeout=HANDSHAKE_SECONDS)
+            shown = self._transport.get_remote_server_key()
+            if f"{shown.get_name()} {shown.get_base64()}" != self.login.host_key:
+                raise MachineLostError(f"{where} shows a host key that is not the machine's: refusing to go on.")
+            key = paramiko.Ed25519Key.from_private_key_file(str(self.login.private_key))
+            self._transport.auth_publickey(self.login.user, key)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise MachineLostError(f"{where} answers, but SSH fails: {error}") from error
+        self._transport.set_keepalive(15)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection. Safe to repeat."""
+        self._transport.close()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | IO[bytes] = b"",
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        timeout_seconds: float | None = None,
+        limit_bytes: int = OUTPUT_LIMIT_BYTES,
+    ) -> Completed:
+        """Runs a command and waits for its end, not for that of what it left in the background.
+
+        Args:
+            argv: the command's arguments; quoted here for the login shell.
+            stdin: all that the command reads.
+            on_stdout, on_stderr: told of each piece as it comes.
+            timeout_seconds: None waits for as long as it takes.
+            limit_bytes: how much of each stream is kept, its middle cut out.
+
+        Raises:
+            MachineLostError: the connection broke.
+            TimeoutError: the time is over; the channel is closed, which ends the command's input and output.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        out, err = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
+
+        def take_out(data: bytes) -> None:
+            out.write(data)
+            if on_stdout:
+                on_stdout(data)
+
+        def take_err(data: bytes) -> None:
+            err.write(data)
+            if on_stderr:
+                on_stderr(data)
+
+        with self._channel(argv) as channel:
+            source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+            pending = memoryview(b"")
+            sending = True
+            while True:
+                moved = _drain(channel, take_out, take_err)
+                if sending:
+                    pending = pending or memoryview(source.read(1 << 15))
+                    if not pending:
+                        channel.shutdown_write()
+                        sending = False
+                    elif channel.send_ready():
+                        pending = pending[channel.send(pending) :]
+                        continue
+                if channel.exit_status_ready() and not moved:
+                    # Data may come in behind the exit status; what a background process still holds may not.
+                    if channel.eof_received or not _readable(channel, 0.1):
+                        break
+                    continue
+                if not self._transport.is_active() and not moved:
+                    raise self._lost()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"{argv[0]} did not end within {timeout_seconds:g} s")
+                if not moved:
+                    _readable(channel, 0.05 if sending else 0.5)
+            _drain(channel, take_out, take_err)
+            return Completed(channel.recv_exit_status(), out.value(), err.value())
+
+    @contextlib.contextmanager
+    def _channel(self, argv: Sequence[str]) -> Iterator[paramiko.Channel]:
+        try:
+            channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
+            try:
+                channel.exec_command(shlex.join(argv))
+                yield channel
+            finally:
+                channel.close()
+        except (paramiko.SSHException, EOFError, ConnectionError) as error:
+            raise self._lost() from error
+
+    def _lost(self) -> MachineLostError:
+        endpoint = self.login.endpoint
+        return MachineLostError(f"The connection to the machine at {endpoint.host}:{endpoint.port} broke.")
+
+    def send_tree(self, tar_argv: Sequence[str], members: Callable[[tarfile.TarFile], None]) -> Completed:
+        """Streams a tar archive into a command of the machine.
+
+        Args:
+            tar_argv: the command that reads it, as `tar -x -C DIRECTORY`.
+            members: adds the members to the open archive.
+        """
+        with tempfile.TemporaryFile() as spool:
+            with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                members(archive)
+            spool.seek(0)
+            return self.run(tar_argv, stdin=spool)
+
+
+def _readable(channel: paramiko.Channel, seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+def _drain(channel: paramiko.Channel, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
+    """Takes what has come in; says whether anything had."""
+    moved = False
+    while channel.recv_ready() and (data := channel.recv(1 << 16)):
+        out(data)
+        moved = True
+    while channel.recv_stderr_ready() and (data := channel.recv_stderr(1 << 16)):
+        err(data)
+        moved = True
+    return moved
+
+
+def _answering_socket(
+    endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str
+) -> socket.socket:
+    """The first of several staggered connections on which sshd says something."""
+    address = (endpoint.host, endpoint.port)
+    attempts: list[tuple[socket.socket, float]] = []
+    try:
+        while time.monotonic() < deadline and alive():
+            now = time.monotonic()
+            if not attempts or (now - attempts[-1][1] > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE):
+                with contextlib.suppress(OSError):
+                    attempts.append((socket.create_connection(address, timeout=10), now))
+            for attempt in list(attempts):
+                answer = _first_bytes(attempt[0])
+                if answer:
+                    attempts.remove(attempt)
+                    attempt[0].settimeout(None)
+                    return attempt[0]
+                if answer is not None or now - attempt[1] > ATTEMPT_SECONDS * ATTEMPTS_AT_ONCE:
+                    attempt[0].close()
+                    attempts.remove(attempt)
+            time.sleep(0.05)
+    finally:
+        for stream, _ in attempts:
+            stream.close()
+    why = "it did not answer in time" if alive() else "it ended by itself"
+    raise MachineLostError(f"No SSH at {where}: {why}.")
+
+
+def _first_bytes(stream: socket.socket) -> bytes | None:
+    """What sshd said first, without taking it; None if nothing yet, empty if the connection was closed."""
+    try:
+        return stream.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,196 @@
+"""Runs the driver's helper in a machine: one operation per call, its result as data, its output for the user.
+
+Everything that comes back is a stranger's: bounded here, parsed as JSON, judged by setup_data.py and scoring.py.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provisioner.errors import MachineLostError, TaskError
+from provisioner.redaction import Redactor
+from provisioner.ssh import Completed, Connection
+
+HELPER = "/usr/lib/provisioner/guest/helper.py"
+RESULTS = "/run/provisioner"
+OUTPUT_LIMIT_BYTES = 8 << 20
+RESULT_LIMIT_BYTES = 9 << 20
+# What the helper may take beyond an operation's own limit: interpreter start, reading files.
+GRACE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an operation left.
+
+    Args:
+        result: the helper's JSON result, or None if there was no proper one.
+        stdout, stderr: bounded and free of secrets.
+    """
+
+    result: object
+    stdout: str
+    stderr: str
+
+    def value(self, what: str) -> Any:
+        """The result's value.
+
+        Args:
+            what: the operation in the operator's words, as `start()`.
+
+        Raises:
+            TaskError: the operation failed; the message says how, the details hold the end of its output.
+        """
+        result = self.result
+        if isinstance(result, dict) and result.get("status") == "ok":
+            return result.get("value")
+        raise TaskError(f"{what} {failure(result)}", details=self.tail(result))
+
+    def tail(self, result: object = None) -> str:
+        """The end of the output, and of the traceback if there is one: one screen."""
+        traceback = str(result.get("traceback") or "") if isinstance(result, dict) else ""
+        lines = [*self.stdout.splitlines()[-12:], *self.stderr.splitlines()[-12:], *traceback.splitlines()[-12:]]
+        return "\n".join(line[:400] for line in lines)
+
+
+def failure(result: object) -> str:
+    """How an operation failed, from the helper's result, in a few words. Pure."""
+    if not isinstance(result, dict):
+        return "gave no result that could be read"
+    match result.get("kind"):
+        case "exception":
+            return f"raised {str(result.get('type'))[:80]}: {str(result.get('message'))[:400]}"
+        case "exit":
+            code = result.get("exit_code")
+            return f"was killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exited with code {code}"
+        case "timeout":
+            return "did not end in time"
+        case _:
+            return f"failed: {str(result.get('message') or 'no reason given')[:400]}"
+
+
+class TaskDriver:
+    """The helper of one machine.
+
+    Args:
+        connection: as root, in that machine.
+        family: the family's name.
+        redactor: knows the secrets.
+        on_output: told of the operations' output as it comes.
+        logs: directory for OPERATION.log files; None keeps none.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        family: str,
+        redactor: Redactor,
+        on_output: Callable[[str], None] = lambda _: None,
+        logs: Path | None = None,
+    ) -> None:
+        self._connection = connection
+        self._family = family
+        self._redactor = redactor
+        self._on_output = on_output
+        self._logs = logs
+
+    def call(
+        self,
+        operation: str,
+        *,
+        task: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+        **request: Any,
+    ) -> Answer:
+        """Runs one operation of the helper and reads its result.
+
+        Args:
+            operation: one of the helper's.
+            environment: variables for the family's code. They travel on stdin, so no process list shows them.
+            timeout_seconds: the family's code is killed after this.
+            request: what the operation needs beside.
+
+        Raises:
+            MachineLostError: the connection broke.
+        """
+        result_path = f"{RESULTS}/{secrets.token_hex(16)}.json"
+        body = {
+            "operation": operation,
+            "family": self._family,
+            "task": task,
+            "environment": dict(environment or {}),
+            "result": result_path,
+            "output_limit_bytes": OUTPUT_LIMIT_BYTES,
+            "timeout_seconds": timeout_seconds,
+            **request,
+        }
+        try:
+            completed = self._stream(operation, json.dumps(body).encode(), timeout_seconds)
+        except TimeoutError:
+            return Answer({"status": "error", "kind": "timeout"}, "", "")
+        return Answer(self._result(result_path), *self._texts(completed))
+
+    def _texts(self, completed: Completed) -> tuple[str, str]:
+        return tuple(  # type: ignore[return-value]
+            self._redactor.redact(data.decode(errors="replace")) for data in (completed.stdout, completed.stderr)
+        )
+
+    def _stream(self, operation: str, request: bytes, timeout_seconds: float | None) -> Completed:
+        log = (self._logs / f"{operation}.log").open("a") if self._logs else None
+        redactors = [self._redactor.stream(), self._redactor.stream()]
+        decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in redactors]
+
+        def tell(text: str) -> None:
+            if not text:
+                return
+            self._on_output(text)
+            if log:
+                log.write(text)
+
+        def take(number: int) -> Callable[[bytes], None]:
+            return lambda data: tell(redactors[number].feed(decoders[number].decode(data)))
+
+        try:
+            return self._connection.run(
+                ["python3", "-I", HELPER],
+                stdin=request,
+                on_stdout=take(0),
+                on_stderr=take(1),
+                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
+                limit_bytes=2 * OUTPUT_LIMIT_BYTES,
+            )
+        finally:
+            for redactor in redactors:
+                tell(redactor.flush())
+            if log:
+                log.close()
+
+    def _result(self, path: str) -> object:
+        """Reads and removes the result. Garbage gives None."""
+        script = 'head -c "$1" "$2" && rm -f "$2"'
+        read = self._connection.run(
+            ["sh", "-c", script, "sh", str(RESULT_LIMIT_BYTES), path], limit_bytes=2 * RESULT_LIMIT_BYTES
+        )
+        try:
+            parsed: object = json.loads(read.stdout)
+        except (ValueError, RecursionError):
+            return None
+        return parsed
+
+    def put_file(self, path: str, data: bytes) -> None:
+        """Writes a file that only root can read.
+
+        Raises:
+            MachineLostError: it could not be written.
+        """
+        script = 'umask 077 && mkdir -p "$(dirname "$1")" && cat > "$1"'
+        written = self._connection.run(["sh", "-c", script, "sh", path], stdin=data)
+        if written.exit_code != 0:
+            raise MachineLostError(f"{path} could not be written: {written.stderr.decode(errors='replace')[-300:]}")
