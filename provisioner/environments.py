@@ -59,12 +59,12 @@ class EnvironmentStore:
         """Saves a copy of the record with some fields changed."""
         return self.save(environment.model_copy(update=changes))
 
-    def list(self) -> list[Environment]:
+    def all(self) -> list[Environment]:
         """All live environments, oldest first."""
         found = [self._read(path) for path in self._home.environments.glob(f"*/{RECORD}")]
         return sorted(found, key=lambda environment: environment.created_at)
 
-    def list_unrecorded(self) -> list[Path]:
+    def unrecorded(self) -> list[Path]:
         """Environment directories that have no record: a crash between making the one and writing the other."""
         return [path for path in self._home.environments.glob("*/") if not (path / RECORD).exists()]
 

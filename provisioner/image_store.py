@@ -106,7 +106,7 @@ class ImageStore:
         """The setup data stored beside a family image."""
         return SetupData.model_validate_json((self.path(name) / "setup-data.json").read_bytes())
 
-    def list(self) -> list[Image]:
+    def all(self) -> list[Image]:
         """All finished images, oldest first."""
         names = [path.parent.name for path in self._home.images.glob("*/image.json")]
         found = [self.load(name) for name in names if not name.startswith(UNFINISHED)]
@@ -127,7 +127,7 @@ class ImageStore:
         Returns:
             the names that were removed.
         """
-        images = self.list()
+        images = self.all()
         keep = set(in_use) if everything else in_use | current(images)
         keep |= needed_by(keep, images)
         removed = [image.name for image in images if image.name not in keep]

@@ -150,7 +150,8 @@ def _load_yaml(data: bytes, name: str) -> object:
         return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
     except yaml.MarkedYAMLError as error:
         at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise TaskFamilyError(f"{name} is not valid YAML{at}: {(error.problem or error.context or 'no reason given')[:200]}.") from None
+        reason = (error.problem or error.context or "no reason given")[:200]
+        raise TaskFamilyError(f"{name} is not valid YAML{at}: {reason}.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise TaskFamilyError(f"{name} cannot be read as YAML: {shown(str(error))}.") from None
     except RecursionError:
@@ -160,7 +161,8 @@ def _load_yaml(data: bytes, name: str) -> object:
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, with keys as they are written (`1:` and `no:` are names), and each only once."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    # types-PyYAML calls the anchor a dict; it is the anchor's name or None.
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:

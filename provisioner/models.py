@@ -157,9 +157,12 @@ class Environment(Record):
     task: str | None
     status: Status
     created_at: datetime
-    controller_pid: int | None = None
     setup: TaskSetup
-    setup_data_of: str | None = None
+    has_score: bool = False
+    has_intermediate_score: bool = False
+    has_aggregate_scores: bool = False
+    has_teardown: bool = False
+    score_visible_to_agent: bool = True
     full_internet: bool
     allowed_destinations: tuple[Destination, ...] = ()
     machines: dict[Role, MachineRecord]

@@ -38,12 +38,13 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
         return repr(cut)
-    if value is None or isinstance(value, bool | float):
-        return {None: "null", True: "true", False: "false"}.get(value, repr(value))
-    if isinstance(value, int):
-        return str(value) if value.bit_length() < 64 else "a huge number"
-    kind = {list: "a list", tuple: "a list", dict: "a mapping"}.get(type(value), type(value).__name__)
-    return f"{kind} of {len(value)}" if isinstance(value, list | tuple | dict) else kind
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return "a huge number" if isinstance(value, int) and value.bit_length() > 64 else repr(value)
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return f"a mapping of {len(value)}" if isinstance(value, dict) else type(value).__name__
 
 
 def lines_of(error: ValidationError) -> list[str]:
@@ -72,4 +73,5 @@ def _line(finding: ErrorDetails) -> str:
 def _part(part: int | str) -> str:
     """A key of the path: bare if it is plain, else quoted, since keys are a stranger's too."""
     text = str(part)
-    return text if text.replace("_", "a").replace("-", "a").isalnum() and len(text) <= _SHOWN_CHARACTERS else shown(text)
+    plain = text.replace("_", "a").replace("-", "a").isalnum() and len(text) <= _SHOWN_CHARACTERS
+    return text if plain else shown(text)

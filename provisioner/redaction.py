@@ -88,7 +88,7 @@ class Redactor:
             while at >= 0:
                 end = at + size
                 # Occurrences that overlap are taken as one, so that "aaaa" costs little in a megabyte of "a".
-                while (overlapping := text.rfind(form, at + 1, end + size - 1)) > end - size:
+                while (overlapping := text.rfind(form, end - size + 1, end + size - 1)) >= 0:
                     end = overlapping + size
                 yield _Span(at, end, size, name)
                 at = text.find(form, end)
@@ -122,30 +122,29 @@ class RedactingStream:
 
 
 def _forms_of(value: str) -> Iterator[str]:
-    lines = [line.strip() for line in value.splitlines()]
-    pieces = [line for line in lines if len(line) >= MINIMUM_LINE_CHARACTERS] if len(lines) > 1 else []
-    for piece in [value, value.strip(), *pieces]:
-        if len(piece.strip()) >= MINIMUM_VALUE_CHARACTERS:
-            yield from _encodings(piece)
+    for whole in (value, value.strip()):
+        if len(whole.strip()) >= MINIMUM_VALUE_CHARACTERS:
+            yield from _quoted_forms(whole)
+            yield from _base64_forms(whole.encode("utf-8", "surrogatepass"))
+    if len(lines := value.splitlines()) > 1:
+        for line in lines:
+            if len(line.strip()) >= MINIMUM_LINE_CHARACTERS:
+                yield from _quoted_forms(line.strip())
 
 
-def _encodings(text: str) -> Iterator[str]:
-    yield text
-    yield json.dumps(text)[1:-1]
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield repr(text)[1:-1]
-    yield shlex.quote(text).removeprefix("'").removesuffix("'")
-    # Both spellings of percent-encoding; what it leaves as it is differs between the three.
-    for quoted in (quote(text, safe=""), quote(text), quote_plus(text)):
-        yield quoted
-    yield from _base64_forms(text.encode())
+def _quoted_forms(text: str) -> Iterator[str]:
+    data = text.encode("utf-8", "surrogatepass")
+    yield from (text, repr(text)[1:-1], shlex.quote(text).removeprefix("'").removesuffix("'"))
+    yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    # They differ in what they leave as it is: everything encoded, paths with their slashes, form data.
+    yield from (quote(data, safe=""), quote(data), quote_plus(data))
 
 
 def _base64_forms(data: bytes) -> Iterator[str]:
     """The value's own base64, and what any longer base64 text that contains it must contain."""
     for altchars in (b"+/", b"-_"):
-        yield base64.b64encode(data, altchars).decode().rstrip("=")
-        yield base64.b64encode(data, altchars).decode()
+        padded = base64.b64encode(data, altchars).decode()
+        yield from (padded, padded.rstrip("="))
         for offset in range(3):
             encoded = base64.b64encode(bytes(offset) + data, altchars).decode().rstrip("=")
             # The first and last characters also carry bits of the value's neighbours.

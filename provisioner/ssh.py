@@ -180,12 +180,12 @@ class Connection:
 
         with self._channel(argv) as channel:
             source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
-            pending = memoryview(b"")
+            pending = b""
             sending = True
             while True:
                 moved = _drain(channel, take_out, take_err)
                 if sending:
-                    pending = pending or memoryview(source.read(1 << 15))
+                    pending = pending or source.read(1 << 15)
                     if not pending:
                         channel.shutdown_write()
                         sending = False
@@ -254,9 +254,7 @@ def _drain(channel: paramiko.Channel, out: Callable[[bytes], None], err: Callabl
     return moved
 
 
-def _answering_socket(
-    endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str
-) -> socket.socket:
+def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
     """The first of several staggered connections on which sshd says something."""
     address = (endpoint.host, endpoint.port)
     attempts: list[tuple[socket.socket, float]] = []

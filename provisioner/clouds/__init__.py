@@ -17,6 +17,9 @@ class Cloud(Protocol):
     def problems(self) -> list[tuple[str, str]]:
         """What this controller lacks, as (problem, how to mend it). Empty: all is there."""
 
+    def notes(self) -> list[str]:
+        """What works, but could work better."""
+
     def check_primary(self, size: MachineSize, gpu: bool) -> None:
         """Raises UnavailableError if the cloud cannot give this primary machine."""
 
@@ -46,3 +49,6 @@ class Cloud(Protocol):
 
     def remove(self, environment: Environment) -> None:
         """Removes what Terraform left behind. Safe to repeat."""
+
+    def gateways(self, environment: Environment) -> list[str]:
+        """Addresses under which a machine might find the controller; the first is its management card's gateway."""

@@ -123,11 +123,10 @@ class LocalCloud:
             credentials = {"hostname": role, "hosts": "\n".join(hosts) + "\n", **secrets[role]}
             if len(environment.machines) > 1:
                 credentials["private_address"] = str(addresses[role])
-            if environment.full_internet:
-                credentials["internet"] = f"{_host_address()} {relay.GATEWAY}\n"
-                credentials["resolver"] = machine.RESOLVER
-            elif environment.allowed_destinations:
+            if environment.full_internet or environment.allowed_destinations:
                 credentials["internet"] = f"{relay.GUEST_ADDRESS} {relay.GATEWAY}\n"
+            if environment.full_internet:
+                credentials["resolver"] = relay.RESOLVER
             if record.size.disk_gib > base_image.DISK_GIB:
                 credentials["grow"] = "yes"
             self._write_credentials(self.machine_directory(environment, role), credentials)
@@ -143,6 +142,10 @@ class LocalCloud:
     def machine_directory(self, environment: Environment, role: Role) -> Path:
         """environments/ID/ROLE: docs/directory-layout.md lists what lies there."""
         return self._home.environments / environment.id / role
+
+    def gateways(self, environment: Environment) -> list[str]:
+        """User networking's gateway and name server, and the gateway of passt."""
+        return ["10.0.2.2", "10.0.2.3", relay.GATEWAY]
 
     def stack_values(self, environment: Environment) -> dict[str, Any]:
         """The environment's directory, and each role's image as a file."""
@@ -218,14 +221,6 @@ def private_addresses(environment_id: str) -> dict[Role, ipaddress.IPv4Interface
         "primary": ipaddress.IPv4Interface((first + 2, 29)),
         "aux": ipaddress.IPv4Interface((first + 3, 29)),
     }
-
-
-def _host_address() -> str:
-    """The controller's own address towards the internet.
-
-    The guest gets the same one: what it sends there never leaves it, so the host's services stay out of reach.
-    """
-    return relay.host_address()
 
 
 def _host_memory_gib() -> float:

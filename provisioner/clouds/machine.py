@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ from provisioner.clouds import qemu
 QMP_SECONDS = 60
 QUIT_SECONDS = 5
 
-# passt answers for the guest with this address as its DNS server (TEST-NET-2, RFC 5737: never a real host).
-RESOLVER = "198.51.100.53"
-
 
 class MachineError(Exception):
     """What went wrong, in one line; Terraform shows it to the operator."""
@@ -42,7 +39,7 @@ class MachineError(Exception):
 def main() -> int:
     """Runs one operation. Errors go to stderr, where Terraform picks them up."""
     operation = sys.argv[1] if len(sys.argv) == 2 else ""
-    operations = {"prepare": _prepare, "start": _start, "destroy": lambda directory: destroy(directory)}
+    operations: dict[str, Callable[[Path], None]] = {"prepare": _prepare, "start": _start, "destroy": destroy}
     if operation not in operations:
         print(__doc__, file=sys.stderr)
         return 2
@@ -161,31 +158,24 @@ def _smbios_strings(public_key: str) -> tuple[str, ...]:
 
 
 def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
-    """Starts passt (or the relay that lends it an allowlist) on one end of a socket pair.
+    """Starts the relay on one end of a socket pair; `allowed` None means the whole internet.
 
     It ends when QEMU closes the other end, so there is nothing to stop by hand; its pid is kept all the same.
     """
-    fd = str(theirs.fileno())
+    argv = [sys.executable, "-m", "provisioner.clouds.relay", "--fd", str(theirs.fileno()), "--log", "network.log"]
     if allowed is None:
-        argv = ["passt", *passt_options(), "--fd", fd]
-    else:
-        argv = [sys.executable, "-m", "provisioner.clouds.relay", "--fd", fd]
-        for destination in allowed:
-            argv += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    with Path("network.log").open("wb") as log:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            pass_fds=[theirs.fileno()],
-        )  # fmt: skip
+        argv.append("--full-internet")
+    for destination in allowed or ():
+        argv += ["--allow", f"{destination['cidr']}:{destination['port']}"]
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[theirs.fileno()],
+    )
     Path("network.json").write_text(json.dumps({"pid": process.pid, "started": _start_time(process.pid)}))
-
-
-def passt_options() -> list[str]:
-    """passt for full internet: no way to the host's loopback, no ports into the guest, DNS by the host's resolver."""
-    return [
-        *("-f", "-4", "--no-map-gw", "--no-dhcp", "--dns-forward", RESOLVER),
-        *("-t", "none", "-u", "none"),
-    ]
 
 
 def _start_time(pid: int) -> str | None:
@@ -226,20 +216,24 @@ def destroy(directory: Path) -> None:
     if not directory.is_dir():
         return
     with _locked(directory):
-        for find in (lambda: qemu.live_pid(directory / "qemu.pid"), lambda: network_pid(directory)):
-            for sent in (signal.SIGTERM, signal.SIGKILL):
-                pid = find()
-                if pid is None:
-                    break
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sent)
-                _wait(lambda find=find: find() is None)
-            if (pid := find()) is not None:
-                raise MachineError(f"process {pid} does not end")
+        _end(lambda: qemu.live_pid(directory / "qemu.pid"))
+        _end(lambda: network_pid(directory))
         shutil.rmtree(directory)
 
 
-def _wait(done: Any) -> None:
+def _end(find: Callable[[], int | None]) -> None:
+    """Asks a process to end, then makes it."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        if (pid := find()) is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sent)
+        _wait(lambda: find() is None)
+    if (pid := find()) is not None:
+        raise MachineError(f"process {pid} does not end")
+
+
+def _wait(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + QUIT_SECONDS
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -57,7 +57,7 @@ def command(launch: Launch) -> list[str]:
     The management card is user networking with restrict=on: the guest reaches nothing through it, the
     host's forwarded port reaches sshd. The kernel picks the port (`:0`), so two machines never race for one.
     """
-    boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.machine_id={launch.machine_id}"
+    boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={launch.machine_id}"
     if not launch.kvm:
         boot += " mitigations=off"  # an emulated CPU does not speculate
     argv = [

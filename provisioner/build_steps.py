@@ -1,0 +1,155 @@
+"""Build steps: parsed strictly, and their files held inside the family directory. Runs none of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from provisioner.errors import TaskFamilyError
+from provisioner.family_files import is_skipped, list_files
+from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
+from provisioner.problems import shown
+
+FILE_NAME = "build_steps.json"
+MAXIMUM_BYTES = 4 << 20
+MAXIMUM_STEPS = 1000
+MAXIMUM_PATH_CHARACTERS = 4096
+
+_KEYS = {"shell": {"type", "commands"}, "file": {"type", "source", "destination"}}
+
+
+def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
+    """Reads build_steps.json, where there is one, and checks its files.
+
+    Raises:
+        TaskFamilyError: it is not valid, or a source is missing or lies outside the family directory.
+    """
+    path = family_directory / FILE_NAME
+    if not path.exists():
+        return ()
+    if not path.is_file():
+        raise TaskFamilyError(f"{path} is not a file.")
+    with path.open("rb") as file:
+        data = file.read(MAXIMUM_BYTES + 1)
+    if len(data) > MAXIMUM_BYTES:
+        raise TaskFamilyError(f"{FILE_NAME} is larger than {MAXIMUM_BYTES} bytes.")
+    steps = parse_build_steps(_load_json(data), FILE_NAME)
+    check_build_steps(steps, family_directory, FILE_NAME)
+    return steps
+
+
+def _load_json(data: bytes) -> object:
+    try:
+        return json.loads(data.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise TaskFamilyError(f"{FILE_NAME} is not JSON: {error.msg} (line {error.lineno}).") from None
+    except ValueError as error:
+        raise TaskFamilyError(f"{FILE_NAME} cannot be read as JSON: {shown(str(error))}.") from None
+    except RecursionError:
+        raise TaskFamilyError(f"{FILE_NAME} is nested too deeply.") from None
+
+
+def parse_build_steps(value: object, where: str) -> tuple[BuildStep, ...]:
+    """Build steps from decoded JSON. The contents stay data: nothing in them is expanded or run.
+
+    Args:
+        value: the decoded JSON.
+        where: what messages call it.
+
+    Raises:
+        TaskFamilyError: it is not a list of build steps.
+    """
+    if not isinstance(value, list | tuple):
+        raise TaskFamilyError(f"{where} must be a list of build steps, not {shown(value)}.")
+    if len(value) > MAXIMUM_STEPS:
+        raise TaskFamilyError(f"{where} has {len(value)} build steps; at most {MAXIMUM_STEPS} are allowed.")
+    return tuple(_step(step, f"{where}, step {number}") for number, step in enumerate(value, start=1))
+
+
+def _step(value: object, where: str) -> BuildStep:
+    if not isinstance(value, dict):
+        raise TaskFamilyError(f"{where} must be an object, not {shown(value)}.")
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise TaskFamilyError(f'{where}: type must be "shell" or "file", not {shown(kind)}.')
+    if missing := _KEYS[kind] - value.keys():
+        raise TaskFamilyError(f"{where}: a {kind} step needs {', '.join(sorted(missing))}.")
+    if unknown := value.keys() - _KEYS[kind]:
+        raise TaskFamilyError(f"{where}: unknown key {shown(min(unknown, key=str))} in a {kind} step.")
+    if kind == "shell":
+        return ShellBuildStep(type="shell", commands=_commands(value["commands"], where))
+    source, destination = (_path(value[key], f"{where}: {key}") for key in ("source", "destination"))
+    return FileBuildStep(type="file", source=source, destination=destination)
+
+
+def _commands(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise TaskFamilyError(f"{where}: commands must be a list of strings, not {shown(value)}.")
+    for number, command in enumerate(value, start=1):
+        if not isinstance(command, str):
+            raise TaskFamilyError(f"{where}: command {number} must be a string, not {shown(command)}.")
+        if "\0" in command or not _is_unicode(command):
+            raise TaskFamilyError(f"{where}: command {number} contains a character that no command can hold.")
+    return tuple(value)
+
+
+def _path(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TaskFamilyError(f"{where} must be a path, not {shown(value)}.")
+    if len(value) > MAXIMUM_PATH_CHARACTERS:
+        raise TaskFamilyError(f"{where} is longer than {MAXIMUM_PATH_CHARACTERS} characters.")
+    if "\0" in value or not _is_unicode(value):
+        raise TaskFamilyError(f"{where} contains a character that no path can hold: {shown(value)}.")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text can be written at all: JSON may spell half a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_build_steps(steps: Iterable[BuildStep], family_directory: Path, where: str = "build_steps") -> None:
+    """Checks that the source of every file step exists and stays inside the family directory, nested links too.
+
+    Args:
+        steps: of build_steps.json or of an aux VM's spec.
+        family_directory: what sources are relative to.
+        where: what messages call the steps.
+
+    Raises:
+        TaskFamilyError: a source is missing, leads out, or is never copied.
+    """
+    root = family_directory.resolve()
+    for number, step in enumerate(steps, start=1):
+        if isinstance(step, FileBuildStep):
+            _check_source(step.source, root, f"{where}, step {number}: source {shown(step.source)}")
+
+
+def _check_source(source: str, root: Path, where: str) -> None:
+    if PurePosixPath(source).is_absolute():
+        raise TaskFamilyError(f"{where} is absolute; make it relative to the family directory.")
+    try:
+        resolved = (root / source).resolve(strict=True)
+    except (OSError, RuntimeError):
+        # Tell a path that leads out from one that is merely missing, without looking outside.
+        problem = "does not exist" if _lexically_inside(root / source, root) else "leads out of the family directory"
+        raise TaskFamilyError(f"{where} {problem}.") from None
+    # Path components are compared, not characters: /a/family_evil does not lie in /a/family.
+    if not resolved.is_relative_to(root):
+        raise TaskFamilyError(f"{where} leads out of the family directory.")
+    if is_skipped(resolved.relative_to(root)):
+        raise TaskFamilyError(f"{where} is not copied into machines (caches, .git and .venv are left out).")
+    if resolved.is_dir():
+        list_files(root, resolved)
+    elif not resolved.is_file():
+        raise TaskFamilyError(f"{where} is neither a file nor a directory.")
+
+
+def _lexically_inside(path: Path, root: Path) -> bool:
+    depth = 0
+    for part in path.relative_to(root).parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return False
+    return True

@@ -1,0 +1,276 @@
+"""up, run, score, test, destroy, list, show, logs: environments from birth to archive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from provisioner import inside, lifecycle, machines
+from provisioner.cli.context import (
+    AllowOption,
+    CloudOption,
+    EnvFileOption,
+    EnvironmentArgument,
+    FamilyArgument,
+    TaskArgument,
+    command,
+    destinations,
+    session,
+)
+from provisioner.cli.output import Result, table
+from provisioner.errors import ProvisionerError, UsageError
+from provisioner.image_store import now
+from provisioner.models import Environment
+from provisioner.registry import DEFAULT_CLOUD
+from provisioner.scoring import ScoreResult
+from provisioner.session import Session
+from provisioner.task_family import load_family
+
+SCORING_FAILED = 7
+
+SubmissionOption = Annotated[
+    str | None, typer.Option("--submission", help="Score this text, not the submission file.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    command(app, "run", help="Do it all: create, start, agent or submission, score, tear down.")(run)
+    command(app, "up", help="Bring an environment up, ready for an agent.")(up)
+    command(app, "score", help="Score an environment.")(score)
+    command(app, "test", help="Run the family's own pytest tests in an environment.")(test)
+    command(app, "destroy", help="Destroy environments, until nothing of them is left.")(destroy)
+    command(app, "list", help="List all that exists: environments and image builders.")(list_environments)
+    command(app, "show", help="Show an environment's record, also after its end.")(show)
+    command(app, "logs", help="Show an environment's logs, also after its end.")(logs)
+
+
+def up(
+    family: FamilyArgument,
+    task: TaskArgument,
+    env_file: EnvFileOption = None,
+    allow: AllowOption = None,
+    cloud: CloudOption = DEFAULT_CLOUD,
+) -> Result:
+    """Brings an environment up."""
+    loaded = load_family(family)
+    allowed = destinations(allow)
+    environment = lifecycle.up(session(env_file, cloud), loaded, task, allowed)
+    text = "\n".join(
+        [
+            environment.id,
+            "",
+            f"  provisioner ssh {environment.id}            a shell as the agent",
+            f"  provisioner score {environment.id}          score its submission file",
+            f"  provisioner destroy {environment.id}        remove it",
+        ]
+    )
+    return Result(_data(environment), text)
+
+
+def _data(environment: Environment) -> dict[str, Any]:
+    data = environment.model_dump(mode="json")
+    return {"environment": data.pop("id"), **data}
+
+
+def run(
+    family: FamilyArgument,
+    task: TaskArgument,
+    agent: Annotated[Path | None, typer.Option("--agent", help="Directory of the agent.", show_default=False)] = None,
+    agent_command: Annotated[
+        str | None, typer.Option("--command", help="Command that starts the agent.", show_default=False)
+    ] = None,
+    submission: SubmissionOption = None,
+    env_file: EnvFileOption = None,
+    allow: AllowOption = None,
+    cloud: CloudOption = DEFAULT_CLOUD,
+) -> Result:
+    """Does it all and always tears down."""
+    if (agent is None) != (agent_command is None):
+        raise UsageError("--agent and --command go together.")
+    if (agent is None) == (submission is None):
+        raise UsageError("Give either --agent DIR --command CMD or --submission TEXT.")
+    if agent and not agent.is_dir():
+        raise UsageError(f"The agent's directory {agent} does not exist.")
+    loaded = load_family(family)
+    work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
+    allowed = destinations(allow)
+    opened = session(env_file, cloud)
+    result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
+    outcome = result.outcome
+    data = {
+        "environment": result.environment,
+        "family": result.family,
+        "task": result.task,
+        "status": outcome.kind,
+        "score": outcome.score,
+        "message": outcome.message,
+        "agent_exit_code": result.agent_exit_code,
+        "score_log": [entry.model_dump(mode="json") for entry in result.score_log],
+        "phases": [phase.model_dump() for phase in result.phases],
+    }
+    return Result(data, _outcome_text(outcome), _exit_code(outcome))
+
+
+def _outcome_text(outcome: ScoreResult) -> str:
+    if outcome.score is not None:
+        return f"score: {outcome.score:g}"
+    return "\n".join(part for part in (f"no score: {outcome.kind}", outcome.message, outcome.details[-2000:]) if part)
+
+
+def _exit_code(outcome: ScoreResult) -> int:
+    return SCORING_FAILED if outcome.failed else 0
+
+
+def score(
+    env: EnvironmentArgument,
+    submission: SubmissionOption = None,
+    intermediate: Annotated[bool, typer.Option("--intermediate", help="Score in between, not at the end.")] = False,
+    env_file: EnvFileOption = None,
+) -> Result:
+    """Scores an environment."""
+    if intermediate and submission is not None:
+        raise UsageError("--intermediate scores what is in the machine; it takes no --submission.")
+    opened = session(env_file)
+    environment = opened.environments.find(env)
+    with machines.held(opened, environment.id):
+        if intermediate:
+            return _intermediate(opened, environment)
+        environment, outcome = lifecycle.score(opened, environment, submission)
+    data = {
+        "environment": environment.id,
+        "status": outcome.kind,
+        "score": outcome.score,
+        "message": outcome.message,
+        "score_log": [entry.model_dump(mode="json") for entry in environment.score_log],
+    }
+    return Result(data, _outcome_text(outcome), _exit_code(outcome))
+
+
+def _intermediate(opened: Session, environment: Environment) -> Result:
+    with machines.connect(opened, environment, "primary") as connection:
+        driver = inside.driver(opened, environment, connection)
+        environment, found = inside.intermediate_score(opened, environment, driver)
+    entry = found.entry.model_dump(mode="json") if found.entry else None
+    data = {
+        "environment": environment.id,
+        "entry": entry,
+        "visible_to_agent": found.visible,
+        "stdout": found.stdout,
+        "stderr": found.stderr,
+    }
+    shown = "no score" if found.entry is None or found.entry.score is None else f"score: {found.entry.score:g}"
+    return Result(data, shown)
+
+
+def test(
+    family: FamilyArgument,
+    task: TaskArgument,
+    pytest_arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments for pytest, after --.", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the environment up.")] = False,
+    env_file: EnvFileOption = None,
+    allow: AllowOption = None,
+    cloud: CloudOption = DEFAULT_CLOUD,
+) -> Result:
+    """Runs the family's tests; the exit code is pytest's."""
+    loaded = load_family(family)
+    allowed = destinations(allow)
+    opened = session(env_file, cloud)
+    environment, code = lifecycle.test(opened, loaded, task, pytest_arguments or [], allowed, keep=keep)
+    data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}
+    return Result(data, f"pytest ended with exit code {code}" + (f"; kept {environment.id}" if keep else ""), code)
+
+
+def destroy(
+    environments: Annotated[
+        list[str] | None, typer.Argument(metavar="ENV...", help="Ids of environments.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every environment and image builder.")] = False,
+    env_file: EnvFileOption = None,
+) -> Result:
+    """Destroys environments, one after the other; a failure of one does not spare the others."""
+    opened = session(env_file)
+    if everything == bool(environments):
+        raise UsageError("Name environments, or use --all.")
+    found, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
+    failures: list[ProvisionerError] = []
+    done = []
+    for environment in found:
+        try:
+            lifecycle.destroy(opened, environment)
+            done.append(environment.id)
+        except ProvisionerError as error:
+            failures.append(error)
+            opened.progress.note(f"{environment.id}: {error.message}")
+    if failures:
+        raise failures[0]
+    text = "\n".join([f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone])
+    return Result({"destroyed": done, "already_gone": gone}, text or "Nothing to destroy.")
+
+
+def list_environments() -> Result:
+    """All that exists."""
+    found = session().environments.all()
+    rows = [
+        [
+            e.id,
+            e.kind,
+            e.status,
+            e.family,
+            e.task or "-",
+            e.cloud,
+            _age(e),
+            "internet" if e.full_internet else "offline",
+        ]
+        for e in found
+    ]
+    text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "NETWORK"], rows)
+    return Result({"environments": [_data(environment) for environment in found]}, text)
+
+
+def _age(environment: Environment) -> str:
+    minutes = int((now() - environment.created_at).total_seconds() // 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
+
+
+def show(env: EnvironmentArgument) -> Result:
+    """One environment's record."""
+    opened = session()
+    environment = opened.environments.find(env, archived=True)
+    exists = opened.environments.directory(environment.id).exists()
+    data = {**_data(environment), "exists": exists}
+    lines = [
+        f"{environment.id}  {environment.status if exists else 'gone'}",
+        f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
+        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC",
+    ]
+    for role, machine in environment.machines.items():
+        endpoint = environment.endpoints.get(role)
+        where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
+        size = machine.size
+        lines.append(
+            f"  {role}: {size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk, {machine.image}, ssh {where}"
+        )
+    wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
+    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
+    lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
+    return Result(data, "\n".join(lines))
+
+
+def logs(env: EnvironmentArgument) -> Result:
+    """All logs of an environment."""
+    opened = session()
+    environment = opened.environments.find(env, archived=True)
+    directory = opened.environments.logs(environment.id)
+    if opened.environments.directory(environment.id).exists():
+        machines.keep_console(opened, environment)
+    texts = {path.stem: path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))}
+    shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
+    if sys.stdout.isatty():
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in shown)
+    return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")

@@ -1,0 +1,57 @@
+"""tasks and doctor."""
+
+from __future__ import annotations
+
+import typer
+
+from provisioner import doctor as checks
+from provisioner import images
+from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, session
+from provisioner.cli.output import Result, table
+from provisioner.errors import HostError
+from provisioner.registry import DEFAULT_CLOUD
+from provisioner.session import Phases
+from provisioner.task_family import load_family
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    command(app, "tasks", help="List a family's tasks, from its image.")(tasks)
+    command(app, "doctor", help="Say what this machine lacks, and how to get it.")(doctor)
+
+
+def tasks(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+    """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
+    loaded = load_family(family)
+    opened = session(env_file, cloud)
+    with Phases(opened.progress).phase("images"):
+        name, setup = images.family_image(opened, loaded)
+    rows = [
+        [
+            task,
+            "internet" if data.full_internet else "offline",
+            "aux VM" if data.aux_vm_spec else "-",
+            ", ".join(data.required_environment_variables) or "-",
+        ]
+        for task, data in setup.tasks.items()
+    ]
+    text = table(["TASK", "NETWORK", "AUX VM", "VARIABLES"], rows)
+    for warning in setup.warnings:
+        opened.progress.note(f"warning: {warning}")
+    return Result({"family": loaded.name, "image": name, **setup.model_dump(mode="json")}, text)
+
+
+def doctor(cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+    """What is missing."""
+    opened = session(cloud=cloud)
+    problems = [*checks.problems(), *opened.cloud.problems()]
+    notes = opened.cloud.notes()
+    data = {
+        "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
+        "notes": notes,
+    }
+    lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
+    lines += [f"note: {note}" for note in notes]
+    if not problems:
+        lines.append(f"Ready: everything that the {cloud} cloud needs is here.")
+    return Result(data, "\n".join(lines), HostError.exit_code if problems else 0)

@@ -1,0 +1,66 @@
+"""image build, image list, image prune."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from provisioner import images
+from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, session
+from provisioner.cli.output import Result, table
+from provisioner.registry import DEFAULT_CLOUD
+from provisioner.session import Phases, Session
+from provisioner.task_family import load_family
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Machine images: build, list, prune.", rich_markup_mode=None)
+    app.add_typer(group, name="image")
+    command(group, "build", help="Build a family's image and its tasks' aux images, unless they are there.")(build)
+    command(group, "list", help="List finished images.")(list_images)
+    command(group, "prune", help="Remove images that newer ones replace, and unfinished builds.")(prune)
+
+
+def build(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+    """Builds what is missing."""
+    loaded = load_family(family)
+    opened = session(env_file, cloud)
+    phases = Phases(opened.progress)
+    with phases.phase("images"):
+        name, aux = images.build_all(opened, loaded)
+    data = {"family": loaded.name, "image": name, "aux_images": aux, "seconds": phases.finished[0].seconds}
+    return Result(data, "\n".join([name, *aux]))
+
+
+def list_images() -> Result:
+    """All finished images."""
+    opened = session()
+    used = _in_use(opened)
+    found = [
+        {
+            **image.model_dump(mode="json"),
+            "bytes": opened.images.disk_bytes(image.name),
+            "in_use": image.name in used,
+        }
+        for image in opened.images.all()
+    ]
+    rows = [
+        [i["name"], i["kind"], i["family"] or "-", f"{i['bytes'] / 1e6:,.0f} MB", "yes" if i["in_use"] else "no"]
+        for i in found
+    ]
+    return Result({"images": found}, table(["NAME", "KIND", "FAMILY", "DISK", "IN USE"], rows))
+
+
+def prune(
+    everything: Annotated[bool, typer.Option("--all", help="Remove all that no environment runs from.")] = False,
+) -> Result:
+    """Removes images."""
+    opened = session()
+    removed = opened.images.prune(_in_use(opened), everything=everything)
+    return Result({"removed": removed}, "\n".join(removed) or "Nothing to remove.")
+
+
+def _in_use(opened: Session) -> set[str]:
+    return {machine.image for environment in opened.environments.all() for machine in environment.machines.values()}

@@ -1,0 +1,138 @@
+"""exec, ssh, cp, agent: inside the machines of an environment that is up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from provisioner import copying, inside, machines
+from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, session
+from provisioner.cli.output import Result
+from provisioner.errors import HostError, UsageError
+from provisioner.models import Role
+
+MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
+# None: agent on the primary machine, admin on the aux VM.
+UserOption = Annotated[
+    Literal["agent", "root", "admin"] | None, typer.Option("--user", help="As whom.", show_default="agent; aux: admin")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    command(app, "exec", help="Run a command in a machine; its exit code is ours.")(execute)
+    command(app, "ssh", help="Open a shell in a machine.")(ssh)
+    command(app, "cp", help="Copy a file or directory; write ENV:PATH for the machine's side.")(cp)
+    command(app, "agent", help="Copy an agent into the primary machine and run it there as user agent.")(agent)
+
+
+def _user(user: str | None, machine: Role) -> str:
+    chosen = user or {"primary": "agent", "aux": "admin"}[machine]
+    if chosen not in {"primary": ("agent", "root"), "aux": ("admin", "root")}[machine]:
+        raise UsageError(f"The {machine} machine has no user {chosen}.")
+    return chosen
+
+
+def execute(
+    env: EnvironmentArgument,
+    arguments: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after --.")],
+    machine: MachineOption = "primary",
+    user: UserOption = None,
+    as_json: bool = False,
+) -> Result:
+    """Runs a command; its output goes through as it is."""
+    opened = session()
+    environment = opened.environments.find(env)
+    with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
+        stdin = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+        done = connection.run(
+            arguments,
+            stdin=stdin,
+            on_stdout=None if as_json else lambda data: _write(1, data),
+            on_stderr=None if as_json else lambda data: _write(2, data),
+        )
+    data = {
+        "environment": environment.id,
+        "exit_code": done.exit_code,
+        "stdout": done.stdout.decode(errors="replace"),
+        "stderr": done.stderr.decode(errors="replace"),
+    }
+    return Result(data, "", done.exit_code if done.exit_code >= 0 else 255)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
+    """Becomes OpenSSH's client: it knows terminals better than we do."""
+    opened = session()
+    environment = opened.environments.find(env)
+    login = opened.environments.login(environment, machine, _user(user, machine))
+    known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
+    known_hosts.write_text(f"{environment.id}-{machine} {login.host_key}\n")
+    argv = ["ssh", "-F", "none", "-i", str(login.private_key), "-p", str(login.endpoint.port)]
+    for option in (
+        f"HostKeyAlias={environment.id}-{machine}",
+        f'UserKnownHostsFile="{known_hosts}"',
+        "StrictHostKeyChecking=yes",
+        "IdentitiesOnly=yes",
+        "LogLevel=ERROR",
+    ):
+        argv += ["-o", option]
+    try:
+        os.execvp("ssh", [*argv, f"{login.user}@{login.endpoint.host}"])
+    except FileNotFoundError as error:
+        raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client") from error
+
+
+def cp(
+    source: Annotated[str, typer.Argument(help="PATH or ENV:PATH.")],
+    destination: Annotated[str, typer.Argument(help="PATH or ENV:PATH.")],
+    machine: MachineOption = "primary",
+    user: UserOption = None,
+) -> Result:
+    """Copies one way; exactly one side is in a machine."""
+    from_machine, to_machine = _is_remote(source), _is_remote(destination)
+    if from_machine == to_machine:
+        raise UsageError("Exactly one of the two paths must be ENV:PATH.")
+    name, _, remote = (source if from_machine else destination).partition(":")
+    opened = session()
+    environment = opened.environments.find(name)
+    with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
+        if from_machine:
+            copied = copying.download(connection, remote, Path(destination))
+        else:
+            copied = copying.upload(connection, Path(source), remote)
+    return Result({"environment": environment.id, "files": copied}, f"{copied} files copied")
+
+
+def _is_remote(path: str) -> bool:
+    name, colon, _ = path.partition(":")
+    return bool(colon) and "/" not in name
+
+
+def agent(
+    env: EnvironmentArgument,
+    directory: Annotated[Path, typer.Argument(help="The agent's directory.")],
+    agent_command: Annotated[str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.")],
+    env_file: EnvFileOption = None,
+) -> Result:
+    """Runs an agent; its exit code is ours."""
+    opened = session(env_file)
+    environment = opened.environments.find(env)
+    done = inside.run_agent(opened, environment, directory, agent_command)
+    data = {
+        "environment": environment.id,
+        "exit_code": done.exit_code,
+        "stdout": opened.redactor.redact(done.stdout.decode(errors="replace")),
+        "stderr": opened.redactor.redact(done.stderr.decode(errors="replace")),
+    }
+    return Result(
+        data, f"The agent ended with exit code {done.exit_code}", done.exit_code if done.exit_code >= 0 else 255
+    )

@@ -1,0 +1,137 @@
+"""Renders results, errors and progress. Results go to stdout, all else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from provisioner.errors import ProvisionerError
+
+SCHEMA = 1
+TRANSIENT_PHASES = ("images",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command came to.
+
+    Args:
+        data: for machines; printed under --json, with `schema` and `ok`.
+        text: for people; empty prints nothing.
+        exit_code: what the process ends with.
+    """
+
+    data: dict[str, Any]
+    text: str = ""
+    exit_code: int = 0
+
+
+def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
+    """Prints a result: text, or one JSON object."""
+    out = out or sys.stdout
+    if as_json:
+        ok = result.exit_code == 0
+        print(json.dumps({"schema": SCHEMA, "ok": ok, **result.data}, indent=2, default=str), file=out)
+    elif result.text:
+        print(result.text, file=out)
+
+
+def render_error(error: ProvisionerError, *, as_json: bool) -> None:
+    """Prints an error: what, why and what to do next, on stderr; under --json one object on stdout as well."""
+    if as_json:
+        data = {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
+        render(Result(data, exit_code=error.exit_code), as_json=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    if error.details:
+        console.print(f"[dim]{escape(_indented(error.details))}[/]")
+    if error.hint:
+        console.print(f"[bold]hint:[/] {escape(error.hint)}")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-25:])
+
+
+@dataclass
+class TerminalProgress:
+    """Progress for people: a spinner on a terminal, plain lines when piped.
+
+    Args:
+        console: on stderr.
+    """
+
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    _begin: float = field(default_factory=time.monotonic)
+    _phase: str = ""
+    _status: Status | None = None
+    _half_line: str = ""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def phase_started(self, name: str) -> None:
+        """Shows that a phase runs."""
+        with self._lock:
+            self._phase = name
+            if self.console.is_terminal:
+                self.stop()
+                self._status = self.console.status(escape(name))
+                self._status.start()
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        """Shows how long it took."""
+        with self._lock:
+            self.stop()
+            self._flush()
+            self._phase = ""
+            self._line(f"[green]done[/] {escape(name)} [dim]({seconds:.1f} s)[/]")
+
+    def note(self, text: str) -> None:
+        """Shows one line."""
+        with self._lock:
+            self._flush()
+            self._line(escape(text))
+
+    def output(self, text: str) -> None:
+        """Shows a machine's output, line by line; while images are built only the last line, on a terminal."""
+        with self._lock:
+            *lines, self._half_line = (self._half_line + text).split("\n")
+            if self._phase in TRANSIENT_PHASES:
+                if self._status and lines:
+                    self._status.update(f"{self._phase} [dim]{escape(_printable(lines[-1])[:100])}[/]")
+                return
+            for line in lines:
+                self.console.print(f"[dim]  | {escape(_printable(line))}[/]")
+
+    def stop(self) -> None:
+        """Takes the spinner off the terminal."""
+        if self._status:
+            self._status.stop()
+            self._status = None
+
+    def _flush(self) -> None:
+        half, self._half_line = self._half_line, ""
+        if half and self._phase not in TRANSIENT_PHASES:
+            self.console.print(f"[dim]  | {escape(_printable(half))}[/]")
+
+    def _line(self, text: str) -> None:
+        self.console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {text}")
+
+
+def _printable(line: str) -> str:
+    """The line without what would steer the operator's terminal: it comes from a stranger."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line.rstrip("\r"))
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A plain table; columns are as wide as they need to be."""
+    cells = [headings, *[[_printable(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)

@@ -1,0 +1,98 @@
+"""Copies files between the controller and a machine, as tar streams over SSH. The machine is not trusted."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from provisioner.errors import TaskError, UsageError
+from provisioner.ssh import Connection
+
+DOWNLOAD_LIMIT_BYTES = 4 << 30
+
+
+def upload(connection: Connection, source: Path, destination: str) -> int:
+    """Copies a file or directory into a machine.
+
+    Args:
+        source: on the controller.
+        destination: the new path; a directory that exists, or ends with /, takes the source under its own name.
+
+    Returns:
+        how many files went.
+
+    Raises:
+        UsageError: the source does not exist.
+        TaskError: the machine refused.
+    """
+    if not source.exists():
+        raise UsageError(f"{source} does not exist.")
+    count = 0
+
+    def fill(archive: tarfile.TarFile) -> None:
+        nonlocal count
+        archive.add(source, arcname="payload")
+        count = sum(1 for member in archive.getmembers() if member.isfile())
+
+    script = """
+    destination=$1 name=$2
+    case $destination in */) mkdir -p -- "$destination" ;; esac
+    if [ -d "$destination" ]; then destination=${destination%/}/$name; fi
+    work=$(mktemp -d -- "$(dirname -- "$destination")/.copy.XXXXXX")
+    trap 'rm -rf -- "$work"' EXIT
+    tar -x --no-same-owner -C "$work"
+    rm -rf -- "$destination"
+    mv -T -- "$work/payload" "$destination"
+    """
+    sent = connection.send_tree(["sh", "-ec", script, "sh", destination, source.resolve().name], fill)
+    if sent.exit_code != 0:
+        raise TaskError(
+            f"{destination} could not be written in the machine.", details=sent.stderr.decode(errors="replace")[-1000:]
+        )
+    return count
+
+
+def download(connection: Connection, source: str, destination: Path) -> int:
+    """Copies a file or directory out of a machine. Links that lead outside, devices and owners stay there.
+
+    Args:
+        source: in the machine.
+        destination: on the controller; an existing directory takes the source under its own name.
+
+    Returns:
+        how many files came.
+
+    Raises:
+        TaskError: the machine gave nothing usable, or more than 4 GiB.
+    """
+    path = PurePosixPath(source)
+    name = path.name
+    target = destination / name if destination.is_dir() else destination
+    if target.exists() and target.is_dir():
+        raise UsageError(f"{target} exists and is a directory.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is not a directory.")
+    with tempfile.TemporaryFile() as spool, tempfile.TemporaryDirectory(dir=target.parent) as work:
+        received = 0
+
+        def take(data: bytes) -> None:
+            nonlocal received
+            received += len(data)
+            if received > DOWNLOAD_LIMIT_BYTES:
+                raise TaskError(f"{source} is larger than {DOWNLOAD_LIMIT_BYTES >> 30} GiB.")
+            spool.write(data)
+
+        argv = ["tar", "-c", "-C", str(path.parent), "--", name]
+        done = connection.run(argv, on_stdout=take, limit_bytes=2)
+        if done.exit_code != 0:
+            raise TaskError(f"{source} could not be read.", details=done.stderr.decode(errors="replace")[-1000:])
+        spool.seek(0)
+        try:
+            with tarfile.open(fileobj=spool) as archive:
+                members = archive.getmembers()
+                archive.extractall(work, filter="data")
+            (Path(work) / name).rename(target)
+        except (tarfile.TarError, OSError) as error:
+            raise TaskError(f"{source}: the machine sent an archive that cannot be unpacked: {error}") from error
+    return sum(1 for member in members if member.isfile())

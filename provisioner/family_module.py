@@ -1,0 +1,97 @@
+"""Looks at a family's Python module as text: does it define TaskFamily, and rightly? Never imports or runs it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from provisioner.errors import TaskFamilyError
+
+CLASS_NAME = "TaskFamily"
+MAXIMUM_BYTES = 4 << 20
+
+# The interpreter inside the machines: what it cannot parse must not pass here because ours is newer.
+_MACHINE_PYTHON = (3, 11)
+
+_EXCLUSIVE = (("score", "intermediate_score"), ("score", "aggregate_scores"))
+
+
+def check_module(path: Path) -> None:
+    """Checks that a module parses and has a class TaskFamily with get_tasks, as far as text can tell.
+
+    A class that has bases, is imported or assigned may get its methods elsewhere: it is looked at in the machine.
+
+    Raises:
+        TaskFamilyError: it is too large, not Python, has no TaskFamily, or the class is not a task family.
+    """
+    with path.open("rb") as file:
+        source = file.read(MAXIMUM_BYTES + 1)
+    if len(source) > MAXIMUM_BYTES:
+        raise TaskFamilyError(f"{path.name} is larger than {MAXIMUM_BYTES} bytes.")
+    bindings = [node for node in _statements(_parse(source, path.name)) if CLASS_NAME in _names(node)]
+    if not bindings:
+        raise TaskFamilyError(f"{path.name} has no class {CLASS_NAME}.")
+    classes = [node for node in bindings if isinstance(node, ast.ClassDef)]
+    for definition in classes:
+        _check_scoring(definition, path.name)
+    if len(classes) == len(bindings) and not any(_may_have_get_tasks(definition) for definition in classes):
+        raise TaskFamilyError(f"The class {CLASS_NAME} in {path.name} (line {classes[0].lineno}) has no get_tasks.")
+
+
+def _parse(source: bytes, name: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a stranger's bad escapes are not our user's business
+            return ast.parse(source, filename=name, feature_version=_MACHINE_PYTHON)
+    except SyntaxError as error:
+        raise TaskFamilyError(f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TaskFamilyError(f"{name} cannot be parsed as Python ({type(error).__name__}).") from None
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements that run in a body's own scope, those inside if, try, with and loops too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and not _opens_a_scope(child):
+            yield from _statements(child)
+
+
+def _opens_a_scope(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds; `import *` may bind the one we look for."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {statement.name}
+    if isinstance(statement, ast.ImportFrom | ast.Import):
+        bound = {alias.asname or alias.name for alias in statement.names}
+        return bound | {CLASS_NAME} if "*" in bound else bound
+    if isinstance(statement, ast.Assign):
+        return {name.id for target in statement.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    if isinstance(statement, ast.AnnAssign) and statement.value and isinstance(statement.target, ast.Name):
+        return {statement.target.id}
+    return set()
+
+
+def _methods(definition: ast.ClassDef) -> set[str]:
+    return {name for statement in _statements(definition) for name in _names(statement)}
+
+
+def _may_have_get_tasks(definition: ast.ClassDef) -> bool:
+    elsewhere = definition.bases or definition.keywords or definition.decorator_list
+    return bool(elsewhere) or "get_tasks" in _methods(definition)
+
+
+def _check_scoring(definition: ast.ClassDef, name: str) -> None:
+    methods = _methods(definition)
+    for one, other in _EXCLUSIVE:
+        if one in methods and other in methods:
+            raise TaskFamilyError(
+                f"The class {CLASS_NAME} in {name} (line {definition.lineno}) has both {one} and {other}; "
+                "a task family has one or the other."
+            )

@@ -1,0 +1,60 @@
+"""Fixtures and a marker for a family's own tests. Needs the options that name the family and the task."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+FAMILY_OPTION = "--task-standard-task-family-name"
+TASK_OPTION = "--task-standard-task-name"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that name the family and the task."""
+    group = parser.getgroup("task-standard", "METR Task Standard")
+    group.addoption(FAMILY_OPTION, default="", help="name of the task family that is tested")
+    group.addoption(TASK_OPTION, default="", help="name of the task that is tested")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    marker = "task_standard_tasks(names): run this test only for the tasks of these names"
+    config.addinivalue_line("markers", marker)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is marked for other tasks."""
+    marker = item.get_closest_marker("task_standard_tasks")
+    if marker is None:
+        return
+    names = [name for given in marker.args for name in ([given] if isinstance(given, str) else given)]
+    task_name = item.config.getoption(TASK_OPTION)
+    if task_name not in names:
+        pytest.skip(f"for the tasks {', '.join(names)}, not for {task_name!r}")
+
+
+def _option(request: pytest.FixtureRequest, option: str) -> str:
+    value = request.config.getoption(option)
+    if not value:
+        pytest.fail(f"pytest was not given {option}", pytrace=False)
+    return str(value)
+
+
+@pytest.fixture
+def task_family(request: pytest.FixtureRequest) -> Any:
+    """The family's class TaskFamily."""
+    return importlib.import_module(_option(request, FAMILY_OPTION)).TaskFamily
+
+
+@pytest.fixture
+def task_name(request: pytest.FixtureRequest) -> str:
+    """The name of the task that is tested."""
+    return _option(request, TASK_OPTION)
+
+
+@pytest.fixture
+def task(task_family: Any, task_name: str) -> Any:
+    """What get_tasks() holds for the task that is tested."""
+    return task_family.get_tasks()[task_name]

@@ -1,0 +1,38 @@
+"""The types of what TaskFamily.get_aux_vm_spec returns."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+
+class FileBuildStep(TypedDict):
+    """Copies a file or directory of the family into the aux VM. A relative destination is relative to its home."""
+
+    type: Literal["file"]
+    source: str
+    destination: str
+
+
+class ShellBuildStep(TypedDict):
+    """Runs commands in the aux VM, as its SSH user, stopping at the first that fails."""
+
+    type: Literal["shell"]
+    commands: list[str]
+
+
+class GPUSpec(TypedDict):
+    """GPUs of the aux VM. count_range is inclusive."""
+
+    count_range: tuple[int, int]
+    model: str
+
+
+class VMSpec(TypedDict):
+    """The aux VM: virtual CPUs and GiB of memory as inclusive ranges, and how to build it."""
+
+    cpu_count_range: tuple[float, float]
+    ram_gib_range: tuple[float, float]
+    cpu_architecture: NotRequired[Literal["x64", "arm64"] | None]
+    gpu_spec: NotRequired[GPUSpec | None]
+    base_image_type: NotRequired[Literal["debian-12", "ubuntu-20.04-cuda"] | None]
+    build_steps: NotRequired[list[FileBuildStep | ShellBuildStep] | None]

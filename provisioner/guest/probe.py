@@ -1,0 +1,200 @@
+"""Tries, inside a machine, all that its task's permission forbids or promises, and says what was reached.
+
+Runs as root, standard library only. Reads one JSON object from stdin:
+
+    {"devices": [[device, gateway], ...],   routes to force, so that a guest's own routing table proves nothing
+     "canary_ports": [port, ...],           listeners on the controller's loopback
+     "gateways": [address, ...],            where the controller's loopback might answer
+     "peer": address or null,               the neighbour on the environment's own link
+     "allowed": [[address, port], ...],     allowlisted destinations
+     "agent": bool}                         try everything as user agent too
+
+and writes one JSON array of {"user", "probe", "reached", "detail"} to stdout. Judges nothing.
+"""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+SECONDS = 2.0
+PUBLIC_TCP = (("1.1.1.1", 443), ("8.8.8.8", 53))
+PUBLIC_DNS = ("1.1.1.1", "8.8.8.8")
+PUBLIC_IPV6 = "2606:4700:4700::1111"
+PUBLIC_NAMES = (("deb.debian.org", 80), ("pypi.org", 443))
+# Amazon's page "Instance metadata", ECS task credentials, and the VPC resolver's link-local address.
+METADATA = ("169.254.169.254", "169.254.170.2")
+RESOLVERS = ("169.254.169.253", "10.0.2.3")
+S3 = ("s3.amazonaws.com", "52.216.0.1")
+QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
+
+
+def _socket(family, kind, device=None, protocol=0):
+    made = socket.socket(family, kind, protocol)
+    made.settimeout(SECONDS)
+    if device:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+    return made
+
+
+def _tcp(address, port, device=None):
+    with _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, device) as made:
+        made.connect((address, port))
+    return "connected"
+
+
+def _metadata(address, device=None):
+    # Without a token: a token's answer may get lost in the hop limit alone. Even a 401 is an answer.
+    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
+        made.connect((address, 80))
+        made.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
+        return made.recv(64).decode("latin-1")
+
+
+def _udp(address, port, device=None):
+    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as made:
+        made.sendto(QUERY, (address, port))
+        return "%d bytes" % len(made.recv(512))
+
+
+def _dns_tcp(address, device=None):
+    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
+        made.connect((address, 53))
+        made.sendall(struct.pack("!H", len(QUERY)) + QUERY)
+        answer = made.recv(2)
+        if not answer:
+            raise OSError("closed")
+        return "answered"
+
+
+def _ping(address, device=None):
+    # Unprivileged ICMP where the kernel allows it, raw where we are root.
+    raw = os.geteuid() == 0
+    kind = socket.SOCK_RAW if raw else socket.SOCK_DGRAM
+    with _socket(socket.AF_INET, kind, device, socket.IPPROTO_ICMP) as made:
+        body = b"\x08\x00\x00\x00\x13\x37\x00\x01"
+        total = sum(struct.unpack("!4H", body))
+        made.sendto(body[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + body[4:], (address, 0))
+        while True:
+            answer, sender = made.recvfrom(256)
+            if sender[0] == address and (answer[20] if raw else answer[0]) == 0:
+                return "echo"
+
+
+def _resolve(name, port):
+    found = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
+    return found[0][4][0]
+
+
+def _get_out(names):
+    """Reaches any of the public names, or a public address."""
+    failures = []
+    for name, port in names:
+        try:
+            return "%s as %s" % (name, _tcp(_resolve(name, port), port) and name)
+        except OSError as error:
+            failures.append("%s: %s" % (name, error))
+    raise OSError("; ".join(failures))
+
+
+def _probes(request):
+    yield "resolve a public name", lambda: _resolve("example.com", 80)
+    yield "reach the internet by name", lambda: _get_out(PUBLIC_NAMES)
+    yield "s3 by name", lambda: _tcp(_resolve(S3[0], 443), 443)
+    yield "ipv6", lambda: _tcp(PUBLIC_IPV6, 443)
+    for address in METADATA:
+        yield "metadata %s" % address, lambda a=address: _metadata(a)
+    for address, port in request["allowed"]:
+        yield "allowed %s:%d" % (address, port), lambda a=address, p=port: _tcp(a, p)
+    if request["peer"]:
+        yield "neighbour %s" % request["peer"], lambda: _tcp(request["peer"], 22)
+    for device in [None] + [device for device, _ in request["devices"]]:
+        via = " via %s" % device if device else ""
+        if device and os.geteuid() != 0:
+            continue
+        for address, port in PUBLIC_TCP:
+            yield "tcp %s:%d%s" % (address, port, via), lambda a=address, p=port, d=device: _tcp(a, p, d)
+        yield "s3 %s%s" % (S3[1], via), lambda d=device: _tcp(S3[1], 443, d)
+        for address in PUBLIC_DNS + RESOLVERS + tuple(request["gateways"]):
+            yield "dns udp %s%s" % (address, via), lambda a=address, d=device: _udp(a, 53, d)
+        for address in PUBLIC_DNS[:1] + RESOLVERS:
+            yield "dns tcp %s%s" % (address, via), lambda a=address, d=device: _dns_tcp(a, d)
+        yield "udp 1.1.1.1:443%s" % via, lambda d=device: _udp("1.1.1.1", 443, d)
+        yield "ping 1.1.1.1%s" % via, lambda d=device: _ping("1.1.1.1", d)
+        if device:
+            yield "metadata 169.254.169.254%s" % via, lambda d=device: _metadata("169.254.169.254", d)
+        for address in request["gateways"]:
+            for port in request["canary_ports"]:
+                name = "controller's loopback via %s%s" % (address, via)
+                yield name, lambda a=address, p=port, d=device: _tcp(a, p, d)
+
+
+def _try_all(request, user):
+    """Runs all probes at once, so that the whole takes one time-out."""
+    results = []
+
+    def attempt(name, probe):
+        try:
+            reached, detail = True, str(probe())
+        except (OSError, IndexError) as error:
+            reached, detail = False, str(error)
+        results.append({"user": user, "probe": name, "reached": reached, "detail": detail[:200]})
+
+    threading.stack_size(256 << 10)
+    threads = [threading.Thread(target=attempt, args=probe, daemon=True) for probe in _probes(request)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        # The C library's resolver has time-outs of its own.
+        thread.join(4 * SECONDS)
+    return list(results)
+
+
+def _as_agent(request):
+    """The same as user agent, in a child that gives up root first."""
+    import pwd
+
+    entry = pwd.getpwnam("agent")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.setgroups([entry.pw_gid])
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+        with os.fdopen(writer, "w") as file:
+            json.dump(_try_all(request, "agent"), file)
+            file.flush()
+            os._exit(0)
+    os.close(writer)
+    return child, os.fdopen(reader)
+
+
+def _route(action, devices):
+    for number, (device, gateway) in enumerate(devices):
+        command = ["ip", "route", action, "default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main():
+    """Reads the request, tries, writes the results."""
+    request = json.load(sys.stdin)
+    present = [pair for pair in request["devices"] if os.path.exists("/sys/class/net/" + pair[0])]
+    request["devices"] = present
+    _route("add", present)
+    try:
+        agent = _as_agent(request) if request["agent"] else None
+        results = _try_all(request, "root")
+        if agent:
+            results += json.load(agent[1])
+            os.waitpid(agent[0], 0)
+    finally:
+        _route("delete", present)
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The operations that run programs: the commands of a build step, and the family's own tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from typing import Any
+
+import provisioner_machine
+from provisioner_request import BadRequestError, Request, python_command
+from provisioner_result import OperationError
+
+NO_TESTS_COLLECTED = 5  # pytest's exit code
+
+
+def shell(request: Request) -> None:
+    """Run commands as one script.
+
+    Options:
+        commands: the script's lines.
+        shell: the shell and its options.
+        cwd: absolute directory.
+        user: who runs them; None for root.
+
+    Raises:
+        OperationError: the script ended with another exit code than 0.
+    """
+    commands = _strings(request, "commands")
+    program = _strings(request, "shell")
+    # In memory: a script may hold secrets, arguments are for all to see, and another user must be able to read it.
+    script = os.memfd_create("script")
+    with os.fdopen(script, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("".join(f"{command}\n" for command in commands))
+        file.flush()
+        ended = subprocess.run(
+            [*program, f"/proc/self/fd/{script}"],
+            stdin=subprocess.DEVNULL,
+            cwd=request.option("cwd", str),
+            pass_fds=[script],
+            check=False,
+            **_as_user(request),
+        )
+    if ended.returncode != 0:
+        message = f"the commands ended with exit code {ended.returncode}"
+        raise OperationError("exit", message, exit_code=ended.returncode)
+
+
+def _strings(request: Request, name: str) -> list[str]:
+    values = request.option(name, list)
+    if not values or not all(isinstance(value, str) and "\0" not in value for value in values):
+        raise BadRequestError(f"the operation {request.operation!r} needs {name!r}, a list of strings")
+    return values
+
+
+def _as_user(request: Request) -> dict[str, Any]:
+    """subprocess.run's arguments for the user that the request names."""
+    if request.options.get("user") is None:
+        return {}
+    user = provisioner_machine.find_user(request.places, request.option("user", str))
+    environment = {**provisioner_machine.user_environment(request.places, user), **request.environment}
+    if user.uid == os.geteuid():
+        return {"env": environment}
+    for output in (1, 2):
+        os.fchown(output, user.uid, user.gid)  # else its `echo ... > /dev/stderr` is refused
+    groups = provisioner_machine.groups_of(request.places, user)
+    return {"env": environment, "user": user.uid, "group": user.gid, "extra_groups": groups}
+
+
+def pytest(request: Request) -> dict[str, int]:
+    """Run the family's own tests: the files test_*.py and *_test.py beside its module.
+
+    Options:
+        arguments: more arguments for pytest.
+
+    Returns:
+        exit_code, as pytest gave it.
+
+    Raises:
+        OperationError: pytest is not installed.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        message = "pytest is not installed in this machine: install it in the family image (pip install pytest)"
+        raise OperationError("invalid", message)
+    family = request.places.family
+    files = sorted({path.name for pattern in ("test_*.py", "*_test.py") for path in family.glob(pattern)})
+    if not files:
+        print("The task family has no tests: no file test_*.py or *_test.py.")
+        return {"exit_code": NO_TESTS_COLLECTED}
+    # -m puts the working directory, and with it the family, on the path.
+    command = [*python_command(), "-m", "pytest", "-p", "metr_task_standard.pytest_plugin"]
+    options = [f"--task-standard-task-family-name={request.family}", f"--task-standard-task-name={request.task or ''}"]
+    arguments = [*command, *options, *map(str, request.option("arguments", list)), "--", *files]
+    return {"exit_code": subprocess.run(arguments, stdin=subprocess.DEVNULL, cwd=family, check=False).returncode}

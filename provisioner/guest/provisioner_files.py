@@ -1,0 +1,199 @@
+"""The operations on files that the agent can reach. Follows no link that the agent may have planted.
+
+Everything is done below an open directory and by names of one component, so that nothing can be swapped on the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import provisioner_machine
+from provisioner_request import Request
+
+# Deeper than any real tree, and below the limits of recursion and of open files.
+MAX_DEPTH = 400
+MAX_WARNINGS = 20
+KEY_HEADER_BYTES = 4096
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a FIFO that nobody writes to must not hold us up.
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# It is not there, or is something else: perhaps a process of the task took it away between two calls of ours.
+GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
+
+Visit = Callable[[int, str, os.stat_result], bool]
+
+
+def settle_home(request: Request) -> dict[str, Any]:
+    """Give /home/agent to agent after start() and place the instructions.
+
+    Left alone are what belongs to the group `protected` (with all that lies in such a directory) and directories at
+    the top whose name begins with a dot, but for .ssh. Private keys of agent's under .ssh become 0600, without which
+    OpenSSH refuses them.
+
+    Options:
+        instructions: goes to instructions.txt, with a newline.
+        skip_chown: whether the family takes care of the owners itself.
+
+    Returns:
+        warnings: what could not be given to agent.
+    """
+    instructions = request.option("instructions", str)
+    user = provisioner_machine.find_user(request.places, "agent")
+    warnings: list[str] = []
+    with _open(os.fspath(request.places.agent_home), DIRECTORY_FLAGS) as home:
+        if not request.option("skip_chown", bool):
+            _give_home(home, user, provisioner_machine.find_group(request.places, "protected"), warnings)
+        _tighten_private_keys(home, user.uid)
+        place(home, "instructions.txt", f"{instructions}\n", owner=(user.uid, user.gid), mode=0o644)
+    return {"warnings": warnings[:MAX_WARNINGS]}
+
+
+def _give_home(home: int, user: provisioner_machine.User, protected: int, warnings: list[str]) -> None:
+    def give(directory: int, name: str, status: os.stat_result) -> bool:
+        is_directory = stat.S_ISDIR(status.st_mode)
+        hidden_at_top = directory == home and name.startswith(".") and name != ".ssh"
+        if status.st_gid == protected or (is_directory and hidden_at_top):
+            return False
+        try:
+            os.chown(name, user.uid, user.gid, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return False  # a process of the task removed it meanwhile
+        except OSError as error:
+            warnings.append(f"could not give {name!r} to agent: {error.strerror}")
+        return is_directory
+
+    os.fchown(home, user.uid, user.gid)
+    _walk(home, give)
+
+
+def _tighten_private_keys(home: int, agent_uid: int) -> None:
+    def tighten(directory: int, name: str, status: os.stat_result) -> bool:
+        if stat.S_ISREG(status.st_mode):
+            with _open(name, FILE_FLAGS, directory) as file:
+                status = os.fstat(file)
+                # Another owner's is left: 0600 would lock agent out of it.
+                if stat.S_ISREG(status.st_mode) and status.st_uid == agent_uid and _is_private_key(file):
+                    os.fchmod(file, 0o600)
+        return stat.S_ISDIR(status.st_mode)
+
+    try:
+        with _open(".ssh", DIRECTORY_FLAGS, home) as ssh:
+            _walk(ssh, tighten)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+
+
+def _is_private_key(file: int) -> bool:
+    return re.search(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----", os.pread(file, KEY_HEADER_BYTES, 0)) is not None
+
+
+def _walk(directory: int, visit: Visit, depth: int = 0) -> None:
+    """Visit all that is below an open directory; visit says whether to go down. Links are visited, not followed."""
+    if depth > MAX_DEPTH:
+        raise OSError(errno.ENAMETOOLONG, f"directories nested deeper than {MAX_DEPTH} levels")
+    for name in os.listdir(directory):
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if visit(directory, name, status):
+                with _open(name, DIRECTORY_FLAGS, directory) as below:
+                    _walk(below, visit, depth + 1)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+
+
+@contextmanager
+def _open(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode: int) -> None:
+    """Put a new file in the place of whatever has that name, at once.
+
+    Args:
+        directory: open directory.
+        name: the file's name in it.
+        text: the content, UTF-8.
+        owner: user id and group id.
+        mode: permission bits.
+    """
+    unfinished = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(unfinished, flags, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(text.encode("utf-8", errors="replace"))
+            os.fchown(stream.fileno(), *owner)
+            os.fchmod(stream.fileno(), mode)
+        os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(unfinished, dir_fd=directory)
+        raise
+
+
+def read_submission(request: Request) -> dict[str, Any]:
+    """Read the file that the agent wrote, whatever it really is.
+
+    Options:
+        path: where it should be.
+        limit_bytes: a larger one is not read.
+
+    Returns:
+        found, text and, if it was not found or is not what it should be, the reason.
+    """
+    path, limit = request.option("path", str), request.option("limit_bytes", int)
+    try:
+        with _open(path, FILE_FLAGS) as file:
+            reason = _unfit(os.fstat(file), limit)
+            data = b"" if reason else _read(file, limit + 1)
+    except OSError as error:
+        reasons = {errno.ENOENT: "there is no such file", errno.ELOOP: "it is a symbolic link"}
+        return _submission(None, reasons.get(error.errno or 0, error.strerror or "it cannot be opened"))
+    if len(data) > limit:
+        reason = f"it is larger than {limit} bytes"
+    return _submission(None if reason else data, reason)
+
+
+def _unfit(status: os.stat_result, limit: int) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return "it is not a regular file"
+    if status.st_nlink != 1:
+        return "it is a file with several names (hard links)"
+    return f"it is larger than {limit} bytes" if status.st_size > limit else ""
+
+
+def _read(file: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := os.read(file, size - len(data))):
+        data += more
+    return data
+
+
+def _submission(data: bytes | None, reason: str) -> dict[str, Any]:
+    text = "" if data is None else data.decode("utf-8", errors="replace")
+    return {"found": data is not None, "text": text, "reason": reason}
+
+
+def write_score_log(request: Request) -> None:
+    """Write /protected/score.log anew, one JSON object per line, for root and the group `protected`.
+
+    Options:
+        entries: what it holds.
+    """
+    text = "".join(f"{json.dumps(entry)}\n" for entry in request.option("entries", list))
+    group = provisioner_machine.find_group(request.places, "protected")
+    with _open(os.fspath(request.places.protected), DIRECTORY_FLAGS) as directory:
+        place(directory, "score.log", text, owner=(os.geteuid(), group), mode=0o620)

@@ -1,0 +1,164 @@
+"""Starts the child that does an operation, passes its output on while it runs, and sees to it that a result is left.
+
+The child's output goes to files and not to pipes: what the task leaves running keeps writing there, so that it
+neither holds this process up nor dies of a closed pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import provisioner_machine
+import provisioner_result
+from provisioner_request import Request, python_command
+
+POLL_SECONDS = 0.1
+CHUNK_BYTES = 64 * 1024
+
+
+def run(request: Request, *, program: str) -> None:
+    """Do one operation: afterwards its result is in the request's result file, and its output has been passed on.
+
+    Args:
+        request: what to do.
+        program: path of helper.py.
+
+    Raises:
+        BadRequestError: the result's directory is not safe.
+    """
+    provisioner_result.prepare(request.result)
+    operations = request.places.state / "operations"
+    request.places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    operations.mkdir(mode=0o700, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(dir=operations))  # 0700
+    try:
+        _run_in(request, program, directory)
+    finally:
+        # The output may quote secrets, and an image must not keep them. What still runs keeps its open file.
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run_in(request: Request, program: str, directory: Path) -> None:
+    # For appending: `echo ... > /dev/stderr` opens the file again and cuts it off, and others must not write on
+    # at their old place.
+    with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
+        child = _start(request, program, stdout, stderr)
+    with (directory / "stdout").open("rb") as stdout, (directory / "stderr").open("rb") as stderr:
+        limit = request.output_limit_bytes
+        streams = [_Stream(stdout, sys.stdout.buffer, limit), _Stream(stderr, sys.stderr.buffer, limit)]
+        exit_code = _wait(child, streams, request.timeout_seconds)
+        for stream in streams:
+            stream.finish()
+    _complete_result(request, exit_code)
+
+
+def _start(request: Request, program: str, stdout: BinaryIO, stderr: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start the child in a session of its own, with the request as its stdin: memory, never a disk or an argument."""
+    memory = os.memfd_create("request")
+    with os.fdopen(memory, "wb") as file:
+        file.write(_as_json(request))
+        file.flush()
+        file.seek(0)
+        return subprocess.Popen(
+            [*python_command(), "-u", program, "child"],
+            stdin=file,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=request.places.family,
+            env={**provisioner_machine.root_environment(request.places), **request.environment},
+            start_new_session=True,
+            umask=0o022,
+        )
+
+
+def _as_json(request: Request) -> bytes:
+    keys = asdict(request)
+    options = keys.pop("options")
+    keys["root"] = str(keys.pop("places")["root"])
+    return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
+
+
+def _wait(child: subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
+    """Pass output on until the child itself has ended, whatever it left running.
+
+    Returns:
+        Its exit code, or None when the time ran out and its process group was killed.
+    """
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=POLL_SECONDS)
+        for stream in streams:
+            stream.pass_on()
+        if deadline is not None and time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            return None
+
+
+def _complete_result(request: Request, exit_code: int | None) -> None:
+    """Write what the child could not say of itself."""
+    if exit_code is None:
+        message = f"not done after {request.timeout_seconds:g} seconds; its processes were killed"
+        provisioner_result.discard(request.result)
+        provisioner_result.write(request.result, provisioner_result.OperationError("timeout", message).result)
+    elif not provisioner_result.is_written(request.result):
+        provisioner_result.write(request.result, provisioner_result.ended(exit_code))
+
+
+@dataclass
+class _Stream:
+    """Passes on a growing file: the first half of what is allowed as it comes, the rest at the end."""
+
+    file: BinaryIO
+    target: BinaryIO
+    limit_bytes: int
+    passed: int = field(default=0, init=False)
+    offset: int = field(default=0, init=False)
+
+    def pass_on(self) -> None:
+        """Pass on what is new, while the first half has room."""
+        self._copy(min(self._unread(), self.limit_bytes // 2 - self.passed))
+
+    def finish(self) -> None:
+        """Pass on the rest, its middle cut out where it is too long. What is written from now on is not ours."""
+        self.pass_on()
+        rest, room = self._unread(), self.limit_bytes - self.passed
+        if rest > room:
+            self._emit(f"\n[... {rest - room} bytes cut out ...]\n".encode())
+            self.offset += rest - room
+        self._copy(min(rest, room))
+
+    def _unread(self) -> int:
+        size = os.fstat(self.file.fileno()).st_size
+        if size < self.offset:
+            self.offset = 0  # the task cut its output off: what is there now is new
+        return size - self.offset
+
+    def _copy(self, size: int) -> None:
+        while size > 0 and (data := os.pread(self.file.fileno(), min(CHUNK_BYTES, size), self.offset)):
+            size -= len(data)
+            self.offset += len(data)
+            self.passed += len(data)
+            self._emit(data)
+
+    def _emit(self, data: bytes) -> None:
+        try:
+            self.target.write(data)
+            self.target.flush()
+        except OSError:
+            # Nobody listens any more. The operation goes on all the same, and so must our exit.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.target.fileno())

@@ -1,0 +1,134 @@
+"""The result of an operation: its errors and the file that carries it to the controller.
+
+The file is beside everything that the family prints, so no print can corrupt or forge it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from provisioner_request import BadRequestError
+from provisioner_values import MAX_BYTES, TooLargeError, plain
+
+MESSAGE_LIMIT = 10_000
+TRACEBACK_LIMIT = 30_000
+
+
+class OperationError(Exception):
+    """An operation failed and the result is known.
+
+    Args:
+        kind: "invalid" (the family or the machine breaks a rule), "exit" (a process ended with a code), "exception",
+            "timeout" or "too_large".
+        message: what happened.
+        more: further keys of the result.
+    """
+
+    def __init__(self, kind: str, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.result: dict[str, Any] = {"status": "error", "kind": kind, "message": message[:MESSAGE_LIMIT], **more}
+
+
+def result_of(work: Callable[[], Any]) -> dict[str, Any]:
+    """Do the work and say how it went, whatever it raises.
+
+    Args:
+        work: gives the operation's value.
+    """
+    try:
+        return {"status": "ok", "value": plain(work())}
+    except OperationError as error:
+        return error.result
+    except BadRequestError as error:
+        return OperationError("invalid", str(error)).result
+    except TooLargeError as error:
+        return OperationError("too_large", str(error)).result
+    except SystemExit as error:
+        return _exit_result(error.code)
+    except BaseException as error:
+        return _exception_result(error)
+
+
+def _exit_result(code: object) -> dict[str, Any]:
+    """What Python makes of sys.exit's argument: None is 0, a number itself, anything else is printed and 1."""
+    if code is None or isinstance(code, int):
+        number = int(code or 0)
+        return OperationError("exit", f"the task's code called sys.exit({number})", exit_code=number).result
+    return OperationError("exit", f"the task's code called sys.exit: {_text(code)}", exit_code=1).result
+
+
+def _exception_result(error: BaseException) -> dict[str, Any]:
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:  # the family's exception may break even while it is printed
+        trace = ""
+    if len(trace) > TRACEBACK_LIMIT:
+        half = TRACEBACK_LIMIT // 2
+        trace = f"{trace[:half]}\n[... {len(trace) - 2 * half} characters cut out ...]\n{trace[-half:]}"
+    return OperationError("exception", _text(error), type=type(error).__name__, traceback=trace).result
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)[:MESSAGE_LIMIT]
+    except BaseException:  # a __str__ of the family's
+        return "(its text cannot be had)"
+
+
+def prepare(path: Path) -> None:
+    """Make room for a result: a directory that only we can enter, and no earlier result in it.
+
+    Raises:
+        BadRequestError: the directory is another user's, or others can enter it.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.parent.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise BadRequestError(f"{path.parent} is not a directory of root's alone")
+    discard(path)
+
+
+def discard(path: Path) -> None:
+    """Remove a result, whole or half-written."""
+    path.unlink(missing_ok=True)
+    _unfinished(path).unlink(missing_ok=True)
+
+
+def is_written(path: Path) -> bool:
+    """Whether a whole result is there."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result, atomically. One that is too large is replaced by an error that says so."""
+    data = json.dumps(result).encode("ascii")
+    if len(data) > MAX_BYTES:
+        data = json.dumps(OperationError("too_large", str(TooLargeError())).result).encode("ascii")
+    _unfinished(path).unlink(missing_ok=True)
+    descriptor = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.rename(_unfinished(path), path)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + ".unfinished")
+
+
+def ended(exit_code: int) -> dict[str, Any]:
+    """The result of a process that ended without one.
+
+    Args:
+        exit_code: as subprocess gives it; negative for a signal.
+    """
+    how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return OperationError("exit", f"the operation's process {how} before it gave a result", exit_code=exit_code).result

@@ -1,0 +1,96 @@
+"""Turns any Python value into one that JSON can say. Imports neither NumPy nor pandas: it asks the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 60
+REPR_LIMIT = 10_000
+# Python refuses to write an integer of more than 4,300 digits.
+MAX_INTEGER_BITS = 14_000
+
+
+class TooLargeError(Exception):
+    """The value is larger than a result may be."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the returned value is too large: a result holds at most {MAX_BYTES} bytes")
+
+
+def plain(value: object) -> Any:
+    """Give the value as None, bool, int, float, str, list or dict with string keys.
+
+    NumPy and pandas objects become lists and numbers, a DataFrame a list of rows; NaN and infinities stay.
+    What has no such form becomes its repr.
+
+    Raises:
+        TooLargeError: it does not fit into a result.
+    """
+    return _Encoder().encode(value, 0)
+
+
+class _Encoder:
+    """Counts what it has made: a small value can unfold without end (a list that holds itself twice)."""
+
+    def __init__(self) -> None:
+        self._room = MAX_BYTES
+
+    def encode(self, value: object, depth: int) -> Any:
+        self._spend(1)
+        # A subclass (numpy.float64, an enum) becomes the plain type; its own methods are not asked.
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return int.__int__(value) if int.bit_length(value) <= MAX_INTEGER_BITS else "(a very large integer)"
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, str):
+            return self._string(str.__str__(value))
+        if depth >= MAX_DEPTH:
+            # Not its repr: that of lists which hold each other many times over takes for ever.
+            return self._string(f"<{type(value).__name__} nested too deeply>")
+        if isinstance(value, type):
+            return self._representation(value)
+        if isinstance(value, list | tuple):
+            return [self.encode(item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            return {self._key(key): self.encode(item, depth + 1) for key, item in value.items()}
+        return self._converted(value, depth)
+
+    def _converted(self, value: object, depth: int) -> Any:
+        """Ask the object for a simpler form of itself, as NumPy, pandas, Decimal and their like give one."""
+        for method, arguments in (("tolist", ()), ("item", ()), ("to_dict", ("records",)), ("__float__", ())):
+            convert = getattr(value, method, None)
+            if convert is None:
+                continue
+            try:
+                simpler = convert(*arguments)
+            except Exception:  # another library's method of that name, or a value that has no such form
+                continue
+            if type(simpler) is not type(value):  # numpy.longdouble.item() gives itself
+                return self.encode(simpler, depth + 1)
+        return self._representation(value)
+
+    def _key(self, key: object) -> str:
+        try:
+            text = str(key)
+        except Exception:  # a __str__ of the family's
+            return self._representation(key)
+        return self._string(text)
+
+    def _representation(self, value: object) -> str:
+        try:
+            text = repr(value)
+        except Exception:  # a __repr__ of the family's, or a value nested too deeply
+            text = f"<{type(value).__name__} without a repr>"
+        return self._string(text[:REPR_LIMIT])
+
+    def _string(self, text: str) -> str:
+        self._spend(len(text))
+        return text
+
+    def _spend(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise TooLargeError

@@ -1,0 +1,238 @@
+"""What happens in a machine that is up: start, agent, scoring, teardown, tests, files, commands."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner import machines
+from provisioner.errors import TaskError, UsageError
+from provisioner.image_store import now
+from provisioner.models import Environment, ScoreLogEntry
+from provisioner.scoring import ScoreResult, classify_score, parse_intermediate, visible_message
+from provisioner.session import Session
+from provisioner.ssh import Completed, Connection
+from provisioner.task_driver import RESULTS, TaskDriver
+from provisioner.variables import select_required
+
+SUBMISSION = "/home/agent/submission.txt"
+SUBMISSION_LIMIT_BYTES = 8 << 20
+TEARDOWN_SECONDS = 120.0
+
+
+def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
+    """The task driver of an environment's primary machine."""
+    logs = session.environments.logs(environment.id)
+    return TaskDriver(connection, environment.family, session.redactor, session.output, logs)
+
+
+def vm_variables(session: Session, environment: Environment) -> dict[str, str]:
+    """The variables that we supply when a task has an aux VM (Task Standard, VM_*); none without one."""
+    if "aux" not in environment.machines:
+        return {}
+    return {
+        "VM_SSH_USERNAME": machines.AUX_USER,
+        "VM_SSH_PRIVATE_KEY": session.environments.key(environment.id, "task").private,
+        "VM_IP_ADDRESS": environment.endpoints["aux"].private_address or "",
+    }
+
+
+def task_variables(session: Session, environment: Environment) -> dict[str, str]:
+    """What the family's code gets: the names that the task requires, and no others.
+
+    Raises:
+        MissingVariablesError: some are not set.
+    """
+    names = environment.setup.required_environment_variables
+    return select_required(session.variables, names, vm_variables(session, environment))
+
+
+def start(session: Session, environment: Environment, driver: TaskDriver, *, skip_chown: bool) -> None:
+    """Runs start(), gives the agent its home, and places the instructions.
+
+    Raises:
+        TaskError: start() failed.
+    """
+    variables = task_variables(session, environment)
+    driver.call("start", task=environment.task, environment=variables).value("start()")
+    settled = driver.call("settle_home", instructions=environment.setup.instructions, skip_chown=skip_chown)
+    settled.value("giving the agent its home")
+
+
+def teardown(session: Session, environment: Environment, driver: TaskDriver) -> None:
+    """Runs the family's teardown, for at most two minutes.
+
+    Raises:
+        TaskError: it failed or did not end.
+        MissingVariablesError: it cannot be called without its variables.
+    """
+    variables = task_variables(session, environment)
+    answer = driver.call("teardown", task=environment.task, environment=variables, timeout_seconds=TEARDOWN_SECONDS)
+    answer.value("teardown()")
+
+
+def run_tests(session: Session, environment: Environment, driver: TaskDriver, arguments: Sequence[str]) -> int:
+    """Runs the family's own pytest files; they get all variables (Task Standard, tests).
+
+    Returns:
+        pytest's exit code.
+    """
+    variables = {**session.variables, **vm_variables(session, environment)}
+    answer = driver.call("pytest", task=environment.task, environment=variables, arguments=list(arguments))
+    return int(answer.value("pytest")["exit_code"])
+
+
+def read_submission(driver: TaskDriver) -> str | None:
+    """The agent's submission, as it is; None if there is none.
+
+    Raises:
+        TaskError: what lies there is not a plain file of bearable size.
+    """
+    value = driver.call("read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES).value("reading it")
+    if value.get("found"):
+        return str(value["text"])
+    if reason := str(value.get("reason") or ""):
+        raise TaskError(f"The submission file cannot be read: {reason[:200]}")
+    return None
+
+
+def end_score(
+    session: Session, environment: Environment, driver: TaskDriver, submission: str | None
+) -> tuple[Environment, ScoreResult]:
+    """Scores at the end: score(), or a last intermediate score and aggregate_scores().
+
+    Args:
+        submission: scored instead of the submission file.
+    """
+    if environment.has_intermediate_score:
+        environment, _ = intermediate_score(session, environment, driver)
+    if environment.has_aggregate_scores:
+        return environment, _aggregate(session, environment, driver)
+    if not environment.has_score:
+        return environment, ScoreResult(kind="not_scored", message="The family has neither score nor aggregate_scores.")
+    if submission is None:
+        submission = read_submission(driver)
+    path = f"{RESULTS}/{secrets.token_hex(16)}.submission"
+    driver.put_file(path, (submission or "").encode())
+    variables = task_variables(session, environment)
+    answer = driver.call("score", task=environment.task, environment=variables, submission=path)
+    return environment, classify_score(answer.result)
+
+
+def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -> ScoreResult:
+    path = f"{RESULTS}/{secrets.token_hex(16)}.score-log"
+    driver.put_file(path, json.dumps([_entry(entry) for entry in environment.score_log]).encode())
+    variables = task_variables(session, environment)
+    answer = driver.call("aggregate_scores", task=environment.task, environment=variables, score_log=path)
+    return classify_score(answer.result)
+
+
+def _entry(entry: ScoreLogEntry) -> dict[str, object]:
+    return entry.model_dump(mode="json") | {"score": entry.score}  # NaN stays NaN
+
+
+@dataclass(frozen=True)
+class IntermediateScore:
+    """One intermediate score: what the agent may see of it, and what it was.
+
+    Args:
+        entry: what went into the score log; None if the family gave no score.
+        visible: message, and the score unless the manifest hides it; never the details.
+        stdout, stderr: the scorer's output, which goes back to the agent.
+    """
+
+    entry: ScoreLogEntry | None
+    visible: dict[str, object]
+    stdout: str
+    stderr: str
+
+
+def intermediate_score(
+    session: Session, environment: Environment, driver: TaskDriver
+) -> tuple[Environment, IntermediateScore]:
+    """Scores once in between, and keeps the result in the record and in the machine's score log.
+
+    Raises:
+        TaskError: intermediate_score() failed or answered nonsense.
+        UsageError: the family has none.
+    """
+    if not environment.has_intermediate_score:
+        raise UsageError(f"{environment.family} has no intermediate_score.")
+    variables = task_variables(session, environment)
+    answer = driver.call("intermediate_score", task=environment.task, environment=variables)
+    parsed = parse_intermediate(answer.result)
+    entry = None
+    if parsed.is_logged:
+        begin = environment.started_at or environment.created_at
+        entry = ScoreLogEntry(
+            score=parsed.score,
+            message=parsed.message,
+            details=parsed.details,
+            scored_at=now(),
+            elapsed_seconds=(now() - begin).total_seconds(),
+        )
+        environment = session.environments.update(environment, score_log=(*environment.score_log, entry))
+    elif parsed.failed:
+        raise TaskError(f"intermediate_score() failed: {parsed.failure}", details=answer.tail(answer.result))
+    visible = visible_message(parsed.score, parsed.message, environment.score_visible_to_agent)
+    return environment, IntermediateScore(entry, visible, answer.stdout, answer.stderr)
+
+
+def run_agent(session: Session, environment: Environment, directory: Path, command: str) -> Completed:
+    """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
+
+    Args:
+        directory: the agent's files on the controller; it replaces what lay in scaffolding.
+        command: what the agent's login shell runs.
+
+    Raises:
+        UsageError: the directory does not exist.
+        MachineLostError: the connection broke.
+    """
+    if not directory.is_dir():
+        raise UsageError(f"The agent's directory {directory} does not exist.")
+    with machines.connect(session, environment, "primary", "agent") as connection:
+        # As agent and not as root: a link that an earlier agent planted leads root astray.
+        unpack = 'rm -rf "$HOME/scaffolding" && mkdir "$HOME/scaffolding" && exec tar -x -C "$HOME/scaffolding"'
+        sent = connection.send_tree(["sh", "-c", unpack], lambda archive: archive.add(directory, arcname="."))
+        if sent.exit_code != 0:
+            raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
+        script = 'cd "$HOME/scaffolding" && exec bash -lc "$1"'
+        return execute(session, environment, connection, ["bash", "-c", script, "agent", command], log="agent")
+
+
+def execute(
+    session: Session,
+    environment: Environment,
+    connection: Connection,
+    argv: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    log: str | None = None,
+    on_stdout: Callable[[bytes], None] | None = None,
+    on_stderr: Callable[[bytes], None] | None = None,
+) -> Completed:
+    """Runs a command in a machine.
+
+    Args:
+        argv: its arguments; nothing interprets them.
+        log: name of the log that keeps its output, without the secrets.
+        on_stdout, on_stderr: told of the raw output as it comes; without them it goes to who watches.
+    """
+    take = session.redactor.stream()
+
+    def show(data: bytes) -> None:
+        session.output(take.feed(data.decode(errors="replace")))
+
+    done = connection.run(argv, stdin=stdin, on_stdout=on_stdout or show, on_stderr=on_stderr or show)
+    if rest := take.flush():
+        session.output(rest)
+    if log:
+        text = (done.stdout + done.stderr).decode(errors="replace")
+        with (session.environments.logs(environment.id) / f"{log}.log").open("a") as file:
+            file.write(f"$ {session.redactor.redact(shlex.join(argv))}\n{session.redactor.redact(text)}\n")
+    return done

@@ -1,0 +1,336 @@
+"""A task's environment, phase by phase: up, score, destroy, and `run`, which is all of them.
+
+The one place that knows their order, times them, and unwinds what a failure or Ctrl-C cuts short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner import images, inside, machines, probes
+from provisioner.environments import new_id
+from provisioner.errors import ProvisionerError
+from provisioner.image_store import now
+from provisioner.machine_types import size_of_aux_vm, size_of_primary
+from provisioner.models import (
+    Destination,
+    Environment,
+    MachineRecord,
+    Phase,
+    ProbeResult,
+    Role,
+    ScoreLogEntry,
+    SetupData,
+    TaskSetup,
+)
+from provisioner.scoring import ScoreResult
+from provisioner.session import Phases, Session
+from provisioner.setup_data import require_task
+from provisioner.ssh import Connection
+from provisioner.task_family import TaskFamily
+from provisioner.variables import check_required
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an environment will be, decided before anything of it exists.
+
+    Args:
+        setup: the task's setup data; `setup_data` is the whole family's.
+        records: image and size of each machine.
+    """
+
+    family: TaskFamily
+    task: str
+    setup: TaskSetup
+    setup_data: SetupData
+    records: dict[Role, MachineRecord]
+    allowed: tuple[Destination, ...]
+
+
+def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Plan:
+    """Builds the images that are missing and decides the machines.
+
+    Raises:
+        UsageError: unknown task, missing variables, or machines that the cloud cannot give.
+        ImageBuildError: an image could not be built.
+    """
+    family_image, setup_data = images.family_image(session, family)
+    setup = require_task(setup_data, family.name, task)
+    check_required(session.variables, setup)
+    resources = family.manifest.resources(task)
+    primary = size_of_primary(resources)
+    session.cloud.check_primary(primary, gpu=resources.gpu is not None)
+    records: dict[Role, MachineRecord] = {"primary": MachineRecord(image=family_image, size=primary, user="root")}
+    if setup.aux_vm_spec:
+        size = size_of_aux_vm(setup.aux_vm_spec)
+        session.cloud.check_aux(setup.aux_vm_spec, size)
+        image = images.aux_image(session, family, setup.aux_vm_spec)
+        records["aux"] = MachineRecord(image=image, size=size, user="root")
+    return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
+
+
+def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Environment:
+    """Brings one environment up to the point where an agent may start.
+
+    Args:
+        allowed: what an environment without internet may reach all the same.
+
+    Returns:
+        its record, status `ready`.
+
+    Raises:
+        ProvisionerError: what was created is destroyed again.
+    """
+    phases = Phases(session.progress)
+    with phases.phase("images"):
+        planned = plan(session, family, task, allowed)
+    environment = _new_environment(session, planned)
+    with machines.held(session, environment.id):
+        try:
+            return _bring_up(session, planned, environment, phases)
+        except BaseException:
+            with session.shield():
+                session.progress.note(f"Clearing away {environment.id}")
+                machines.keep_console(session, environment)
+                machines.destroy(session, environment)
+            raise
+
+
+def _new_environment(session: Session, planned: Plan) -> Environment:
+    identity = new_id(planned.family.name, planned.task)
+    return Environment(
+        id=identity,
+        cloud=session.cloud.name,
+        stack=identity,
+        family=planned.family.name,
+        task=planned.task,
+        status="creating",
+        created_at=now(),
+        setup=planned.setup,
+        has_score=planned.setup_data.has_score,
+        has_intermediate_score=planned.setup_data.has_intermediate_score,
+        has_aggregate_scores=planned.setup_data.has_aggregate_scores,
+        has_teardown=planned.setup_data.has_teardown,
+        score_visible_to_agent=planned.family.manifest.scoring(planned.task).visible_to_agent,
+        full_internet=planned.setup.full_internet,
+        allowed_destinations=planned.allowed,
+        machines=planned.records,
+    )
+
+
+def _bring_up(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+    with phases.phase("create"):
+        machines.record(session, environment)
+        [environment] = machines.create(session, [environment])
+    with phases.phase("boot"):
+        connections = machines.boot(session, environment)
+    with contextlib.ExitStack() as stack:
+        for connection in connections.values():
+            stack.enter_context(connection)
+        with phases.phase("isolation"):
+            results = prove_isolation(session, environment, connections)
+            environment = session.environments.update(environment, probes=results)
+        driver = inside.driver(session, environment, connections["primary"])
+        with phases.phase("start"):
+            inside.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
+            environment = session.environments.update(environment, started_at=now())
+        if environment.has_intermediate_score:
+            with phases.phase("first score"):
+                environment, _ = inside.intermediate_score(session, environment, driver)
+    return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
+
+
+def prove_isolation(
+    session: Session, environment: Environment, connections: dict[Role, Connection]
+) -> tuple[ProbeResult, ...]:
+    """Runs the probes in all machines at once.
+
+    Raises:
+        IsolationError: they show more or less than the permission promises.
+    """
+    gateways = session.cloud.gateways(environment)
+    with probes.canary() as canary:
+        found = machines.in_parallel(
+            connections,
+            lambda role, _: probes.run(
+                connections[role],
+                role,
+                probes.request(environment, role, canary.port, gateways),
+                environment.full_internet,
+            ),
+        )
+        results = tuple(result for role in connections for result in found[role])
+        probes.require(results, canary.visited)
+    return results
+
+
+def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:
+    """Ends an environment: the family's teardown, the machines, and the proof that they are gone. Idempotent.
+
+    A failing teardown is reported and stops nothing.
+
+    Raises:
+        StillThereError: something of it would not go.
+    """
+    phases = prior or Phases(session.progress)
+    with machines.held(session, environment.id):
+        if not session.environments.directory(environment.id).exists():
+            return tuple(phases.finished)
+        if environment.has_teardown and environment.started_at and environment.endpoints:
+            with phases.phase("teardown"), _reported(session, "teardown"):
+                _teardown(session, environment)
+        with phases.phase("destroy"):
+            machines.keep_console(session, environment)
+            machines.destroy(session, environment)
+    return tuple(phases.finished)
+
+
+def _teardown(session: Session, environment: Environment) -> None:
+    with machines.connect(session, environment, "primary") as connection:
+        inside.teardown(session, environment, inside.driver(session, environment, connection))
+
+
+@contextlib.contextmanager
+def _reported(session: Session, what: str) -> Iterator[None]:
+    try:
+        yield
+    except ProvisionerError as error:
+        session.progress.note(f"{what}: {error.message}")
+
+
+@dataclass(frozen=True)
+class AgentCommand:
+    """An agent to run: its directory on the controller and the command that starts it there."""
+
+    directory: Path
+    command: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a whole run came to.
+
+    Args:
+        outcome: the end score, or why there is none.
+        agent_exit_code: of the agent's command, or None where a submission was given.
+    """
+
+    environment: str
+    family: str
+    task: str
+    outcome: ScoreResult
+    agent_exit_code: int | None
+    score_log: tuple[ScoreLogEntry, ...]
+    phases: tuple[Phase, ...]
+
+
+def run(
+    session: Session,
+    family: TaskFamily,
+    task: str,
+    *,
+    agent: AgentCommand | None = None,
+    submission: str | None = None,
+    allowed: tuple[Destination, ...] = (),
+) -> RunResult:
+    """Does it all: up, agent or submission, score, destroy. Always tears down.
+
+    Args:
+        agent: what works on the task; its submission file is scored.
+        submission: scored instead.
+
+    Raises:
+        ProvisionerError: ours or the host's fault, or start() failed. A failed scoring is a result, not an error.
+    """
+    phases = Phases(session.progress)
+    environment = up(session, family, task, allowed)
+    phases.finished.extend(environment.phases)
+    exit_code: int | None = None
+    try:
+        if agent:
+            with phases.phase("agent"):
+                exit_code = inside.run_agent(session, environment, agent.directory, agent.command).exit_code
+        with phases.phase("score"):
+            environment, outcome = score(session, environment, submission)
+    finally:
+        with session.shield():
+            destroy(session, environment, phases)
+    return RunResult(
+        environment=environment.id,
+        family=family.name,
+        task=task,
+        outcome=outcome,
+        agent_exit_code=exit_code,
+        score_log=environment.score_log,
+        phases=tuple(phases.finished),
+    )
+
+
+def score(session: Session, environment: Environment, submission: str | None = None) -> tuple[Environment, ScoreResult]:
+    """Scores an environment at its end (Task Standard, scoring).
+
+    Args:
+        submission: scored instead of the submission file.
+
+    Returns:
+        the record with its score log, and the result.
+    """
+    with machines.connect(session, environment, "primary") as connection:
+        return inside.end_score(session, environment, inside.driver(session, environment, connection), submission)
+
+
+def test(
+    session: Session,
+    family: TaskFamily,
+    task: str,
+    arguments: Sequence[str],
+    allowed: tuple[Destination, ...] = (),
+    *,
+    keep: bool = False,
+) -> tuple[Environment, int]:
+    """Runs the family's own pytest files in an environment.
+
+    Args:
+        arguments: for pytest.
+        keep: leave the environment up.
+
+    Returns:
+        the environment's record and pytest's exit code.
+    """
+    phases = Phases(session.progress)
+    environment = up(session, family, task, allowed)
+    try:
+        with phases.phase("tests"), machines.connect(session, environment, "primary") as connection:
+            code = inside.run_tests(session, environment, inside.driver(session, environment, connection), arguments)
+    finally:
+        if not keep:
+            with session.shield():
+                destroy(session, environment, phases)
+    return environment, code
+
+
+def select_for_destroy(
+    session: Session, names: Sequence[str], *, everything: bool
+) -> tuple[list[Environment], list[str]]:
+    """The environments that a destroy means, and the names of those that are gone already.
+
+    Args:
+        names: ids, or beginnings or ends of them.
+        everything: all that exists, whatever the names. Directories without a record go at once: a crash
+            came before anything was created in them.
+
+    Raises:
+        UsageError: a name means no environment that ever was.
+    """
+    store = session.environments
+    if everything:
+        for directory in store.unrecorded():
+            store.forget(directory.name)
+        return store.all(), []
+    found = {environment.id: environment for environment in (store.find(name, archived=True) for name in names)}
+    live = [environment for environment in found.values() if store.directory(environment.id).exists()]
+    return live, [name for name in found if not store.directory(name).exists()]

@@ -1,0 +1,216 @@
+"""An environment's machines: created by one apply, reached over SSH, destroyed until the cloud says they are gone.
+
+Knows nothing of tasks. Tasks' environments (lifecycle.py) and image builders (images.py) both stand on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from provisioner.errors import InfrastructureError, MachineLostError, ProvisionerError, StillThereError, TerraformError
+from provisioner.keys import ed25519_key_pair, rsa_key_pair
+from provisioner.models import Endpoint, Environment, Role
+from provisioner.paths import locked, write_atomically
+from provisioner.render import EnvironmentSpec, MachineSpec, render_stack
+from provisioner.session import Session
+from provisioner.ssh import Connection
+from provisioner.terraform import Stack
+
+# Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
+BOOT_SECONDS = 300
+AUX_USER = "admin"
+
+T = TypeVar("T")
+
+
+def record(session: Session, environment: Environment) -> None:
+    """Writes the record, the keys and what the machines boot with. Nothing exists yet.
+
+    Each environment has a controller key, a host key per machine, and an RSA key that the task gets for its aux VM.
+    """
+    session.home.make()
+    session.environments.save(environment)
+    keys = {"controller": ed25519_key_pair()} | {f"host_{role}": ed25519_key_pair() for role in environment.machines}
+    if "aux" in environment.machines:
+        keys["task"] = rsa_key_pair()
+    session.environments.write_keys(environment.id, keys)
+    controller = keys["controller"].public + "\n"
+    secrets: dict[Role, dict[str, str]] = {
+        role: {"host_key": keys[f"host_{role}"].private, "authorized_keys.agent": controller}
+        for role in environment.machines
+    }
+    if "aux" in environment.machines:
+        secrets["aux"]["authorized_keys.admin"] = controller + keys["task"].public + "\n"
+        del secrets["aux"]["authorized_keys.agent"]
+    session.cloud.prepare(environment, secrets)
+
+
+def create(session: Session, environments: list[Environment]) -> list[Environment]:
+    """Creates the machines of one stack's environments with one apply.
+
+    Args:
+        environments: recorded ones, all of the same stack.
+
+    Returns:
+        their records, with endpoints.
+
+    Raises:
+        TerraformError: what exists by then is found by destroy.
+    """
+    stack = stack_of(session, environments[0])
+    stack.write(render_stack(session.cloud.name, {one.id: _spec(session, one) for one in environments}))
+    outputs = stack.apply(session.progress.note)
+    return [
+        session.environments.update(environment, endpoints=_endpoints(outputs, environment))
+        for environment in environments
+    ]
+
+
+def stack_of(session: Session, environment: Environment) -> Stack:
+    """The Terraform root that the environment belongs to."""
+    return Stack(session.home.stacks / environment.stack)
+
+
+def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
+    values = session.cloud.stack_values(environment)
+    images = values.pop("images")
+    public_key = session.environments.key(environment.id, "controller").public
+    return EnvironmentSpec(
+        environment_id=environment.id,
+        full_internet=environment.full_internet,
+        allowed_destinations=environment.allowed_destinations,
+        machines={
+            role: MachineSpec(
+                image=images[role],
+                cpus=machine.size.cpus,
+                memory_gib=machine.size.memory_gib,
+                disk_gib=machine.size.disk_gib,
+                public_key=public_key,
+            )
+            for role, machine in environment.machines.items()
+        },
+        extra=values,
+    )
+
+
+def _endpoints(outputs: Mapping[str, object], environment: Environment) -> dict[Role, Endpoint]:
+    try:
+        machines = outputs["environments"][environment.id]["machines"]  # type: ignore[index]
+        return {role: Endpoint.model_validate(machines[role]) for role in environment.machines}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InfrastructureError(
+            f"Terraform gave no endpoints for {environment.id}.", hint="Its log lies in the stack's directory."
+        ) from error
+
+
+def connect(session: Session, environment: Environment, role: Role, user: str = "root") -> Connection:
+    """Opens an SSH connection to a machine that is up.
+
+    Raises:
+        MachineLostError: no SSH, or the machine has ended.
+    """
+    login = session.environments.login(environment, role, user)
+    try:
+        return Connection(login, wait_seconds=60, alive=lambda: session.cloud.alive(environment, role))
+    except MachineLostError as error:
+        if not session.cloud.alive(environment, role):
+            raise MachineLostError(
+                f"The {role} machine of {environment.id} is not running any more.",
+                hint=f"provisioner destroy {environment.id} clears it away.",
+            ) from error
+        raise
+
+
+def boot(session: Session, environment: Environment) -> dict[Role, Connection]:
+    """Waits, for all machines at once, until they let the controller in as root.
+
+    Raises:
+        MachineLostError: with the end of the machine's console.
+    """
+
+    def reach(role: Role, cancelled: threading.Event) -> Connection:
+        login = session.environments.login(environment, role, "root")
+        try:
+            return Connection(
+                login, BOOT_SECONDS, alive=lambda: not cancelled.is_set() and session.cloud.alive(environment, role)
+            )
+        except MachineLostError as error:
+            console = "\n".join(session.cloud.console(environment, role).splitlines()[-15:])
+            raise MachineLostError(f"The {role} machine did not come up: {error.message}", details=console) from error
+
+    return in_parallel(environment.machines, reach)
+
+
+def in_parallel(roles: Mapping[Role, object], work: Callable[[Role, threading.Event], T]) -> dict[Role, T]:
+    """Does something with all machines at once; the first failure is raised, and the event tells the others to stop."""
+    cancelled = threading.Event()
+    pool = ThreadPoolExecutor(max_workers=len(roles))
+    try:
+        futures = {role: pool.submit(work, role, cancelled) for role in roles}
+        wait(futures.values(), return_when="FIRST_EXCEPTION")
+        for future in futures.values():
+            if future.done():
+                future.result()
+        return {role: future.result() for role, future in futures.items()}
+    except BaseException:
+        cancelled.set()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def held(session: Session, environment_id: str) -> Iterator[None]:
+    """Keeps other provisioners from changing the environment while this one does."""
+
+    def tell() -> None:
+        session.progress.note(f"Another provisioner works on {environment_id}; waiting for it")
+
+    with locked(session.environments.lock(environment_id), on_wait=tell):
+        yield
+
+
+def destroy(session: Session, environment: Environment) -> None:
+    """Destroys the machines, asks the cloud whether they are gone, removes what is not, and archives the record.
+
+    Safe to repeat, and after a crash at any moment. Terraform's word is not taken for it: killed at the wrong
+    moment it forgets a machine and then destroys nothing with exit code 0.
+
+    Raises:
+        StillThereError: something would not go; the record stays.
+    """
+    environment = session.environments.update(environment, status="destroying")
+    stack = stack_of(session, environment)
+    trouble: ProvisionerError | None = None
+    try:
+        stack.remove(environment.id, session.progress.note)
+    except TerraformError as error:
+        trouble = error
+    if left := session.cloud.left(environment):
+        session.progress.note(f"Terraform left {len(left)} things of {environment.id}; removing them")
+        session.cloud.remove(environment)
+        left = session.cloud.left(environment)
+    if left:
+        raise StillThereError(
+            f"{environment.id} is not gone: {'; '.join(left)}",
+            hint=f"provisioner destroy {environment.id} tries again.",
+            details=trouble.details if trouble else None,
+        )
+    if trouble:
+        # The cloud says that all is gone: what remains of the stack describes nothing.
+        stack.forget(environment.id)
+    session.environments.archive(environment)
+
+
+def keep_console(session: Session, environment: Environment) -> None:
+    """Copies each machine's console into the environment's logs."""
+    directory = session.environments.directory(environment.id) / "logs"
+    if not directory.is_dir():
+        return
+    for role in environment.machines:
+        if text := session.cloud.console(environment, role):
+            write_atomically(directory / f"console-{role}.log", session.redactor.redact(text))

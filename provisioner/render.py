@@ -1,0 +1,80 @@
+"""Environments -> the text of a Terraform root. Pure but for reading our own templates and modules.
+
+Jinja renders structure and names that we made. What a family or a machine says travels only as data, in
+environments.auto.tfvars.json: there, unlike in .tf files, Terraform evaluates no ${...}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from jinja2 import Environment as Jinja
+from jinja2 import FileSystemLoader, StrictUndefined
+
+from provisioner import resources
+from provisioner.models import Destination, Record, Role
+
+VALUES = "environments.auto.tfvars.json"
+# Variables that a cloud's module takes beside those that all take, with their Terraform types.
+EXTRA_VARIABLES: dict[str, dict[str, str]] = {"local": {"directory": "string"}}
+
+
+class MachineSpec(Record):
+    """One machine, as the modules' variable `machines` describes it."""
+
+    image: str
+    cpus: int
+    memory_gib: float
+    disk_gib: int
+    public_key: str
+
+
+class EnvironmentSpec(Record):
+    """One environment, as the modules' variables describe it.
+
+    Args:
+        extra: the cloud's own variables; see EXTRA_VARIABLES.
+    """
+
+    environment_id: str
+    full_internet: bool
+    allowed_destinations: tuple[Destination, ...] = ()
+    machines: dict[Role, MachineSpec]
+    extra: dict[str, str] = {}
+
+
+def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
+    """The files of a stack's Terraform root.
+
+    The modules are copied into it, so that what created a stack can always destroy it, whatever version of
+    provisioner is installed by then.
+
+    Args:
+        cloud: whose modules.
+        environments: the stack's environments by id.
+
+    Returns:
+        path relative to the stack's directory -> text.
+    """
+    jinja = Jinja(  # noqa: S701 - it renders HCL, not HTML
+        loader=FileSystemLoader(resources.directory("templates")),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    modules = resources.directory("terraform") / cloud / "environment"
+    files = {f"modules/environment/{path.name}": path.read_text() for path in sorted(modules.glob("*.tf"))}
+    files["main.tf"] = jinja.get_template("stack.tf.j2").render(extra_variables=EXTRA_VARIABLES[cloud])
+    return files | render_values(environments)
+
+
+def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
+    """The file with the values: all that changes when an environment joins or leaves a stack."""
+    values = {name: _values(spec) for name, spec in environments.items()}
+    return {VALUES: json.dumps({"environments": values}, indent=2)}
+
+
+def _values(spec: EnvironmentSpec) -> dict[str, object]:
+    data = spec.model_dump(exclude={"extra", "allowed_destinations"})
+    allowed = [{"cidr": one.cidr, "port": one.port} for one in spec.allowed_destinations]
+    return {**data, **spec.extra, "allowed_destinations": allowed}

@@ -1,0 +1,218 @@
+"""Tells the kinds of scoring results apart: untrusted JSON in, frozen records out. A failure is never a 0.
+
+The raw result is the guest helper's object: {"status": "ok", "value": ...}, or {"status": "error", "kind": ...}
+with `message` and `traceback` (strings), `type` (the exception's), all optional; or None where there was none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from provisioner.models import Record
+from provisioner.problems import shown
+
+MAXIMUM_NAME_CHARACTERS = 128
+MAXIMUM_MESSAGE_CHARACTERS = 4096
+MAXIMUM_DETAILS_CHARACTERS = 64 << 10
+
+Failure = Literal["nan", "infinite", "not_a_number", "exception", "exit", "timeout", "malformed"]
+ScoreKind = Literal["scored", "manual_scoring_required", "not_scored"] | Failure
+IntermediateKind = Literal["scored", "invalid_submission", "no_score"] | Failure
+
+
+class ScoreResult(Record):
+    """The result of end scoring.
+
+    Args:
+        kind: `scored`, `manual_scoring_required`, `not_scored` (the family has no end scoring), or the kind of failure.
+        score: a finite number if kind is `scored`, else None.
+        message: what went wrong, in the operator's words; empty otherwise.
+        details: the family's traceback, bounded; empty where there is none.
+    """
+
+    kind: ScoreKind
+    score: float | None = None
+    message: str = ""
+    details: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether scoring gave neither a score nor the wish for manual scoring."""
+        return self.kind not in ("scored", "manual_scoring_required", "not_scored")
+
+
+class IntermediateResult(Record):
+    """The result of intermediate scoring.
+
+    Args:
+        kind: `scored`, `invalid_submission` (the family answered NaN), `no_score` (None), or the kind of failure.
+        score: a finite number, NaN if the submission is invalid, else None.
+        message: the family's, for the agent.
+        details: the family's, never for the agent.
+        failure: what went wrong, in the operator's words; empty otherwise.
+        traceback: the family's traceback, bounded; empty where there is none.
+    """
+
+    # NaN must survive being written: as null it would turn an invalid submission into no score.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    kind: IntermediateKind
+    score: float | None = None
+    message: dict[str, Any] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict)
+    failure: str = ""
+    traceback: str = ""
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether it belongs in the score log: scores and invalid submissions do."""
+        return self.kind in ("scored", "invalid_submission")
+
+    @property
+    def failed(self) -> bool:
+        """Whether scoring broke: neither a score, nor an invalid submission, nor the wish for none."""
+        return not self.is_logged and self.kind != "no_score"
+
+
+def classify_score(result: object) -> ScoreResult:
+    """What the family's `score` or `aggregate_scores` came to. No range is enforced.
+
+    Args:
+        result: the guest helper's object; see above.
+    """
+    outcome = _outcome(result)
+    if isinstance(outcome, _Failed):
+        return ScoreResult(kind=outcome.kind, message=outcome.message, details=outcome.traceback)
+    if outcome.value is None:
+        return ScoreResult(kind="manual_scoring_required")
+    number = _number(outcome.value)
+    if number is None:
+        message = f"The score is {_a(outcome.value)}, not a number: {shown(outcome.value)}."
+        return ScoreResult(kind="not_a_number", message=message)
+    if math.isnan(number):
+        return ScoreResult(kind="nan", message="The score is NaN.")
+    if math.isinf(number):
+        return ScoreResult(kind="infinite", message="The score is infinite, or too large for a number.")
+    return ScoreResult(kind="scored", score=number)
+
+
+def parse_intermediate(result: object) -> IntermediateResult:
+    """What the family's `intermediate_score` came to: {score, message, details}, all optional.
+
+    Args:
+        result: the guest helper's object; see above.
+    """
+    outcome = _outcome(result)
+    judged = outcome if isinstance(outcome, _Failed) else _intermediate(outcome.value)
+    if isinstance(judged, _Failed):
+        return IntermediateResult(kind=judged.kind, failure=judged.message, traceback=judged.traceback)
+    return judged
+
+
+def visible_message(score: float | None, message: Mapping[str, Any], visible_to_agent: bool) -> dict[str, object]:
+    """What the agent may see of an intermediate score: its status and message, the score unless hidden, never details.
+
+    Args:
+        score: of the result or log entry; NaN is an invalid submission and shown as such, since JSON has no NaN.
+        message: the family's.
+        visible_to_agent: the manifest's scoring.visible_to_agent.
+    """
+    if score is None:
+        return {"status": "no_score", "message": dict(message)}
+    if math.isnan(score):
+        return {"status": "invalid_submission", "message": dict(message)}
+    seen = {"score": score} if visible_to_agent else {}
+    return {"status": "scored", **seen, "message": dict(message)}
+
+
+@dataclass(frozen=True)
+class _Returned:
+    value: object
+
+
+@dataclass(frozen=True)
+class _Failed:
+    kind: Failure
+    message: str
+    traceback: str = ""
+
+
+def _outcome(result: object) -> _Returned | _Failed:
+    """The value that the family's function gave, or how it failed."""
+    if not isinstance(result, dict):
+        return _Failed("malformed", f"The machine answered {_a(result)} instead of a result.")
+    status = result.get("status")
+    if status == "ok" and "value" in result:
+        return _Returned(result["value"])
+    if status == "ok":
+        return _Failed("malformed", "The machine's result holds no value.")
+    if status != "error":
+        return _Failed("malformed", f"The machine's result has the unknown status {shown(status)}.")
+    return _error(result)
+
+
+def _intermediate(value: object) -> IntermediateResult | _Failed:
+    if not isinstance(value, dict):
+        return _Failed("malformed", f"intermediate_score gave {_a(value)}, not a mapping.")
+    if unknown := value.keys() - {"score", "message", "details"}:
+        return _Failed("malformed", f"intermediate_score gave the unknown key {shown(min(unknown, key=str))}.")
+    for name in ("message", "details"):
+        if not isinstance(value.get(name), dict | None):
+            return _Failed("malformed", f"intermediate_score gave {_a(value[name])} as its {name}, not a mapping.")
+    return _intermediate_score(value.get("score"), value.get("message") or {}, value.get("details") or {})
+
+
+def _intermediate_score(
+    value: object, message: dict[str, Any], details: dict[str, Any]
+) -> IntermediateResult | _Failed:
+    if value is None:
+        return IntermediateResult(kind="no_score", message=message, details=details)
+    number = _number(value)
+    if number is None:
+        return _Failed("not_a_number", f"The intermediate score is {_a(value)}, not a number: {shown(value)}.")
+    if math.isinf(number):
+        return _Failed("infinite", "The intermediate score is infinite, or too large for a number.")
+    kind: IntermediateKind = "invalid_submission" if math.isnan(number) else "scored"
+    return IntermediateResult(kind=kind, score=number, message=message, details=details)
+
+
+def _error(result: Mapping[str, object]) -> _Failed:
+    kind = result.get("kind")
+    said = _text(result.get("message"), MAXIMUM_MESSAGE_CHARACTERS) or "no reason was given"
+    traceback = _text(result.get("traceback"), MAXIMUM_DETAILS_CHARACTERS)
+    if kind == "exception":
+        name = _text(result.get("type"), MAXIMUM_NAME_CHARACTERS) or "an exception"
+        return _Failed("exception", f"Scoring raised {name}: {said}", traceback)
+    if kind == "exit":
+        return _Failed("exit", f"Scoring ended its process: {said}", traceback)
+    if kind == "timeout":
+        return _Failed("timeout", f"Scoring did not end in time: {said}", traceback)
+    if kind in ("invalid", "too_large"):
+        return _Failed("malformed", f"Scoring gave no usable result: {said}", traceback)
+    return _Failed("malformed", f"The machine's result has the unknown kind of error {shown(kind)}.")
+
+
+def _number(value: object) -> float | None:
+    """A JSON number as a float; None for what is no number, bool included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _text(value: object, limit: int) -> str:
+    """A stranger's text, cut, and without half characters that no file can hold."""
+    cut = value[:limit] if isinstance(value, str) else ""
+    return cut.encode("utf-8", "replace").decode()
+
+
+def _a(value: object) -> str:
+    names = {bool: "a bool", str: "a string", list: "a list", dict: "a mapping", type(None): "nothing"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,75 @@
+"""What every operation needs: home, cloud, settings, secrets and who watches. Made once per command."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from provisioner.clouds import Cloud
+from provisioner.environments import EnvironmentStore
+from provisioner.image_store import ImageStore
+from provisioner.interrupts import no_shield
+from provisioner.models import Phase
+from provisioner.paths import Home
+from provisioner.progress import Progress, Silence
+from provisioner.redaction import Redactor
+
+
+@dataclass(frozen=True)
+class Session:
+    """The context of one command.
+
+    Args:
+        home: the provisioner home.
+        cloud: where machines run.
+        progress: who watches.
+        variables: the environment file's secrets.
+        shield: keeps signals from cutting a clean-up short.
+    """
+
+    home: Home
+    cloud: Cloud
+    progress: Progress = field(default_factory=Silence)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    shield: Callable[[], AbstractContextManager[None]] = no_shield
+
+    @cached_property
+    def environments(self) -> EnvironmentStore:
+        """The records of environments."""
+        return EnvironmentStore(self.home)
+
+    @cached_property
+    def images(self) -> ImageStore:
+        """The finished images."""
+        return ImageStore(self.home)
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Takes the secrets out of what is shown or kept."""
+        return Redactor(self.variables)
+
+    def output(self, text: str) -> None:
+        """Passes a machine's output on, without the secrets."""
+        self.progress.output(text)
+
+
+class Phases:
+    """Times the phases of one environment's life and tells who watches."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.finished: list[Phase] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times what happens inside; a phase that fails is not counted as finished."""
+        self._progress.phase_started(name)
+        begin = time.monotonic()
+        yield
+        seconds = round(time.monotonic() - begin, 3)
+        self.finished.append(Phase(name=name, seconds=seconds))
+        self._progress.phase_finished(name, seconds)

@@ -1,0 +1,104 @@
+"""Reads a task family's directory, checks and hashes it. Executes none of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from provisioner.build_steps import check_build_steps, load_build_steps
+from provisioner.errors import TaskFamilyError
+from provisioner.family_files import digest_files, list_files
+from provisioner.family_module import check_module
+from provisioner.manifest import Manifest, load_manifest
+from provisioner.models import BuildStep
+from provisioner.problems import shown
+
+__all__ = ["TaskFamily", "check_build_steps", "family_digest", "load_family", "refuse_env_file_inside"]
+
+MAXIMUM_NAME_CHARACTERS = 64
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class TaskFamily:
+    """A family's directory, checked.
+
+    Args:
+        directory: resolved.
+        name: the directory's name, snake case.
+        module: NAME.py in it.
+        manifest: of manifest.yaml, or the defaults.
+        build_steps: of build_steps.json, or none.
+        files: what to copy into machines: sorted paths relative to `directory`, of regular files and of links
+            that stay inside. Left out: family_files.SKIPPED_NAMES, SKIPPED_AT_TOP and empty directories.
+    """
+
+    directory: Path
+    name: str
+    module: Path
+    manifest: Manifest
+    build_steps: tuple[BuildStep, ...]
+    files: tuple[str, ...]
+
+
+def load_family(path: Path) -> TaskFamily:
+    """Loads a task family.
+
+    Args:
+        path: its directory. A link to it gives the family the link's name.
+
+    Raises:
+        TaskFamilyError: it is not a valid task family; the message names the file and what is wrong.
+    """
+    path = path.resolve() if ".." in path.parts else path.absolute()
+    if not path.is_dir():
+        raise TaskFamilyError(f"{shown(str(path))} is not a directory." if path.exists() else f"{path} does not exist.")
+    name = _family_name(path)
+    directory = path.resolve()
+    files = list_files(directory)  # first: what is read below is a regular file of the family, or a link to one
+    module = directory / f"{name}.py"
+    if not module.is_file():
+        raise TaskFamilyError(f"{path} has no {name}.py, the module that a family of this name needs.")
+    check_module(module)
+    return TaskFamily(directory, name, module, load_manifest(directory), load_build_steps(directory), files)
+
+
+def _family_name(path: Path) -> str:
+    name = path.name
+    if not _NAME.fullmatch(name):
+        raise TaskFamilyError(
+            f"The directory's name {shown(name)} is not a family's name: a small letter, then small letters, "
+            "digits and _."
+        )
+    if len(name) > MAXIMUM_NAME_CHARACTERS:
+        raise TaskFamilyError(f"The family's name {shown(name)} has over {MAXIMUM_NAME_CHARACTERS} characters.")
+    return name
+
+
+def family_digest(family: TaskFamily) -> str:
+    """SHA-256, in hex, of all that a family gives to its image: name, files, executable bits, links, build steps.
+
+    Raises:
+        TaskFamilyError: a file cannot be read.
+    """
+    steps = [step.model_dump() for step in family.build_steps]
+    parts = [family.name, digest_files(family.directory, family.files), steps]
+    return sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def refuse_env_file_inside(family: TaskFamily, env_file: Path) -> None:
+    """Checks that the env file is not one of the files that would be copied into the image, secrets and all.
+
+    Raises:
+        TaskFamilyError: it is.
+    """
+    resolved = env_file.resolve()
+    if any((family.directory / name).resolve() == resolved for name in family.files):
+        raise TaskFamilyError(
+            f"The env file {env_file} is one of the family's files, so its secrets would be copied into the image.",
+            hint="Move it out of the family's directory.",
+        )

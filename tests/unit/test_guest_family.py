@@ -1,0 +1,214 @@
+"""The helper's operations that call a family: setup, install, start, scoring, teardown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_guest_helper import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine without a family."""
+    return Machine(tmp_path)
+
+
+def test_setup_tells_everything_of_every_task(machine: Machine) -> None:
+    machine.write_family("""
+        standard_version = "0.5.0"
+        required_environment_variables = {"B", "A"}
+        skip_chown_after_start = True
+        get_tasks = staticmethod(lambda: {"one": {"n": 1}, "two": {"n": 2}})
+        get_instructions = staticmethod(lambda t: f"Do {t['n']}")
+        get_permissions = staticmethod(lambda t: ["full_internet"] if t["n"] == 1 else [])
+        get_aux_vm_spec = staticmethod(lambda t: {"cpu_count_range": (2, 4)} if t["n"] == 2 else None)
+        intermediate_score = aggregate_scores = teardown = staticmethod(lambda *a: None)
+    """)
+
+    assert machine.run("setup", given={}).value == {
+        "standard_version": "0.5.0",
+        "tasks": {
+            "one": {
+                "permissions": ["full_internet"],
+                "instructions": "Do 1",
+                "required_environment_variables": ["A", "B"],
+                "aux_vm_spec": None,
+            },
+            "two": {
+                "permissions": [],
+                "instructions": "Do 2",
+                "required_environment_variables": ["A", "B"],
+                "aux_vm_spec": {"cpu_count_range": [2, 4]},
+            },
+        },
+        "has_score": False,
+        "has_intermediate_score": True,
+        "has_aggregate_scores": True,
+        "has_teardown": True,
+        "skip_chown_after_start": True,
+        "warnings": [],
+    }
+
+
+def test_setup_of_a_bare_family_has_defaults_and_a_warning(machine: Machine) -> None:
+    machine.write_family("score = staticmethod(lambda t, s: 1.0)")
+
+    value = machine.run("setup", given={}).value
+
+    assert value["tasks"]["main"] == {
+        "permissions": [],
+        "instructions": "",
+        "required_environment_variables": [],
+        "aux_vm_spec": None,
+    }
+    assert value["standard_version"] is None
+    assert len(value["warnings"]) == 1
+    assert "get_instructions" in value["warnings"][0]
+
+
+@pytest.mark.parametrize("other", ["intermediate_score", "aggregate_scores"])
+def test_two_ways_to_score_are_an_error(machine: Machine, other: str) -> None:
+    machine.write_family(f"score = {other} = staticmethod(lambda *a: 1.0)")
+
+    result = machine.run("setup", given={}).result
+
+    assert result["kind"] == "invalid"
+    assert f"both score() and {other}()" in result["message"]
+
+
+def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_others(machine: Machine) -> None:
+    machine.write_family(
+        """
+        required_environment_variables = ["KEY"]
+        @staticmethod
+        def get_tasks():
+            names = [name for name in ("KEY", "OTHER") if name in os.environ]
+            print(f"read with {names}")
+            return {"always": {}, **{name: {} for name in names}}
+    """,
+        before="import os\n",
+    )
+
+    answer = machine.run("setup", given={"KEY": "1", "OTHER": "2"})
+
+    assert set(answer.value["tasks"]) == {"always", "KEY"}
+    assert answer.stdout == "read with []\nread with ['KEY']\n"
+
+
+def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_them(machine: Machine) -> None:
+    machine.write_family("get_instructions = staticmethod(lambda t: '')", before="import os\nos.environ['KEY']\n")
+
+    assert machine.run("setup", given={"KEY": "1"}).result["status"] == "ok"
+    result = machine.run("setup", given={"ANOTHER": "1"}).result
+    assert (result["type"], result["message"]) == ("KeyError", "'KEY'")
+
+
+def test_setup_of_a_family_that_ends_the_process_is_an_error(machine: Machine) -> None:
+    machine.write_family("", before="import os\nos._exit(7)\n")
+
+    result = machine.run("setup", given={}).result
+
+    assert (result["kind"], result["exit_code"]) == ("exit", 7)
+
+
+def test_an_exception_in_the_setup_data_names_the_task(machine: Machine) -> None:
+    machine.write_family("get_permissions = staticmethod(lambda t: 1 / 0)")
+
+    result = machine.run("setup", given={}).result
+
+    assert result["type"] == "ZeroDivisionError"
+    assert "setup data of the task 'main'" in result["traceback"]
+
+
+def test_relative_paths_in_get_tasks_are_relative_to_the_family(machine: Machine) -> None:
+    (machine.family / "tasks.json").write_text('{"from_file": {}}')
+    machine.write_family("get_tasks = staticmethod(lambda: json.load(open('tasks.json')))", before="import json\n")
+
+    assert set(machine.run("setup", given={}).value["tasks"]) == {"from_file"}
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("x = 1\n", "fam.py has no class TaskFamily"),
+        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: [1])\n", "get_tasks() gave a list"),
+        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: {})\n", "does not name the task 'main'"),
+    ],
+)
+def test_a_family_that_is_none_says_why(machine: Machine, module: str, message: str) -> None:
+    (machine.family / "fam.py").write_text(module)
+
+    result = machine.run("start").result
+
+    assert result["kind"] == "invalid"
+    assert message in result["message"]
+
+
+def test_a_missing_score_function_says_so(machine: Machine) -> None:
+    machine.write_family("")
+
+    assert machine.run("intermediate_score").result["message"] == "the task family has no intermediate_score()"
+
+
+def test_install_and_start_are_optional(machine: Machine) -> None:
+    machine.write_family("")
+
+    assert machine.run("install").value is None
+    assert machine.run("start").value is None
+
+
+def test_score_gets_the_task_and_the_submission_unchanged(machine: Machine) -> None:
+    submission = "-x \r\n ünï\n\n"
+
+    assert machine.score("return [t['word'], submission]", submission=submission).value == ["abandon", submission]
+
+
+def test_intermediate_score_comes_back_whole(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def intermediate_score(t):
+            return {"score": 0.5, "message": {"hint": t["word"]}, "details": {"secret": 1}}
+    """)
+
+    value = machine.run("intermediate_score").value
+
+    assert value == {"score": 0.5, "message": {"hint": "abandon"}, "details": {"secret": 1}}
+
+
+def test_aggregate_scores_gets_a_log_with_datetimes_and_the_older_keys(machine: Machine) -> None:
+    entry = {"score": 0.5, "message": {}, "details": {"a": 1}, "scored_at": "2025-01-01T02:00:00.5+02:00"}
+    log = [{**entry, "elapsed_seconds": 1.5}, {**entry, "score": float("nan")}]
+    (machine.root / "log.json").write_text(json.dumps(log))
+    machine.write_family("""
+        @staticmethod
+        def aggregate_scores(t, score_log):
+            first, second = score_log
+            assert second["score"] != second["score"]
+            assert first["scored_at"].utcoffset().total_seconds() == 0
+            return [first["scored_at"].isoformat(), first["scoredAt"], first["createdAt"], first["elapsedTime"],
+                    first["score"], first["details"]]
+    """)
+
+    value = machine.run("aggregate_scores", score_log=str(machine.root / "log.json")).value
+
+    milliseconds = 1735689600500
+    assert value == ["2025-01-01T00:00:00.500000+00:00", milliseconds, milliseconds, 1500, 0.5, {"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("teardown", "printed"),
+    [
+        ("teardown = staticmethod(lambda t: print(t['word']))", "abandon\n"),
+        ("teardown = staticmethod(lambda: print('old'))", "old\n"),
+        ("", ""),
+    ],
+)
+def test_teardown_is_called_as_its_signature_asks(machine: Machine, teardown: str, printed: str) -> None:
+    machine.write_family(teardown)
+
+    answer = machine.run("teardown")
+
+    assert answer.value is None
+    assert answer.stdout == printed

@@ -1,0 +1,347 @@
+"""The guest's helper, run as the driver runs it: a JSON request on stdin, a result in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUEST = Path(__file__).parents[2] / "provisioner/guest"
+MIB = 1024 * 1024
+
+
+@dataclass
+class Answer:
+    """What one run of the helper gave."""
+
+    result: dict[str, Any]
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def value(self) -> Any:
+        """The value of an operation that must have gone well."""
+        assert self.result["status"] == "ok", (self.result, self.stderr)
+        return self.result["value"]
+
+
+class Machine:
+    """A directory that stands for a machine's root directory; agent and protected are the user who runs the tests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.family = root / "root"
+        self.home = root / "home/agent"
+        self.python = sys.executable
+        for directory in (self.family, self.home, root / "protected", root / "etc"):
+            directory.mkdir(parents=True)
+        self.agent_uid, self.protected_gid = (1000, 990) if os.geteuid() == 0 else (os.getuid(), 4242)
+        uid, gid = self.agent_uid, 1000 if os.geteuid() == 0 else os.getgid()
+        (root / "etc/passwd").write_text(f"agent:x:{uid}:{gid}::{self.home}:/bin/bash\n")
+        (root / "etc/group").write_text(f"agent:x:{gid}:\nprotected:x:{self.protected_gid}:\n")
+
+    def write_family(self, body: str, *, before: str = "") -> None:
+        """Write fam.py: a family of the task `main`, with `body` in its class."""
+        head = "class TaskFamily:\n    get_tasks = staticmethod(lambda: {'main': {'word': 'abandon'}})\n"
+        module = textwrap.dedent(before) + head + textwrap.indent(textwrap.dedent(body), "    ")
+        (self.family / "fam.py").write_text(module)
+
+    def start(self, operation: str, **keys: Any) -> subprocess.Popen[bytes]:
+        """Start the helper with a request."""
+        request = {
+            "operation": operation,
+            "family": "fam",
+            "task": "main",
+            "environment": {},
+            "result": str(self.root / "results/result.json"),
+            "output_limit_bytes": MIB,
+            "timeout_seconds": 60,
+            "root": str(self.root),
+            **keys,
+        }
+        process = subprocess.Popen(
+            [self.python, "-B", str(GUEST / "helper.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LEAKED_FROM_THE_LOGIN": "1"},
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def run(self, operation: str, **keys: Any) -> Answer:
+        """Run the helper to its end."""
+        began = time.monotonic()
+        process = self.start(operation, **keys)
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr.decode()
+        result = json.loads((self.root / "results/result.json").read_bytes())
+        return Answer(result, stdout.decode(), stderr.decode(), time.monotonic() - began)
+
+    def score(self, body: str, *, before: str = "", submission: str = "abandon") -> Answer:
+        """Run score() with this body."""
+        lines = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+        self.write_family(f"@staticmethod\ndef score(t, submission):\n{lines}\n", before=before)
+        (self.root / "submission").write_bytes(submission.encode())
+        return self.run("score", submission=str(self.root / "submission"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine without a family."""
+    return Machine(tmp_path)
+
+
+def test_an_exception_comes_back_with_its_type_message_and_traceback(machine: Machine) -> None:
+    result = machine.score("raise ValueError('wrong ' + submission)").result
+
+    assert (result["status"], result["kind"], result["type"]) == ("error", "exception", "ValueError")
+    assert result["message"] == "wrong abandon"
+    assert "fam.py" in result["traceback"]
+
+
+def test_a_huge_exception_is_cut(machine: Machine) -> None:
+    result = machine.score("raise ValueError('x' * 50_000_000)").result
+
+    assert len(result["message"]) == 10_000
+    assert len(result["traceback"]) < 31_000
+
+
+@pytest.mark.parametrize("name", ["KeyboardInterrupt", "GeneratorExit", "BaseException"])
+def test_exceptions_that_end_programs_are_exceptions_too(machine: Machine, name: str) -> None:
+    assert machine.score(f"raise {name}()").result["type"] == name
+
+
+@pytest.mark.parametrize(
+    ("body", "exit_code"),
+    [
+        ("__import__('sys').exit(3)", 3),
+        ("__import__('sys').exit()", 0),
+        ("__import__('sys').exit('text')", 1),
+        ("__import__('os')._exit(4)", 4),
+        ("__import__('os')._exit(0)", 0),
+        ("import os\nos.kill(os.getpid(), 9)", -9),
+        ("import os\nos.killpg(0, 9)", -9),
+    ],
+)
+def test_a_process_that_ends_is_told_apart_with_its_exit_code(machine: Machine, body: str, exit_code: int) -> None:
+    result = machine.score(body).result
+
+    assert (result["kind"], result["exit_code"]) == ("exit", exit_code)
+
+
+def test_a_copy_of_the_process_gives_no_second_result(machine: Machine) -> None:
+    body = "import os, time\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nreturn 1.0 if pid else 2.0"
+
+    assert machine.score(body).value == 1.0
+
+
+def test_prints_that_look_like_a_result_are_only_prints(machine: Machine) -> None:
+    line = '{"status": "ok", "value": 1.0}'
+
+    answer = machine.score(f"import sys\nprint({line!r})\nprint({line!r}, file=sys.stderr)\nreturn 0.0")
+
+    assert answer.value == 0.0
+    assert answer.stdout == answer.stderr == line + "\n"
+
+
+def test_an_earlier_result_is_never_taken_for_this_ones(machine: Machine) -> None:
+    machine.score("return 1.0")
+
+    assert machine.score("__import__('os')._exit(0)").result["kind"] == "exit"
+
+
+def test_results_lie_where_only_root_can_read_them_and_output_is_removed(machine: Machine) -> None:
+    machine.score("print('secret')\nreturn 1.0")
+
+    assert (machine.root / "results").stat().st_mode & 0o777 == 0o700
+    assert (machine.root / "results/result.json").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in (machine.root / "results").iterdir()] == ["result.json"]
+    assert list((machine.root / "var/lib/provisioner/operations").iterdir()) == []
+
+
+def test_a_result_directory_that_others_can_enter_is_refused(machine: Machine) -> None:
+    (machine.root / "results").mkdir(mode=0o755)
+
+    process = machine.start("install")
+
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert b"not a directory of root's alone" in stderr
+
+
+def test_a_request_that_is_none_is_refused_without_showing_it() -> None:
+    command = [sys.executable, "-B", str(GUEST / "helper.py")]
+    for request in (b"hunter2", b'["hunter2"]', b'{"operation": "start", "environment": {"A": ["hunter2"]}}'):
+        ended = subprocess.run(command, input=request, capture_output=True, timeout=60, check=False)
+        assert ended.returncode == 2
+        assert b"helper: the request" in ended.stderr
+        assert b"hunter2" not in ended.stderr + ended.stdout
+
+
+def test_a_hundred_megabytes_of_output_are_bounded_and_the_result_kept(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def start(t):
+            print("first")
+            for _ in range(100):
+                print("x" * 1_000_000)
+            print("last")
+    """)
+
+    answer = machine.run("start", output_limit_bytes=1000)
+
+    assert answer.value is None
+    head, marker, tail = answer.stdout.partition(f"\n[... {100_000_111 - 1000} bytes cut out ...]\n")
+    assert marker
+    assert (len(head), len(tail)) == (500, 500)
+    assert head.startswith("first\nxxx")
+    assert tail.endswith("xxx\nlast\n")
+
+
+def test_output_within_the_limit_comes_whole(machine: Machine) -> None:
+    answer = machine.score("print('y' * 900_000)\nreturn 1.0")
+
+    assert answer.stdout == "y" * 900_000 + "\n"
+
+
+def test_output_comes_while_the_operation_runs(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def start(t):
+            import os, time
+            print("here")
+            while not os.path.exists("go"):
+                time.sleep(0.05)
+    """)
+    process = machine.start("start")
+    assert process.stdout is not None
+
+    line, running = process.stdout.readline(), process.poll() is None
+    (machine.family / "go").touch()
+
+    assert (line, running) == (b"here\n", True)
+    process.communicate(timeout=60)
+
+
+def test_a_listener_that_goes_away_does_not_end_the_operation(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def start(t):
+            import time
+            for _ in range(5):
+                print("here")
+                time.sleep(0.2)
+    """)
+    process = machine.start("start")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stderr.close()
+
+    assert process.wait(timeout=60) == 0
+    assert json.loads((machine.root / "results/result.json").read_bytes())["status"] == "ok"
+
+
+def test_a_time_limit_kills_the_operation_and_its_children(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def start(t):
+            import subprocess
+            child = subprocess.Popen(["sleep", "300"])
+            open("child", "w").write(str(child.pid))
+            print("working")
+            child.wait()
+    """)
+
+    answer = machine.run("start", timeout_seconds=4.5)
+
+    assert answer.result["kind"] == "timeout"
+    assert "4.5 seconds" in answer.result["message"]
+    assert answer.stdout == "working\n"
+    assert answer.seconds < 20
+    assert not is_running(int((machine.family / "child").read_text()))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process lives; a zombie that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_start_leaves_running_survives_writes_on_and_holds_nothing_up(machine: Machine) -> None:
+    machine.write_family("""
+        @staticmethod
+        def start(t):
+            import subprocess
+            loop = "echo $$ > pid; while [ ! -e stop ]; do echo noise || exit 1; sleep 0.05; done; echo ok > ended"
+            subprocess.Popen(["sh", "-c", loop])
+    """)
+
+    answer = machine.run("start")
+    time.sleep(0.5)
+
+    assert answer.value is None
+    assert answer.seconds < 10
+    assert is_running(int((machine.family / "pid").read_text()))
+    (machine.family / "stop").touch()
+    deadline = time.monotonic() + 10
+    while not (machine.family / "ended").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (machine.family / "ended").exists()
+
+
+def test_task_code_gets_a_clean_environment_and_an_empty_stdin(machine: Machine) -> None:
+    (machine.root / "etc/environment").write_text("# comment\nSSL_CERT_FILE='/etc/ssl/ca.crt'\nPLAIN=a=b\n\nodd line\n")
+    machine.write_family("""
+        @staticmethod
+        def install():
+            import json, os, sys
+            print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), sys.argv[1:], sys.path[0]]))
+    """)
+
+    answer = machine.run("install", environment={"TOKEN": "hunter2", "SHELL": "/bin/sh"})
+
+    environment, cwd, stdin, arguments, path = json.loads(answer.stdout)
+    assert environment == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(machine.family),
+        "USER": "root",
+        "LOGNAME": "root",
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "SSL_CERT_FILE": "/etc/ssl/ca.crt",
+        "PLAIN": "a=b",
+        "TOKEN": "hunter2",
+    }
+    assert (cwd, path) == (str(machine.family), str(machine.family))
+    assert (stdin, arguments) == ("", ["child"])
+
+
+def test_the_family_imports_its_own_modules_and_not_the_helpers(machine: Machine) -> None:
+    (machine.family / "helper.py").write_text("NAME = 'mine'\n")
+
+    answer = machine.score("import helper, sys\nreturn [helper.NAME, sys.path]")
+
+    name, path = answer.value
+    assert name == "mine"
+    assert str(GUEST) not in path
+
+
+def test_an_unknown_operation_and_a_missing_key_say_so(machine: Machine) -> None:
+    assert machine.run("dance").result["message"] == "there is no operation 'dance'"
+    assert machine.run("shell").result["message"] == "the operation 'shell' needs 'commands', a list"

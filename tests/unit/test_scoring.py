@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from provisioner.scoring import IntermediateResult, ScoreResult, classify_score, parse_intermediate, visible_message
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, -3, 1e300, 10**20])
+def test_a_number_is_a_score_whatever_its_range(value: float) -> None:
+    assert classify_score({"status": "ok", "value": value}) == ScoreResult(kind="scored", score=float(value))
+
+
+def test_none_asks_for_manual_scoring() -> None:
+    result = classify_score({"status": "ok", "value": None})
+    assert (result.kind, result.score, result.failed) == ("manual_scoring_required", None, False)
+
+
+def test_a_family_without_scoring_has_not_failed() -> None:
+    assert not ScoreResult(kind="not_scored").failed
+
+
+def test_a_traceback_is_kept_bounded_and_every_result_is_json() -> None:
+    result = classify_score(
+        {"status": "error", "kind": "exception", "message": "\ud800" * 10_000, "traceback": "t" * 100_000}
+    )
+    assert len(result.message) < 5000
+    assert len(result.details) == 64 << 10
+    assert json.loads(result.model_dump_json())["kind"] == "exception"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "logged"),
+    [
+        ('{"score": 0.5, "message": {"a": 1}, "details": {"b": [2]}}', "scored", True),
+        ('{"score": NaN, "message": {"a": 1}, "details": {"b": [2]}}', "invalid_submission", True),
+        ('{"score": null, "message": {"a": 1}, "details": {"b": [2]}}', "no_score", False),
+    ],
+)
+def test_the_kinds_of_intermediate_results(text: str, kind: str, logged: bool) -> None:
+    result = parse_intermediate(json.loads(f'{{"status": "ok", "value": {text}}}'))
+    assert (result.kind, result.is_logged, result.failed) == (kind, logged, False)
+    assert (result.message, result.details) == ({"a": 1}, {"b": [2]})
+
+
+def test_all_of_an_intermediate_result_is_optional() -> None:
+    assert parse_intermediate({"status": "ok", "value": {}}) == IntermediateResult(kind="no_score")
+    nulls = {"score": 1, "message": None, "details": None}
+    assert parse_intermediate({"status": "ok", "value": nulls}) == IntermediateResult(kind="scored", score=1)
+
+
+def test_an_exception_of_intermediate_scoring_is_kept_with_its_traceback() -> None:
+    error = {"status": "error", "kind": "exception", "type": "OSError", "message": "gone", "traceback": "at line 1"}
+    result = parse_intermediate(error)
+    assert (result.kind, result.failure, result.traceback) == ("exception", "Scoring raised OSError: gone", "at line 1")
+
+
+def test_nan_survives_being_written() -> None:
+    written = parse_intermediate({"status": "ok", "value": {"score": math.nan}}).model_dump_json()
+    score = IntermediateResult.model_validate_json(written).score
+    assert score is not None
+    assert math.isnan(score)
+
+
+@pytest.mark.parametrize(
+    ("score", "visible", "expected"),
+    [
+        (0.5, True, {"status": "scored", "score": 0.5, "message": {"a": 1}}),
+        (0.5, False, {"status": "scored", "message": {"a": 1}}),
+        (0.0, True, {"status": "scored", "score": 0.0, "message": {"a": 1}}),
+        (math.nan, True, {"status": "invalid_submission", "message": {"a": 1}}),
+        (None, True, {"status": "no_score", "message": {"a": 1}}),
+    ],
+)
+def test_the_agent_sees_the_message_and_the_score_only_where_it_may(
+    score: float | None, visible: bool, expected: dict[str, object]
+) -> None:
+    assert visible_message(score, {"a": 1}, visible) == expected

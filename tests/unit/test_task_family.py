@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioner import family_files
+from provisioner.errors import TaskFamilyError
+from provisioner.models import FileBuildStep, ShellBuildStep
+from provisioner.task_family import TaskFamily, family_digest, load_family, refuse_env_file_inside
+
+MODULE = "class TaskFamily:\n    def get_tasks(): return {}\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    root = tmp_path / "count_odds"
+    (root / "assets").mkdir(parents=True)
+    (root / "count_odds.py").write_text(MODULE)
+    (root / "assets" / "data").write_text("1 2 3")
+    return root
+
+
+def test_a_family_has_its_directorys_name_and_all_its_files(directory: Path) -> None:
+    (directory / "build_steps.json").write_text(
+        json.dumps([{"type": "shell", "commands": ["ls"]}, {"type": "file", "source": "assets", "destination": "/a"}])
+    )
+    (directory / "manifest.yml").write_text("tasks: {main: {resources: {cpus: 2}}}")
+    family = load_family(directory)
+    assert (family.name, family.directory, family.module) == ("count_odds", directory, directory / "count_odds.py")
+    assert family.files == ("assets/data", "build_steps.json", "count_odds.py", "manifest.yml")
+    assert family.build_steps == (
+        ShellBuildStep(type="shell", commands=("ls",)),
+        FileBuildStep(type="file", source="assets", destination="/a"),
+    )
+    assert family.manifest.resources("main").cpus == 2
+
+
+def test_a_family_is_loaded_by_a_relative_path_and_through_a_link(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    assert load_family(Path()).name == load_family(Path("assets/..")).name == "count_odds"
+    (directory.parent / "other_name").symlink_to(directory)
+    (directory / "other_name.py").write_text(MODULE)
+    linked = load_family(directory.parent / "other_name")
+    assert (linked.name, linked.directory) == ("other_name", directory)
+
+
+def test_the_module_is_never_executed(directory: Path) -> None:
+    (directory / "count_odds.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\n{MODULE}")
+    load_family(directory)
+    assert not (directory / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "from base import TaskFamily",
+        "from base import Family as TaskFamily",
+        "from base import *",
+        "TaskFamily = make()",
+        "import base\nclass TaskFamily(base.Family): pass",
+        f"if True:\n    {MODULE.replace(chr(10), chr(10) + '    ')}",
+        "try:\n    import x\nexcept ImportError:\n    class TaskFamily:\n        get_tasks = staticmethod(dict)",
+        "class TaskFamily:\n    if True:\n        async def get_tasks(): pass",
+        MODULE + "    def score(t, s): return 1.0\n",
+        MODULE + "    def intermediate_score(t): pass\n    def aggregate_scores(t, l): pass\n",
+        MODULE + "    def f(): return '\\d'\n",
+    ],
+)
+def test_a_class_may_come_from_anywhere_that_text_cannot_judge(directory: Path, module: str) -> None:
+    (directory / "count_odds.py").write_text(module)
+    assert load_family(directory).name == "count_odds"
+
+
+def test_a_class_inside_a_function_is_no_task_family(directory: Path) -> None:
+    (directory / "count_odds.py").write_text("def f():\n    class TaskFamily(Base): pass")
+    with pytest.raises(TaskFamilyError, match="has no class TaskFamily"):
+        load_family(directory)
+
+
+def test_caches_and_checkouts_are_left_out_and_everything_else_is_kept(directory: Path) -> None:
+    left_out = [".git/config", ".venv/bin/python", "__pycache__/x.pyc", "assets/__pycache__/y.pyc", "assets/.DS_Store"]
+    kept = [".env", "assets/challenge.pyc", "assets/.git/config", "assets/$(id)", "assets/${x}", "assets/{{ y }}"]
+    for name in left_out + kept:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+    assert load_family(directory).files == tuple(sorted([*kept, "assets/data", "count_odds.py"]))
+
+
+def test_links_inside_the_family_stay_links(directory: Path) -> None:
+    (directory / "assets" / "up").symlink_to("../count_odds.py")
+    (directory / "linked").symlink_to("assets")
+    (directory / "dangling").symlink_to("made_by_install")
+    assert load_family(directory).files == ("assets/data", "assets/up", "count_odds.py", "dangling", "linked")
+
+
+def test_too_many_files_and_too_many_bytes_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (directory / "sparse").open("w") as file:
+        file.truncate((8 << 30) + 1)
+    with pytest.raises(TaskFamilyError, match="larger than 8 GiB"):
+        load_family(directory)
+    (directory / "sparse").write_text("")
+    monkeypatch.setattr(family_files, "MAXIMUM_FILES", 2)
+    with pytest.raises(TaskFamilyError, match="more than 2 files"):
+        load_family(directory)
+
+
+def change(path: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda directory: act(directory / path)
+
+
+def retarget(directory: Path) -> None:
+    (directory / "link").unlink()
+    (directory / "link").symlink_to("count_odds.py")
+
+
+def replace_by_file(directory: Path) -> None:
+    (directory / "link").unlink()
+    (directory / "link").write_text("assets/data")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "contents": change("assets/data", lambda path: path.write_text("1 2 4")),
+    "an executable bit": change("assets/data", lambda path: path.chmod(0o755)),
+    "a name": change("assets/data", lambda path: path.rename(path.with_name("date"))),
+    "a new empty file": change("assets/new", lambda path: path.touch()),
+    "a link's target": retarget,
+    "a link made a file": replace_by_file,
+    "a build step": change("build_steps.json", lambda path: path.write_text('[{"type": "shell", "commands": []}]')),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_digest_changes_with(name: str, directory: Path) -> None:
+    (directory / "link").symlink_to("assets/data")
+    before = family_digest(load_family(directory))
+    CHANGES[name](directory)
+    assert family_digest(load_family(directory)) != before
+
+
+def test_the_digest_stays_the_same_in_another_place_with_other_times_caches_and_modes(directory: Path) -> None:
+    before = family_digest(load_family(directory))
+    copy = directory.parent / "elsewhere" / "count_odds"
+    shutil.copytree(directory, copy)
+    (copy / "assets" / "data").chmod(0o600)
+    (copy / "assets" / "data").touch()
+    (copy / "__pycache__").mkdir()
+    (copy / "__pycache__" / "x.pyc").touch()
+    assert family_digest(load_family(copy)) == before
+
+
+def test_an_env_file_among_the_familys_files_is_refused(directory: Path) -> None:
+    (directory / ".env").write_text("KEY=secret")
+    (directory.parent / ".env").write_text("KEY=secret")
+    family: TaskFamily = load_family(directory)
+    refuse_env_file_inside(family, directory.parent / ".env")
+    with pytest.raises(TaskFamilyError, match="would be copied into the image"):
+        refuse_env_file_inside(family, directory / ".env")
