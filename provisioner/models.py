@@ -14,7 +14,8 @@ Permission = Literal["full_internet"]
 class Record(BaseModel):
     """A frozen record that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # NaN must survive being written: as null, an invalid submission would become no score.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class ShellBuildStep(Record):

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import base_image, machine, qemu, relay
+from provisioner.clouds import base_image, kvm, machine, qemu, relay
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.image_store import Image, ImageStore, now
 from provisioner.machine_types import check_local_limits
@@ -74,7 +74,7 @@ class LocalCloud:
 
     def notes(self) -> list[str]:
         """What works, but could work better."""
-        if machine.kvm_works():
+        if os.access("/dev/kvm", os.R_OK | os.W_OK):
             return []
         return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
 
@@ -129,7 +129,11 @@ class LocalCloud:
                 credentials["resolver"] = relay.RESOLVER
             if record.size.disk_gib > base_image.DISK_GIB:
                 credentials["grow"] = "yes"
-            self._write_credentials(self.machine_directory(environment, role), credentials)
+            directory = self.machine_directory(environment, role)
+            self._write_credentials(directory, credentials)
+            kernel = self._images.disk(record.image).with_name("vmlinuz")
+            works = kvm.kvm_works(kernel, self._home.root / "kvm.json")
+            (directory / "accelerator").write_text("kvm" if works else "tcg")
 
     def _write_credentials(self, directory: Path, credentials: dict[str, str]) -> None:
         target = directory / "credentials"
