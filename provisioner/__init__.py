@@ -1,0 +1,66 @@
+"""provisioner runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.
+
+The public API; everything else may change.
+
+    from provisioner import Home, LocalCloud, Session, load_family, load_settings, run
+
+    home = Home.default()
+    session = Session(home=home, cloud=LocalCloud(home, load_settings()))
+    result = run(session, load_family(Path("examples/number_guess")), "easy", submission="42")
+    print(result.outcome.score)
+
+Names are imported when they are first used: Terraform starts small parts of this package by themselves, often.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from provisioner.clouds.local import LocalCloud
+    from provisioner.errors import ProvisionerError
+    from provisioner.lifecycle import AgentCommand, RunResult, destroy, run, score, up
+    from provisioner.models import Environment
+    from provisioner.paths import Home
+    from provisioner.session import Session
+    from provisioner.settings import load_settings
+    from provisioner.task_family import load_family
+
+_HOMES = {
+    "AgentCommand": "lifecycle",
+    "Environment": "models",
+    "Home": "paths",
+    "LocalCloud": "clouds.local",
+    "ProvisionerError": "errors",
+    "RunResult": "lifecycle",
+    "Session": "session",
+    "destroy": "lifecycle",
+    "load_family": "task_family",
+    "load_settings": "settings",
+    "run": "lifecycle",
+    "score": "lifecycle",
+    "up": "lifecycle",
+}
+
+__all__ = [
+    "AgentCommand",
+    "Environment",
+    "Home",
+    "LocalCloud",
+    "ProvisionerError",
+    "RunResult",
+    "Session",
+    "destroy",
+    "load_family",
+    "load_settings",
+    "run",
+    "score",
+    "up",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'provisioner' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"provisioner.{_HOMES[name]}"), name)

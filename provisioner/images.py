@@ -18,6 +18,7 @@ from provisioner import machines
 from provisioner.clouds.base_image import GUEST
 from provisioner.environments import new_id
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError
+from provisioner.family_files import digest_files, list_files
 from provisioner.image_store import Image, now
 from provisioner.models import (
     BuildStep,
@@ -61,17 +62,18 @@ def aux_image_name(family: TaskFamily, base: str, spec: VMSpec) -> str:
     for step in spec.build_steps:
         sha.update(step.model_dump_json().encode())
         if isinstance(step, FileBuildStep):
-            sha.update(_content_digest(family.directory / step.source))
+            sha.update(_content_digest(family, step.source))
     return f"aux-{family.name.replace('_', '-')}-{sha.hexdigest()[:16]}"
 
 
-def _content_digest(source: Path) -> bytes:
-    sha = hashlib.sha256()
-    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    for path in paths:
-        executable = path.stat().st_mode & 0o100
-        sha.update(f"{path.relative_to(source)}\0{executable}\0{path.stat().st_size}\0".encode() + path.read_bytes())
-    return sha.digest()
+def _content_digest(family: TaskFamily, source: str) -> bytes:
+    return digest_files(family.directory, _files_of(family, source)).encode()
+
+
+def _files_of(family: TaskFamily, source: str) -> tuple[str, ...]:
+    """The files that a build step's source means, relative to the family's directory."""
+    path = family.directory / source
+    return list_files(family.directory, path) if path.is_dir() else (source,)
 
 
 def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
@@ -214,7 +216,7 @@ def _run_steps(
         what = f"{family.name}: build step {number} ({step.type})"
         session.progress.note(what)
         if isinstance(step, FileBuildStep):
-            _copy(connection, family.directory / step.source, str(PurePosixPath(home) / step.destination), user, what)
+            _copy(connection, family, step.source, str(PurePosixPath(home) / step.destination), user, what)
             continue
         answer = driver.call(
             "shell",
@@ -230,14 +232,20 @@ def _run_steps(
             raise ImageBuildError(error.message, details=error.details) from error
 
 
-def _copy(connection: Connection, source: Path, destination: str, user: str | None, what: str) -> None:
+def _copy(connection: Connection, family: TaskFamily, name: str, destination: str, user: str | None, what: str) -> None:
     """Copies a file to `destination`, or a directory's contents into it."""
+    source = family.directory / name
     if source.is_dir():
-        files = sorted(str(path.relative_to(source)) for path in source.rglob("*") if not path.is_dir())
-        _send_tree(connection, source, files, destination, user, what)
+        inside = [str(Path(file).relative_to(source.relative_to(family.directory))) for file in _files_of(family, name)]
+        _send_tree(connection, source, inside, destination, user, what)
         return
     # A destination that is a directory, or ends like one, takes the file under its own name.
-    script = 'case $1 in */) mkdir -p "$1" ;; *) mkdir -p "$(dirname "$1")" ;; esac; [ ! -d "$1" ] || set -- "$1/$2" "$2" "$3"; cat > "$1"; chmod "$3" "$1"'
+    script = """
+    case $1 in */) mkdir -p "$1" ;; *) mkdir -p "$(dirname "$1")" ;; esac
+    [ ! -d "$1" ] || set -- "$1/$2" "$2" "$3"
+    cat > "$1"
+    chmod "$3" "$1"
+    """
     mode = "755" if source.stat().st_mode & 0o100 else "644"
     with source.open("rb") as file:
         done = connection.run([*_as(user), "sh", "-ec", script, "sh", destination, source.name, mode], stdin=file)
@@ -299,7 +307,7 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
     if lines:
         raise ImageBuildError(
             "Building left secrets in the image: " + session.redactor.redact("; ".join(lines[:10])),
-            hint="A secret must not stay in an image: read it in start() through required_environment_variables instead.",
+            hint="A secret must not stay in an image: read it in start(), through required_environment_variables.",
         )
 
 

@@ -283,7 +283,7 @@ def score(session: Session, environment: Environment, submission: str | None = N
         return inside.end_score(session, environment, inside.driver(session, environment, connection), submission)
 
 
-def test(
+def run_tests(
     session: Session,
     family: TaskFamily,
     task: str,

@@ -92,7 +92,8 @@ class MachineSize(Record):
 class Endpoint(Record):
     """How the controller reaches a machine, and where its neighbours do.
 
-    host and port are the controller's way to sshd; private_address is on the environment's own link (None without an aux VM).
+    host and port are the controller's way to sshd; private_address is on the
+    environment's own link (None without an aux VM).
     """
 
     host: str

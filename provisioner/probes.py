@@ -167,7 +167,7 @@ def require(results: tuple[ProbeResult, ...], canary_visited: bool) -> None:
             for r in wrong[:12]
         ]
         raise IsolationError(
-            f"The environment is not isolated as its permission promises: {len(wrong)} of {len(results)} probes differ.",
+            f"The environment is not isolated as promised: {len(wrong)} of {len(results)} probes differ.",
             details="\n".join(lines),
             hint="The environment was torn down. docs/isolation.md explains the probes.",
         )

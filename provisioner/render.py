@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from jinja2 import Environment as Jinja
 from jinja2 import FileSystemLoader, StrictUndefined
+from pydantic import Field
 
 from provisioner import resources
 from provisioner.models import Destination, Record, Role
@@ -41,7 +42,7 @@ class EnvironmentSpec(Record):
     full_internet: bool
     allowed_destinations: tuple[Destination, ...] = ()
     machines: dict[Role, MachineSpec]
-    extra: dict[str, str] = {}
+    extra: dict[str, str] = Field(default_factory=dict)
 
 
 def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:

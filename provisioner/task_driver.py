@@ -135,7 +135,20 @@ class TaskDriver:
             completed = self._stream(operation, json.dumps(body).encode(), timeout_seconds)
         except TimeoutError:
             return Answer({"status": "error", "kind": "timeout"}, "", "")
-        return Answer(self._result(result_path), *self._texts(completed))
+        result = self._result(result_path)
+        # A submission is the agent's own text, and is scored as it is.
+        shown = result if operation == "read_submission" else self._without_secrets(result)
+        return Answer(shown, *self._texts(completed))
+
+    def _without_secrets(self, value: object) -> object:
+        """The value with the secrets taken out of its texts: a family's exception may quote them."""
+        if isinstance(value, str):
+            return self._redactor.redact(value)
+        if isinstance(value, list):
+            return [self._without_secrets(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._without_secrets(item) for key, item in value.items()}
+        return value
 
     def _texts(self, completed: Completed) -> tuple[str, str]:
         return tuple(  # type: ignore[return-value]

@@ -68,7 +68,7 @@ def load_family(path: Path) -> TaskFamily:
 
 
 def _family_name(path: Path) -> str:
-    name = path.name
+    name = path.absolute().name
     if not _NAME.fullmatch(name):
         raise TaskFamilyError(
             f"The directory's name {shown(name)} is not a family's name: a small letter, then small letters, "

@@ -70,7 +70,7 @@ class Stack:
         """Makes what the files say, and returns the outputs.
 
         Args:
-            tell: told of what Terraform says of each resource.
+            tell: told of each failure that is tried again.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
@@ -157,7 +157,7 @@ class Stack:
 
     def _run(self, command: str, tell: Tell, take: Callable[[dict[str, Any]], None], **options: Any) -> None:
         for attempt in range(1, ATTEMPTS + 1):
-            messages, code = self._attempt(command, tell, take, options)
+            messages, code = self._attempt(command, take, options)
             if code == 0:
                 return
             text = "\n".join(_line(message) for message in messages)
@@ -167,7 +167,7 @@ class Stack:
             tell(f"terraform {command} failed: {reason}; trying again")
 
     def _attempt(
-        self, command: str, tell: Tell, take: Callable[[dict[str, Any]], None], options: dict[str, Any]
+        self, command: str, take: Callable[[dict[str, Any]], None], options: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], int]:
         process = self._start(command, options)
         messages: list[dict[str, Any]] = []
@@ -179,8 +179,6 @@ class Stack:
                     message = _parse(line)
                     messages.append(message)
                     take(message)
-                    if message.get("type") in ("apply_complete", "apply_errored"):
-                        tell(str(message.get("@message"))[:300])
 
         readers = [threading.Thread(target=read, args=(s,), daemon=True) for s in (process.stdout, process.stderr)]
         for reader in readers:

@@ -24,6 +24,7 @@ from provisioner.paths import Home
 from provisioner.registry import DEFAULT_CLOUD, open_cloud
 from provisioner.session import Session
 from provisioner.settings import load_settings
+from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.variables import load_env_file
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -44,6 +45,14 @@ CloudOption = Annotated[str, typer.Option("--cloud", help="Where machines run.")
 
 _progress = TerminalProgress()
 _interrupts = Interrupts(_progress.note)
+
+
+def family_session(family: Path, env_file: Path | None, cloud: str) -> tuple[Session, TaskFamily]:
+    """The session of a command that works on a family, and the family; its secrets must lie outside it."""
+    loaded = load_family(family)
+    if env_file:
+        refuse_env_file_inside(loaded, env_file)
+    return session(env_file, cloud), loaded
 
 
 def session(env_file: Path | None = None, cloud: str = DEFAULT_CLOUD) -> Session:

@@ -18,6 +18,7 @@ from provisioner.cli.context import (
     TaskArgument,
     command,
     destinations,
+    family_session,
     session,
 )
 from provisioner.cli.output import Result, table
@@ -27,7 +28,6 @@ from provisioner.models import Environment
 from provisioner.registry import DEFAULT_CLOUD
 from provisioner.scoring import ScoreResult
 from provisioner.session import Session
-from provisioner.task_family import load_family
 
 SCORING_FAILED = 7
 
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
     command(app, "run", help="Do it all: create, start, agent or submission, score, tear down.")(run)
     command(app, "up", help="Bring an environment up, ready for an agent.")(up)
     command(app, "score", help="Score an environment.")(score)
-    command(app, "test", help="Run the family's own pytest tests in an environment.")(test)
+    command(app, "test", help="Run the family's own pytest tests in an environment.")(run_tests)
     command(app, "destroy", help="Destroy environments, until nothing of them is left.")(destroy)
     command(app, "list", help="List all that exists: environments and image builders.")(list_environments)
     command(app, "show", help="Show an environment's record, also after its end.")(show)
@@ -56,9 +56,8 @@ def up(
     cloud: CloudOption = DEFAULT_CLOUD,
 ) -> Result:
     """Brings an environment up."""
-    loaded = load_family(family)
-    allowed = destinations(allow)
-    environment = lifecycle.up(session(env_file, cloud), loaded, task, allowed)
+    opened, loaded = family_session(family, env_file, cloud)
+    environment = lifecycle.up(opened, loaded, task, destinations(allow))
     text = "\n".join(
         [
             environment.id,
@@ -95,10 +94,9 @@ def run(
         raise UsageError("Give either --agent DIR --command CMD or --submission TEXT.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
-    loaded = load_family(family)
+    opened, loaded = family_session(family, env_file, cloud)
     work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
-    opened = session(env_file, cloud)
     result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
     outcome = result.outcome
     data = {
@@ -166,7 +164,7 @@ def _intermediate(opened: Session, environment: Environment) -> Result:
     return Result(data, shown)
 
 
-def test(
+def run_tests(
     family: FamilyArgument,
     task: TaskArgument,
     pytest_arguments: Annotated[
@@ -178,10 +176,9 @@ def test(
     cloud: CloudOption = DEFAULT_CLOUD,
 ) -> Result:
     """Runs the family's tests; the exit code is pytest's."""
-    loaded = load_family(family)
-    allowed = destinations(allow)
-    opened = session(env_file, cloud)
-    environment, code = lifecycle.test(opened, loaded, task, pytest_arguments or [], allowed, keep=keep)
+    opened, loaded = family_session(family, env_file, cloud)
+    arguments = pytest_arguments or []
+    environment, code = lifecycle.run_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
     data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}
     return Result(data, f"pytest ended with exit code {code}" + (f"; kept {environment.id}" if keep else ""), code)
 
@@ -253,9 +250,8 @@ def show(env: EnvironmentArgument) -> Result:
         endpoint = environment.endpoints.get(role)
         where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
         size = machine.size
-        lines.append(
-            f"  {role}: {size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk, {machine.image}, ssh {where}"
-        )
+        shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
+        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
     lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]

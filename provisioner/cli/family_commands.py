@@ -6,12 +6,11 @@ import typer
 
 from provisioner import doctor as checks
 from provisioner import images
-from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, session
+from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, family_session, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
 from provisioner.registry import DEFAULT_CLOUD
 from provisioner.session import Phases
-from provisioner.task_family import load_family
 
 
 def register(app: typer.Typer) -> None:
@@ -22,8 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def tasks(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
     """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
-    loaded = load_family(family)
-    opened = session(env_file, cloud)
+    opened, loaded = family_session(family, env_file, cloud)
     with Phases(opened.progress).phase("images"):
         name, setup = images.family_image(opened, loaded)
     rows = [

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from provisioner import images
-from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, session
+from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, family_session, session
 from provisioner.cli.output import Result, table
 from provisioner.registry import DEFAULT_CLOUD
 from provisioner.session import Phases, Session
-from provisioner.task_family import load_family
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def build(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
     """Builds what is missing."""
-    loaded = load_family(family)
-    opened = session(env_file, cloud)
+    opened, loaded = family_session(family, env_file, cloud)
     phases = Phases(opened.progress)
     with phases.phase("images"):
         name, aux = images.build_all(opened, loaded)

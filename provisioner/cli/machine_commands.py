@@ -86,7 +86,7 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
     ):
         argv += ["-o", option]
     try:
-        os.execvp("ssh", [*argv, f"{login.user}@{login.endpoint.host}"])
+        os.execvp("ssh", [*argv, f"{login.user}@{login.endpoint.host}"])  # noqa: S606 - no shell wanted
     except FileNotFoundError as error:
         raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client") from error
 

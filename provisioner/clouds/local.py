@@ -87,7 +87,7 @@ class LocalCloud:
         check_local_limits(size, host_memory_gib=_host_memory_gib(), spec=spec)
 
     def base_image(self, role: Role, progress: Progress) -> str:
-        """The name of the base image of a primary machine or an aux VM; both are built together where one is missing."""
+        """The name of the base image for a role; both are built together where one is missing."""
         bundle = self._settings.ca_bundle_path
         digest = base_image.digest(bundle)
         names: dict[Role, str] = {"primary": f"base-primary-{digest}", "aux": f"base-aux-{digest}"}

@@ -46,6 +46,18 @@ def _tcp(address, port, device=None):
     return "connected"
 
 
+def _allowed(address, port):
+    # What stands between may accept before the destination does, and hang up if that refuses.
+    with _socket(socket.AF_INET, socket.SOCK_STREAM) as made:
+        made.connect((address, port))
+        try:
+            if not made.recv(1):
+                raise OSError("closed at once")
+        except TimeoutError:
+            pass  # it waits for us to speak first
+        return "connected"
+
+
 def _metadata(address, device=None):
     # Without a token: a token's answer may get lost in the hop limit alone. Even a 401 is an answer.
     with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
@@ -57,7 +69,7 @@ def _metadata(address, device=None):
 def _udp(address, port, device=None):
     with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as made:
         made.sendto(QUERY, (address, port))
-        return "%d bytes" % len(made.recv(512))
+        return f"{len(made.recv(512))} bytes"
 
 
 def _dns_tcp(address, device=None):
@@ -94,9 +106,9 @@ def _get_out(names):
     failures = []
     for name, port in names:
         try:
-            return "%s as %s" % (name, _tcp(_resolve(name, port), port) and name)
+            return f"{name}: {_tcp(_resolve(name, port), port)}"
         except OSError as error:
-            failures.append("%s: %s" % (name, error))
+            failures.append(f"{name}: {error}")
     raise OSError("; ".join(failures))
 
 
@@ -106,29 +118,29 @@ def _probes(request):
     yield "s3 by name", lambda: _tcp(_resolve(S3[0], 443), 443)
     yield "ipv6", lambda: _tcp(PUBLIC_IPV6, 443)
     for address in METADATA:
-        yield "metadata %s" % address, lambda a=address: _metadata(a)
+        yield f"metadata {address}", lambda a=address: _metadata(a)
     for address, port in request["allowed"]:
-        yield "allowed %s:%d" % (address, port), lambda a=address, p=port: _tcp(a, p)
+        yield f"allowed {address}:{port}", lambda a=address, p=port: _allowed(a, p)
     if request["peer"]:
-        yield "neighbour %s" % request["peer"], lambda: _tcp(request["peer"], 22)
+        yield f"neighbour {request['peer']}", lambda: _tcp(request["peer"], 22)
     for device in [None] + [device for device, _ in request["devices"]]:
-        via = " via %s" % device if device else ""
+        via = f" via {device}" if device else ""
         if device and os.geteuid() != 0:
             continue
         for address, port in PUBLIC_TCP:
-            yield "tcp %s:%d%s" % (address, port, via), lambda a=address, p=port, d=device: _tcp(a, p, d)
-        yield "s3 %s%s" % (S3[1], via), lambda d=device: _tcp(S3[1], 443, d)
+            yield f"tcp {address}:{port}{via}", lambda a=address, p=port, d=device: _tcp(a, p, d)
+        yield f"s3 {S3[1]}{via}", lambda d=device: _tcp(S3[1], 443, d)
         for address in PUBLIC_DNS + RESOLVERS + tuple(request["gateways"]):
-            yield "dns udp %s%s" % (address, via), lambda a=address, d=device: _udp(a, 53, d)
+            yield f"dns udp {address}{via}", lambda a=address, d=device: _udp(a, 53, d)
         for address in PUBLIC_DNS[:1] + RESOLVERS:
-            yield "dns tcp %s%s" % (address, via), lambda a=address, d=device: _dns_tcp(a, d)
-        yield "udp 1.1.1.1:443%s" % via, lambda d=device: _udp("1.1.1.1", 443, d)
-        yield "ping 1.1.1.1%s" % via, lambda d=device: _ping("1.1.1.1", d)
+            yield f"dns tcp {address}{via}", lambda a=address, d=device: _dns_tcp(a, d)
+        yield f"udp 1.1.1.1:443{via}", lambda d=device: _udp("1.1.1.1", 443, d)
+        yield f"ping 1.1.1.1{via}", lambda d=device: _ping("1.1.1.1", d)
         if device:
-            yield "metadata 169.254.169.254%s" % via, lambda d=device: _metadata("169.254.169.254", d)
+            yield f"metadata 169.254.169.254{via}", lambda d=device: _metadata("169.254.169.254", d)
         for address in request["gateways"]:
             for port in request["canary_ports"]:
-                name = "controller's loopback via %s%s" % (address, via)
+                name = f"controller's loopback via {address}{via}"
                 yield name, lambda a=address, p=port, d=device: _tcp(a, p, d)
 
 
@@ -175,7 +187,8 @@ def _as_agent(request):
 
 def _route(action, devices):
     for number, (device, gateway) in enumerate(devices):
-        command = ["ip", "route", action, "default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
+        route = ["default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
+        command = ["ip", "route", action, *route]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
