@@ -173,7 +173,7 @@ class Stack:
         messages: list[dict[str, Any]] = []
 
         def read(stream: IO[bytes]) -> None:
-            with (self._directory / "terraform.log").open("a") as log:
+            with stream, (self._directory / "terraform.log").open("a") as log:
                 for line in _lines(stream):
                     log.write(line + "\n")
                     message = _parse(line)

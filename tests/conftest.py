@@ -1,0 +1,39 @@
+"""Fixtures that every test with real machines shares. Images are cached outside the checkout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import LocalCloud
+from provisioner.paths import Home
+from provisioner.session import Session
+from provisioner.settings import load_settings
+
+
+def _cache() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
+    return Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
+
+
+@pytest.fixture(scope="session")
+def test_home() -> Home:
+    """A provisioner home that keeps its images between test runs."""
+    home = Home(_cache())
+    home.make()
+    return home
+
+
+@pytest.fixture(scope="session")
+def open_session(test_home: Home) -> Iterator[Callable[[Mapping[str, str]], Session]]:
+    """Opens sessions on the test home; nothing may exist in it when all tests are over."""
+
+    def open_one(variables: Mapping[str, str]) -> Session:
+        return Session(home=test_home, cloud=LocalCloud(test_home, load_settings()), variables=variables)
+
+    yield open_one
+    left = [path.name for path in test_home.environments.iterdir()]
+    assert left == [], f"tests left environments behind: {left}"

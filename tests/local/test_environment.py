@@ -1,0 +1,173 @@
+"""What the driver promises of a running environment, looked at from inside two real machines."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from provisioner import images, inside, lifecycle, machines
+from provisioner.task_family import load_family
+from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
+
+pytestmark = pytest.mark.vm
+
+
+def test_build_steps_ran_as_root_with_the_variables(lab: Lab) -> None:
+    assert lab.text("cat /opt/built-by") == "root"
+    assert lab.text("stat -c '%U %a' /root/lab_assets.py") == "root 644"
+
+
+def test_install_got_every_variable_and_left_no_value(lab: Lab) -> None:
+    assert json.loads(lab.text("cat /opt/install-names.json")) == sorted(VARIABLES)
+    disk = lab.session.images.disk(lab.environment.machines["primary"].image)
+    assert TOKEN.encode() not in disk.read_bytes()
+
+
+def test_start_got_the_required_variables_and_no_others(lab: Lab) -> None:
+    given = json.loads(lab.text("cat /root/start.json"))
+    assert set(given) == {"LAB_TOKEN", "VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS"}
+    assert given["LAB_TOKEN"] == TOKEN
+    assert given["VM_SSH_USERNAME"] == "admin"
+    assert given["VM_SSH_PRIVATE_KEY"].startswith("-----BEGIN RSA PRIVATE KEY-----\n")
+
+
+def test_what_start_left_in_the_background_lives(lab: Lab) -> None:
+    assert lab.text("pgrep -f 'sleep 86400'")
+
+
+def test_the_instructions_are_placed_as_they_are(lab: Lab) -> None:
+    assert lab.text("stat -c '%U' /home/agent/instructions.txt") == "agent"
+    assert lab.text("cat /home/agent/instructions.txt", user="agent") == (
+        "Hello ${HOME} %{if} {{ 7 * 7 }} `id` ' \" end"
+    )
+
+
+def test_the_agent_owns_its_home_and_its_key_is_private(lab: Lab) -> None:
+    assert lab.text("stat -c '%U %a' /home/agent/.ssh/aux /home/agent/.hidden").splitlines() == ["agent 600", "agent 644"]
+
+
+def test_the_agent_is_not_root_and_cannot_become_it(lab: Lab) -> None:
+    assert lab.text("id -u", user="agent") == "1000"
+    assert lab.run("sudo -n true", user="agent").exit_code != 0
+    assert lab.run("su -c true root < /dev/null", user="agent").exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/root", "/root/lab.py", "/protected", "/usr/lib/provisioner/guest/helper.py", "/run/provisioner",
+     "/etc/ssh/ssh_host_ed25519_key", "/run/credentials/@system", "/etc/shadow", "/dev/vda", "/proc/1/environ"],
+)  # fmt: skip
+def test_the_agent_cannot_read(lab: Lab, path: str) -> None:
+    assert lab.run(f"head -c1 {path}/* || head -c1 {path} || ls {path}", user="agent").exit_code != 0
+
+
+def test_no_secret_is_where_the_agent_can_look(lab: Lab) -> None:
+    found = lab.run(f"cat /proc/*/environ /proc/*/cmdline 2>/dev/null | grep -c {TOKEN[:14]}", user="agent")
+    # The only process that names it is the search itself, and its shells.
+    seen = lab.text("env", user="agent")
+    assert "LAB_" not in seen
+    assert "VM_" not in seen
+    assert found.exit_code in (0, 1)
+    assert lab.run(f"grep -rs --exclude-dir=proc {TOKEN} /home /tmp /var/tmp /etc /opt", user="agent").exit_code != 0
+
+
+def test_the_controllers_key_lies_in_no_machine(lab: Lab) -> None:
+    key = lab.session.environments.key(lab.environment.id, "controller").private.splitlines()[2]
+    for role in ("primary", "aux"):
+        search = f"grep -rlsF -e '{key}' /root /home /etc /run /var /tmp /opt /usr/lib/provisioner"
+        assert lab.run(search, role).stdout == b""  # type: ignore[arg-type]
+
+
+def test_the_tasks_key_opens_the_aux_vm_alone(lab: Lab) -> None:
+    ssh = "ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes -i ~/.ssh/aux"
+    aux = lab.environment.endpoints["aux"].private_address
+    assert lab.text(f"{ssh} admin@{aux} sudo id -u", user="agent") == "0"
+    for user in ("root", "agent"):
+        assert lab.run(f"{ssh} {user}@127.0.0.1 true", user="agent").exit_code != 0
+    assert lab.run(f"{ssh} root@{aux} true", user="agent").exit_code != 0
+
+
+def test_the_aux_vm_has_what_its_build_steps_made(lab: Lab) -> None:
+    assert lab.text("cat ~/notes/note.txt ~/where.txt", "aux", "admin").splitlines() == ["a note", "/home/admin"]
+    assert lab.text("stat -c %U /built-as-root", "aux", "admin") == "root"
+
+
+@pytest.mark.parametrize(("source", "target"), [("primary", "aux"), ("aux", "primary")])
+@pytest.mark.parametrize("port", [23, 8443, 61234])
+def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target: str, port: int) -> None:
+    listener = (
+        "import socket,sys;"
+        "t=socket.create_server(('',{0}));u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);u.bind(('',{0}));"
+        "t.settimeout(20);u.settimeout(20);"
+        "t.accept()[0].sendall(b'tcp');d,a=u.recvfrom(9);u.sendto(d,a)"
+    ).format(port)
+    lab.run(f'setsid python3 -c "{listener}" < /dev/null > /dev/null 2>&1 &', target)  # type: ignore[arg-type]
+    address = lab.environment.endpoints[target].private_address  # type: ignore[index]
+    talk = (
+        "import socket,time\n"
+        f"for _ in range(100):\n"
+        f"  try: t=socket.create_connection(('{address}',{port}),5); break\n"
+        f"  except ConnectionRefusedError: time.sleep(0.1)\n"
+        f"u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); u.settimeout(5)\n"
+        f"print(t.recv(9).decode()); u.sendto(b'udp',('{address}',{port})); print(u.recv(9).decode())"
+    )
+    assert lab.text(f'python3 -c "{talk}"', source).split() == ["tcp", "udp"]  # type: ignore[arg-type]
+
+
+def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:
+    with machines.connect(lab.session, lab.environment, "primary") as connection:
+        driver = inside.driver(lab.session, lab.environment, connection)
+        assert inside.run_tests(lab.session, lab.environment, driver, ["-q"]) == 0
+    log = (lab.session.environments.logs(lab.environment.id) / "pytest.log").read_text()
+    assert re.search(r"2 passed, 1 skipped", log)
+
+
+@pytest.mark.parametrize(
+    ("submission", "kind", "score"),
+    [("0.5", "scored", 0.5), ("-3", "scored", -3.0), ("null", "manual_scoring_required", None), ("NaN", "nan", None),
+     ("true", "not_a_number", None), ('"1"', "not_a_number", None), ("not json", "exception", None)],
+)  # fmt: skip
+def test_scores_are_told_apart(lab: Lab, submission: str, kind: str, score: float | None) -> None:
+    _, outcome = lifecycle.score(lab.session, lab.environment, submission)
+    assert (outcome.kind, outcome.score) == (kind, score)
+
+
+def test_the_submission_file_is_scored_and_a_planted_link_is_not_followed(lab: Lab) -> None:
+    lab.text("printf ' 0.25\n' > /home/agent/submission.txt", user="agent")
+    assert lifecycle.score(lab.session, lab.environment)[1].score == 0.25
+    lab.text("echo 1 > /root/one; ln -sf /root/one /home/agent/submission.txt")
+    with pytest.raises(lifecycle.ProvisionerError, match="submission"):
+        lifecycle.score(lab.session, lab.environment)
+    lab.text("rm /home/agent/submission.txt")
+
+
+def test_no_secret_reaches_a_record_or_a_log(lab: Lab) -> None:
+    directory = lab.session.environments.directory(lab.environment.id)
+    texts = [path.read_bytes() for path in [directory / "environment.json", *directory.glob("logs/*")]]
+    assert not any(value.encode() in text for value in VARIABLES.values() for text in texts)
+
+
+def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> None:
+    before = [image.name for image in lab.session.images.all()]
+    family = load_family(FAMILIES / "lab")
+    name, setup = images.family_image(lab.session, family)
+    assert name == lab.environment.machines["primary"].image
+    other = lifecycle.up(lab.session, family, "pair")
+    try:
+        assert [image.name for image in lab.session.images.all()] == before
+        assert other.machines == lab.environment.machines
+        port = other.endpoints["primary"].port
+        aux_port = other.endpoints["aux"].port
+        for gateway in ("10.0.2.2", "10.0.3.2"):
+            for forwarded in (port, aux_port):
+                reach = f"timeout 3 bash -c '</dev/tcp/{gateway}/{forwarded}'"
+                assert lab.run(reach).exit_code != 0
+        neighbour = other.endpoints["aux"].private_address
+        assert neighbour != lab.environment.endpoints["aux"].private_address
+        assert lab.run(f"timeout 3 bash -c '</dev/tcp/{neighbour}/22'").exit_code != 0
+    finally:
+        lifecycle.destroy(lab.session, other)
+    archived = lab.session.environments.logs(other.id) / "teardown.log"
+    assert "torn down with ['LAB_TOKEN', 'VM_IP_ADDRESS', 'VM_SSH_PRIVATE_KEY', 'VM_SSH_USERNAME']" in archived.read_text()
