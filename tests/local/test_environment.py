@@ -8,6 +8,7 @@ import re
 import pytest
 
 from provisioner import images, inside, lifecycle, machines
+from provisioner.errors import TaskError
 from provisioner.task_family import load_family
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
@@ -45,7 +46,10 @@ def test_the_instructions_are_placed_as_they_are(lab: Lab) -> None:
 
 
 def test_the_agent_owns_its_home_and_its_key_is_private(lab: Lab) -> None:
-    assert lab.text("stat -c '%U %a' /home/agent/.ssh/aux /home/agent/.hidden").splitlines() == ["agent 600", "agent 644"]
+    assert lab.text("stat -c '%U %a' /home/agent/.ssh/aux /home/agent/.hidden").splitlines() == [
+        "agent 600",
+        "agent 644",
+    ]
 
 
 def test_the_agent_is_not_root_and_cannot_become_it(lab: Lab) -> None:
@@ -77,7 +81,7 @@ def test_the_controllers_key_lies_in_no_machine(lab: Lab) -> None:
     key = lab.session.environments.key(lab.environment.id, "controller").private.splitlines()[2]
     for role in ("primary", "aux"):
         search = f"grep -rlsF -e '{key}' /root /home /etc /run /var /tmp /opt /usr/lib/provisioner"
-        assert lab.run(search, role).stdout == b""  # type: ignore[arg-type]
+        assert lab.run(search, role).stdout == b""
 
 
 def test_the_tasks_key_opens_the_aux_vm_alone(lab: Lab) -> None:
@@ -98,11 +102,11 @@ def test_the_aux_vm_has_what_its_build_steps_made(lab: Lab) -> None:
 @pytest.mark.parametrize("port", [23, 8443, 61234])
 def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target: str, port: int) -> None:
     listener = (
-        "import socket,sys;"
-        "t=socket.create_server(('',{0}));u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);u.bind(('',{0}));"
+        "import socket;"
+        f"t=socket.create_server(('',{port}));u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);u.bind(('',{port}));"
         "t.settimeout(20);u.settimeout(20);"
         "t.accept()[0].sendall(b'tcp');d,a=u.recvfrom(9);u.sendto(d,a)"
-    ).format(port)
+    )
     lab.run(f'setsid python3 -c "{listener}" < /dev/null > /dev/null 2>&1 &', target)  # type: ignore[arg-type]
     address = lab.environment.endpoints[target].private_address  # type: ignore[index]
     talk = (
@@ -138,7 +142,7 @@ def test_the_submission_file_is_scored_and_a_planted_link_is_not_followed(lab: L
     lab.text("printf ' 0.25\n' > /home/agent/submission.txt", user="agent")
     assert lifecycle.score(lab.session, lab.environment)[1].score == 0.25
     lab.text("echo 1 > /root/one; ln -sf /root/one /home/agent/submission.txt")
-    with pytest.raises(lifecycle.ProvisionerError, match="submission"):
+    with pytest.raises(TaskError, match="submission"):
         lifecycle.score(lab.session, lab.environment)
     lab.text("rm /home/agent/submission.txt")
 
@@ -152,7 +156,7 @@ def test_no_secret_reaches_a_record_or_a_log(lab: Lab) -> None:
 def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> None:
     before = [image.name for image in lab.session.images.all()]
     family = load_family(FAMILIES / "lab")
-    name, setup = images.family_image(lab.session, family)
+    name, _ = images.family_image(lab.session, family)
     assert name == lab.environment.machines["primary"].image
     other = lifecycle.up(lab.session, family, "pair")
     try:
@@ -170,4 +174,6 @@ def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> 
     finally:
         lifecycle.destroy(lab.session, other)
     archived = lab.session.environments.logs(other.id) / "teardown.log"
-    assert "torn down with ['LAB_TOKEN', 'VM_IP_ADDRESS', 'VM_SSH_PRIVATE_KEY', 'VM_SSH_USERNAME']" in archived.read_text()
+    assert (
+        "torn down with ['LAB_TOKEN', 'VM_IP_ADDRESS', 'VM_SSH_PRIVATE_KEY', 'VM_SSH_USERNAME']" in archived.read_text()
+    )

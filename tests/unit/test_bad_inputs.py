@@ -212,9 +212,7 @@ MANIFESTS = [
     Bad("a key that is a list", manifest("tasks: {[a]: {}}"), "a key must be a plain name"),
     Bad("a Python tag", manifest("tasks: !!python/object/apply:os.system [ls]"), "could not determine a constructor"),
     Bad("a mapping in itself", manifest("tasks: &a {meta: *a}"), "found unconstructable recursive node"),
-    Bad(
-        "a merge that explodes", manifest(f"a: &a {{x: 1}}\ntasks: {{<<: [{', '.join(['*a'] * 30)}]}}"), "too many ma"
-    ),
+    Bad("a merge that explodes", manifest(f"a: &a {{x: 1}}\ntasks: {{<<: [{', '.join(['*a'] * 30)}]}}"), "too many ma"),
     Bad("an invalid date", manifest("tasks: {}\nmeta: 2024-13-45"), "cannot be read as YAML: 'month must be"),
     Bad("deep nesting", manifest("tasks: " + "[" * 5000), "manifest.yaml is nested too deeply"),
     Bad("too large", manifest("#" * (1 << 20) + "\n"), "manifest.yaml is larger than"),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_guest_helper import Machine
+from tests.unit.test_guest_helper import Machine
 
 
 @pytest.fixture

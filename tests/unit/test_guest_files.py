@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_guest_helper import MIB, Machine
+from tests.unit.test_guest_helper import MIB, Machine
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

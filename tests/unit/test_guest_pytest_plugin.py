@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from test_guest_helper import GUEST, Answer, Machine
+from tests.unit.test_guest_helper import GUEST, Answer, Machine
 
 TESTS = """
 import os

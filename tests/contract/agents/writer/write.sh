@@ -1,0 +1,1 @@
+echo 0.75 > ~/submission.txt; id -un; pwd

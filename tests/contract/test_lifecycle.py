@@ -1,0 +1,74 @@
+"""One lifecycle that every cloud must pass. A cloud joins by a fixture that opens a session on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioner import inside, lifecycle, machines
+from provisioner.errors import MachineLostError, UsageError
+from provisioner.lifecycle import AgentCommand
+from provisioner.session import Session
+from provisioner.task_family import load_family
+
+pytestmark = pytest.mark.vm
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=["local"])
+def session(request: pytest.FixtureRequest, open_session: Callable[[Mapping[str, str]], Session]) -> Session:
+    """A session on each cloud in turn."""
+    opened = open_session({})
+    assert opened.cloud.name == request.param
+    return opened
+
+
+def test_an_environment_lives_is_scored_and_leaves_nothing(session: Session) -> None:
+    environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
+    try:
+        assert session.environments.find(environment.id[-6:]).status == "ready"
+        assert environment.probes
+        done = inside.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
+        assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
+        assert lifecycle.score(session, environment)[1].score == 0.75
+        with machines.connect(session, environment, "primary", "agent") as connection:
+            assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
+    finally:
+        lifecycle.destroy(session, environment)
+    lifecycle.destroy(session, environment)
+    assert session.cloud.left(environment) == []
+    assert not session.environments.directory(environment.id).exists()
+    assert not (session.home.stacks / environment.stack).exists()
+
+
+def test_run_does_it_all(session: Session) -> None:
+    agent = AgentCommand(HERE / "agents" / "writer", "bash write.sh")
+    result = lifecycle.run(session, load_family(HERE / "families" / "echo"), "main", agent=agent)
+    assert (result.outcome.kind, result.outcome.score, result.agent_exit_code) == ("scored", 0.75, 0)
+    assert [phase.name for phase in result.phases] == [
+        "images", "create", "boot", "isolation", "start", "agent", "score", "destroy",
+    ]  # fmt: skip
+
+
+def test_an_unknown_task_creates_nothing(session: Session) -> None:
+    with pytest.raises(UsageError, match="main"):
+        lifecycle.up(session, load_family(HERE / "families" / "echo"), "mian")
+    assert session.environments.all() == []
+
+
+def test_a_machine_that_ends_by_itself_is_noticed_and_cleared_away(session: Session) -> None:
+    environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
+    try:
+        with machines.connect(session, environment, "primary") as connection:
+            connection.run(["systemctl", "--no-block", "poweroff", "--force", "--force"])
+        deadline = time.monotonic() + 30
+        while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        with pytest.raises(MachineLostError, match="not running"):
+            machines.connect(session, environment, "primary")
+    finally:
+        lifecycle.destroy(session, environment)
+    assert session.cloud.left(environment) == []

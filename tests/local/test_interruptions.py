@@ -1,0 +1,85 @@
+"""Signals at many moments of a run, and what is left afterwards: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from provisioner.paths import Home
+
+pytestmark = pytest.mark.vm
+ROOT = Path(__file__).parents[2]
+FAMILY = ROOT / "tests" / "contract" / "families" / "echo"
+# A run takes about 25 s without KVM: the apply lies between 0.7 and 2 s, then boot, probes, start, score, destroy.
+MOMENTS = [0.3, 0.9, 1.1, 1.3, 1.6, 2.5, 9.0, 18.0, 21.0, 24.0]
+
+
+def start_run(home: Home) -> subprocess.Popen[bytes]:
+    """A controller in a session of its own, as at a terminal."""
+    argv = [sys.executable, str(ROOT / "cli.py"), "run", str(FAMILY), "main", "--submission", "1"]
+    environment = {**os.environ, "PROVISIONER_HOME": str(home.root)}
+    return subprocess.Popen(
+        argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def destroy_all(home: Home) -> None:
+    argv = [sys.executable, str(ROOT / "cli.py"), "destroy", "--all"]
+    subprocess.run(argv, env={**os.environ, "PROVISIONER_HOME": str(home.root)}, check=True, timeout=180)
+
+
+def processes_of(home: Home) -> list[str]:
+    """Command lines of processes that work in the home, whoever started them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            directory, words = (process / "cwd").readlink(), (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        inside = str(directory).startswith((str(home.environments), str(home.stacks)))
+        if inside or f"{home.environments}/".encode() in words:
+            found.append(words.replace(b"\0", b" ").decode())
+    return found
+
+
+def assert_nothing_left(home: Home) -> None:
+    assert list(home.environments.iterdir()) == []
+    assert list(home.stacks.iterdir()) == []
+    assert processes_of(home) == []
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, test_home: Home) -> Home:
+    """A home of its own that borrows the built images."""
+    made = Home(tmp_path_factory.mktemp("home"))
+    made.make()
+    made.images.rmdir()
+    made.images.symlink_to(test_home.images)
+    return made
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupted_run_cleans_up_by_itself(home: Home, number: signal.Signals, moment: float) -> None:
+    process = start_run(home)
+    time.sleep(moment)
+    process.send_signal(number)
+    assert process.wait(timeout=150) in (130, 0)
+    assert_nothing_left(home)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_killed_controller_leaves_is_destroyed(home: Home, moment: float) -> None:
+    process = start_run(home)
+    time.sleep(moment)
+    process.kill()
+    process.wait()
+    destroy_all(home)
+    assert_nothing_left(home)

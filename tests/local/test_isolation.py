@@ -1,0 +1,138 @@
+"""What reaches what: offline, with full internet, and with an allowlist. Every packet is real."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from provisioner import lifecycle, probes
+from provisioner.errors import IsolationError
+from provisioner.models import Destination, Environment
+from provisioner.session import Session
+from provisioner.task_family import load_family
+from tests.local.conftest import FAMILIES, Lab
+
+pytestmark = pytest.mark.vm
+
+
+@contextmanager
+def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
+    """A TCP service of the host; gives its port and what its visitors sent first."""
+    visitors: list[bytes] = []
+    with socket.create_server((address, 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    visitor, _ = server.accept()
+                except OSError:
+                    return
+                with visitor:
+                    visitor.settimeout(5)
+                    visitor.sendall(b"welcome")
+                    visitors.append(visitor.recv(16))
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1], visitors
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def host_address() -> str:
+    """The host's own address towards the outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("198.51.100.1", 9))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+@contextmanager
+def environment(session: Session, task: str, *allowed: Destination) -> Iterator[Lab]:
+    """A running environment of the open_door family."""
+    made = lifecycle.up(session, load_family(FAMILIES / "open_door"), task, allowed)
+    try:
+        yield Lab(session, made)
+    finally:
+        lifecycle.destroy(session, made)
+
+
+@pytest.fixture
+def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
+    return open_session({})
+
+
+def probe_names(made: Environment, machine: str, user: str) -> set[str]:
+    return {probe.probe for probe in made.probes if (probe.machine, probe.user) == (machine, user)}
+
+
+@pytest.mark.parametrize(("machine", "user"), [("primary", "root"), ("primary", "agent"), ("aux", "root")])
+def test_every_probe_of_an_offline_environment_ran_and_held(lab: Lab, machine: str, user: str) -> None:
+    names = probe_names(lab.environment, machine, user)
+    for wanted in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
+                   "dns udp 169.254.169.253", "resolve a public name", "ping 1.1.1.1", "ipv6", "s3 by name",
+                   "metadata 169.254.169.254", "controller's loopback via 10.0.2.2"):  # fmt: skip
+        assert wanted in names
+    if user == "root":
+        assert {"tcp 1.1.1.1:443 via eth0", "tcp 1.1.1.1:443 via eth1"} <= names
+    assert all(probe.reached == probe.expected for probe in lab.environment.probes)
+
+
+def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) -> None:
+    with listening("127.0.0.1") as (port, visitors):
+        lab.text("ip route add default via 10.0.2.2 dev eth0")
+        try:
+            for target in ("10.0.2.2", host_address(), "127.0.0.1", "1.1.1.1"):
+                for number in (port, 80):
+                    reach = f"timeout 2 bash -c '</dev/tcp/{target}/{number}'"
+                    assert lab.run(reach).exit_code != 0, f"{target}:{number} answers"
+        finally:
+            lab.text("ip route del default via 10.0.2.2 dev eth0")
+        assert visitors == []
+
+
+def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session) -> None:
+    with listening("127.0.0.1") as (loopback, first), listening("0.0.0.0") as (everywhere, second):
+        with environment(session, "online") as lab:
+            program = "import urllib.request as u; print(u.urlopen('http://deb.debian.org/', timeout=20).status)"
+            fetch = f'python3 -c "{program}"'
+            assert lab.text(fetch, user="agent") == "200"
+            assert "Successfully" in lab.text("pip download -q --no-deps -d /tmp/six six && echo Successfully")
+            for target in ("10.0.3.2", "10.0.2.2", host_address()):
+                for port in (loopback, everywhere):
+                    assert lab.run(f"timeout 3 bash -c '</dev/tcp/{target}/{port}'").exit_code != 0
+            # Frames straight to the host's loopback, as only root in the machine can send them.
+            lab.text("ip route add 127.66.0.0/16 via 10.0.3.2 dev eth1 onlink")
+            lab.text("sysctl -qw net.ipv4.conf.all.route_localnet=1")
+            away = "ip route del local 127.0.0.0/8 dev lo table local"
+            lab.run(f"{away}; timeout 3 bash -c '</dev/tcp/127.66.0.1/{loopback}'")
+        assert first == []
+        assert second == []
+
+
+def test_an_allowlisted_destination_is_reached_and_nothing_beside_it(session: Session) -> None:
+    address = host_address()
+    with listening(address) as (open_port, visitors), listening(address) as (closed_port, none):
+        allowed = Destination(cidr=f"{address}/32", port=open_port, host_names=("service.example",))
+        with environment(session, "offline", allowed) as lab:
+            talk = f"exec 3<>/dev/tcp/service.example/{open_port}; echo hello >&3; head -c7 <&3"
+            assert lab.text(talk, user="agent") == "welcome"
+            for target, port in ((address, closed_port), ("1.1.1.1", open_port), ("10.0.3.2", open_port)):
+                assert lab.run(f"timeout 3 bash -c '</dev/tcp/{target}/{port}'").exit_code != 0
+            assert lab.run("timeout 5 getent hosts deb.debian.org").exit_code != 0
+        assert b"hello\n" in visitors
+        assert none == []
+
+
+def test_more_than_promised_tears_the_environment_down(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An offline environment is judged as if its permission forbade the neighbourly link too.
+    address = host_address()
+    with listening(address) as (port, _):
+        monkeypatch.setattr(probes, "PROMISED_ALWAYS", ("neighbour ",))
+        allowed = Destination(cidr=f"{address}/32", port=port)
+        with pytest.raises(IsolationError, match="not isolated as promised") as raised:
+            lifecycle.up(session, load_family(FAMILIES / "open_door"), "offline", (allowed,))
+    assert f"allowed {address}:{port}" in (raised.value.details or "")
+    assert session.environments.all() == []
