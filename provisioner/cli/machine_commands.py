@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,14 +43,12 @@ def execute(
     user: UserOption = None,
     as_json: bool = False,
 ) -> Result:
-    """Runs a command; its output goes through as it is."""
+    """Runs a command; its output goes through as it is, its stdin is empty."""
     opened = session()
     environment = opened.environments.find(env)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
-        stdin = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
         done = connection.run(
             arguments,
-            stdin=stdin,
             on_stdout=None if as_json else lambda data: _write(1, data),
             on_stderr=None if as_json else lambda data: _write(2, data),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.unit.test_guest_helper import MIB, Machine
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"

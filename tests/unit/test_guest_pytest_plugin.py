@@ -9,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from tests.unit.test_guest_helper import GUEST, Answer, Machine
 
 TESTS = """

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from tests.unit.test_guest_helper import Machine
 
 
