@@ -192,13 +192,13 @@ class Connection:
                     elif channel.send_ready():
                         pending = pending[channel.send(pending) :]
                         continue
-                if channel.exit_status_ready() and not moved:
+                if not moved and not self._transport.is_active() and not channel.status_event.is_set():
+                    raise self._lost()
+                if not moved and channel.exit_status_ready():
                     # Data may come in behind the exit status; what a background process still holds may not.
-                    if channel.eof_received or not _readable(channel, 0.1):
+                    if channel.eof_received or not _readable(channel, 0.1) or not _drain(channel, take_out, take_err):
                         break
                     continue
-                if not self._transport.is_active() and not moved:
-                    raise self._lost()
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"{argv[0]} did not end within {timeout_seconds:g} s")
                 if not moved:
