@@ -204,7 +204,10 @@ class Connection:
                 if not moved:
                     _readable(channel, 0.05 if sending else 0.5)
             _drain(channel, take_out, take_err)
-            return Completed(channel.recv_exit_status(), out.value(), err.value())
+            code = channel.recv_exit_status()
+            if code == -1 and not self._transport.is_active():
+                raise self._lost()
+            return Completed(code, out.value(), err.value())
 
     @contextlib.contextmanager
     def _channel(self, argv: Sequence[str]) -> Iterator[paramiko.Channel]:

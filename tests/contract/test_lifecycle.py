@@ -63,7 +63,8 @@ def test_a_machine_that_ends_by_itself_is_noticed_and_cleared_away(session: Sess
     environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
     try:
         with machines.connect(session, environment, "primary") as connection:
-            connection.run(["systemctl", "--no-block", "poweroff", "--force", "--force"])
+            with pytest.raises(MachineLostError):
+                connection.run(["sh", "-c", "systemctl poweroff --force --force; sleep 60"])
         deadline = time.monotonic() + 30
         while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
             time.sleep(0.2)
