@@ -34,6 +34,7 @@ def open_session(test_home: Home) -> Iterator[Callable[[Mapping[str, str]], Sess
     def open_one(variables: Mapping[str, str]) -> Session:
         return Session(home=test_home, cloud=LocalCloud(test_home, load_settings()), variables=variables)
 
+    before = set(test_home.environments.iterdir())
     yield open_one
-    left = [path.name for path in test_home.environments.iterdir()]
-    assert left == [], f"tests left environments behind: {left}"
+    left = set(test_home.environments.iterdir()) - before
+    assert left == set(), f"tests left environments behind: {left}"

@@ -54,17 +54,17 @@ def test_run_does_it_all(session: Session) -> None:
 
 
 def test_an_unknown_task_creates_nothing(session: Session) -> None:
+    before = session.environments.all()
     with pytest.raises(UsageError, match="main"):
-        lifecycle.up(session, load_family(HERE / "families" / "echo"), "mian")
-    assert session.environments.all() == []
+        lifecycle.up(session, load_family(HERE / "families" / "echo"), "mainn")
+    assert session.environments.all() == before
 
 
 def test_a_machine_that_ends_by_itself_is_noticed_and_cleared_away(session: Session) -> None:
     environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
     try:
-        with machines.connect(session, environment, "primary") as connection:
-            with pytest.raises(MachineLostError):
-                connection.run(["sh", "-c", "systemctl poweroff --force --force; sleep 60"])
+        with machines.connect(session, environment, "primary") as connection, pytest.raises(MachineLostError):
+            connection.run(["sh", "-c", "systemctl poweroff --force --force; sleep 60"])
         deadline = time.monotonic() + 30
         while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -1,0 +1,92 @@
+"""terraform fmt, validate and test of every module and of the roots that we render."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from provisioner.terraform_process import terraform_environment
+
+from provisioner import resources
+from provisioner.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
+from tests.terraform.conftest import machine
+
+ROOT = resources.directory("terraform")
+MODULES = sorted({path.parent for path in ROOT.rglob("versions.tf") if ".terraform" not in path.parts})
+
+
+def terraform(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Terraform as the stacks do."""
+    return subprocess.run(
+        ["terraform", *arguments],
+        cwd=directory, env=terraform_environment(os.environ), capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def require(done: subprocess.CompletedProcess[str]) -> None:
+    """Shows what Terraform said if it failed."""
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def copy(module: Path, tmp_path: Path) -> Path:
+    """A module apart from the checkout, since init writes into it."""
+    return Path(shutil.copytree(module, tmp_path / "module", ignore=shutil.ignore_patterns(".terraform*")))
+
+
+def rendered(cloud: str, tmp_path: Path) -> Path:
+    """A rendered root with one environment."""
+    spec = EnvironmentSpec(
+        environment_id="one",
+        full_internet=False,
+        machines={"primary": machine(), "aux": machine()},
+        extra=dict.fromkeys(EXTRA_VARIABLES[cloud], "/nowhere/one"),
+    )
+    for name, text in render_stack(cloud, {"one": spec}).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_there_are_modules_to_look_at() -> None:
+    assert ROOT / "local" / "environment" in MODULES
+
+
+def test_the_modules_are_formatted() -> None:
+    require(terraform(ROOT, "fmt", "-check", "-recursive", "-diff"))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_valid(module: Path, tmp_path: Path) -> None:
+    copied = copy(module, tmp_path)
+    require(terraform(copied, "init", "-backend=false", "-input=false"))
+    require(terraform(copied, "validate"))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_passes_its_own_tests(module: Path, tmp_path: Path) -> None:
+    assert list((module / "tests").glob("*.tftest.hcl")), "every module has tests"
+    copied = copy(module, tmp_path)
+    require(terraform(copied, "init", "-backend=false", "-input=false"))
+    done = terraform(copied, "test", "-no-color")
+    require(done)
+    assert " 0 passed" not in done.stdout
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_variable_is_typed_described_and_never_null(module: Path) -> None:
+    blocks = (module / "variables.tf").read_text().split('\nvariable "')
+    for block in blocks:
+        for word in ("type ", "description ", "nullable "):
+            assert f"\n  {word}" in block, block.splitlines()[0]
+
+
+@pytest.mark.parametrize("cloud", EXTRA_VARIABLES)
+def test_a_rendered_root_is_formatted_and_valid(cloud: str, tmp_path: Path) -> None:
+    root = rendered(cloud, tmp_path)
+    require(terraform(root, "fmt", "-check", "-recursive", "-diff"))
+    require(terraform(root, "init", "-backend=false", "-input=false"))
+    require(terraform(root, "validate"))

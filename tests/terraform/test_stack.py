@@ -1,0 +1,182 @@
+"""Real applies and destroys of local stacks: what is created, what stays, what goes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from provisioner.errors import TerraformError
+from tests.terraform.conftest import Site, silent
+
+ENDPOINT = {"host": "127.0.0.1", "port": 2200, "private_address": None}
+
+
+def test_one_apply_creates_every_environment_and_returns_its_endpoints(site: Site) -> None:
+    site.write(site.spec("one", ("primary", "aux")), site.spec("two"), site.spec("three"))
+    outputs = site.stack.apply(silent)
+    assert outputs["environments"] == {
+        "one": {"machines": {"primary": ENDPOINT, "aux": ENDPOINT}},
+        "two": {"machines": {"primary": ENDPOINT}},
+        "three": {"machines": {"primary": ENDPOINT}},
+    }
+    assert site.done("start") == ["one/aux", "one/primary", "three/primary", "two/primary"]
+
+
+def test_the_machines_of_an_environment_start_side_by_side(site: Site) -> None:
+    site.write(site.spec("one", ("primary", "aux")))
+    (site.root / "one" / "wait-for-peer").touch()
+    site.stack.apply(silent)
+    assert site.done("start") == ["one/aux", "one/primary"]
+
+
+def test_a_second_apply_changes_nothing_and_returns_the_same_outputs(site: Site) -> None:
+    site.write(site.spec("one"))
+    first = site.stack.apply(silent)
+    calls = site.journal
+    assert site.stack.apply(silent) == first
+    assert site.journal == calls
+
+
+def test_an_environment_that_joins_leaves_the_others_alone(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    site.write(site.spec("one"), site.spec("two"))
+    site.stack.apply(silent)
+    assert site.done("start") == ["one/primary", "two/primary"]
+    assert site.done("destroy") == []
+
+
+def test_removing_an_environment_destroys_it_and_no_other(site: Site) -> None:
+    site.write(site.spec("one", ("primary", "aux")), site.spec("two"))
+    site.stack.apply(silent)
+    site.stack.remove("one", silent)
+    assert site.done("destroy") == ["one/aux", "one/primary"]
+    assert (site.root / "two" / "primary" / "endpoint.json").exists()
+    assert site.stack.exists
+
+
+def test_the_stack_goes_with_its_last_environment(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    site.stack.remove("one", silent)
+    assert site.done("destroy") == ["one/primary"]
+    assert not site.directory.exists()
+
+
+def test_removing_what_is_gone_is_no_error(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    site.stack.remove("one", silent)
+    site.stack.remove("one", silent)
+    assert not site.directory.exists()
+
+
+def test_destroying_twice_is_no_error(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    site.stack.destroy(silent)
+    site.stack.destroy(silent)
+    assert site.done("destroy") == ["one/primary"]
+
+
+def test_a_stack_that_was_never_applied_can_be_destroyed(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.destroy(silent)
+    assert site.journal == []
+
+
+def test_destroy_works_when_the_environments_directory_was_removed_by_hand(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    shutil.rmtree(site.root / "one")
+    site.stack.destroy(silent)
+    assert site.done("destroy") == ["one/primary"]
+
+
+def test_another_environment_can_go_after_a_machines_directory_was_removed_by_hand(site: Site) -> None:
+    site.write(site.spec("one"), site.spec("two"))
+    site.stack.apply(silent)
+    shutil.rmtree(site.root / "two")
+    site.stack.remove("one", silent)
+    assert site.done("destroy") == ["one/primary"]
+
+
+def test_a_failed_start_shows_the_end_of_its_output(site: Site) -> None:
+    site.write(site.spec("one"))
+    (site.root / "one" / "fail-primary").touch()
+    with pytest.raises(TerraformError) as failure:
+        site.stack.apply(silent)
+    details = failure.value.details or ""
+    assert "local-exec" in failure.value.message
+    assert details.splitlines()[-1] == "QEMU said no"
+    assert "line 29 of the output" in details
+    assert len(details.splitlines()) <= 20
+
+
+def test_a_machine_that_failed_to_start_is_still_destroyed(site: Site) -> None:
+    # The taint trap: a resource whose own create-time provisioner failed never runs its destroy-time one.
+    site.write(site.spec("one", ("primary", "aux")))
+    (site.root / "one" / "fail-primary").touch()
+    with pytest.raises(TerraformError):
+        site.stack.apply(silent)
+    site.stack.destroy(silent)
+    assert site.done("destroy") == ["one/aux", "one/primary"]
+
+
+def test_an_apply_after_a_failed_start_tries_that_machine_again(site: Site) -> None:
+    site.write(site.spec("one", ("primary", "aux")))
+    fail = site.root / "one" / "fail-primary"
+    fail.touch()
+    with pytest.raises(TerraformError):
+        site.stack.apply(silent)
+    fail.unlink()
+    outputs = site.stack.apply(silent)
+    assert outputs["environments"]["one"]["machines"] == {"primary": ENDPOINT, "aux": ENDPOINT}
+    assert site.done("start") == ["one/aux", "one/primary", "one/primary"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        '${file("/etc/hostname")}',
+        "%{ if true }yes%{ endif }",
+        "{{ cloud }}{% raw %}",
+        "$${x} %%{y}",
+        "quote\" apostrophe' backslash\\ `id` $(id) ; &",
+        "new\nline\ttab",
+        "ünïcode \u2028 \U0001f600",
+        "<<EOT\nheredoc\nEOT",
+        "",
+    ],
+)
+def test_no_value_is_evaluated_on_its_way_through_terraform(site: Site, image: str) -> None:
+    site.write(site.spec("one", image=image))
+    site.stack.apply(silent)
+    assert [entry["settings"]["image"] for entry in site.journal if entry["operation"] == "start"] == [image]
+
+
+def test_the_log_keeps_all_that_terraform_said(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    assert "Apply complete" in (site.directory / "terraform.log").read_text()
+
+
+def test_a_changed_root_is_initialised_again(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    main = (site.directory / "main.tf").read_text()
+    copy = site.directory / "modules" / "another"
+    shutil.copytree(site.directory / "modules" / "environment", copy)
+    site.stack.write({"main.tf": main.replace("./modules/environment", "./modules/another")})
+    site.stack.apply(silent)
+    assert site.done("start") == ["one/primary"]
+
+
+def test_an_initialisation_that_was_cut_short_is_done_again(site: Site) -> None:
+    site.write(site.spec("one"))
+    modules = site.directory / ".terraform" / "modules"
+    modules.mkdir(parents=True)
+    (modules / "modules.json").write_text('{"Modules":[{"Key":"","Source":"","Dir":"."}]}')
+    site.stack.apply(silent)
+    assert site.done("start") == ["one/primary"]
