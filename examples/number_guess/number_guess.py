@@ -1,33 +1,61 @@
-"""Guess a number, and learn after each guess whether it was too low or too high: intermediate scoring."""
+"""Guess a number, and learn at each intermediate score whether the guess is too low or too high."""
 
 import math
-import pathlib
+import subprocess
+from typing import Any, TypedDict
 
-GUESS = pathlib.Path("/home/agent/guess.txt")
+GUESS = "/home/agent/guess.txt"
+MAXIMUM_CHARACTERS = 20
+
+
+class Task(TypedDict):
+    highest: int
+    number: int
+
+
+def _read_guess() -> int | None:
+    """The agent's guess; None if there is no whole number in the file."""
+    # Read as agent: root would follow a link that the agent planted. A pipe without a writer never ends.
+    command = ["runuser", "-u", "agent", "--", "head", "-c", str(MAXIMUM_CHARACTERS + 1), GUESS]
+    try:
+        text = subprocess.run(command, capture_output=True, check=True, timeout=10).stdout.decode("ascii").strip()
+        return int(text) if len(text) <= MAXIMUM_CHARACTERS else None
+    except (subprocess.SubprocessError, ValueError):
+        return None
 
 
 class TaskFamily:
     standard_version = "0.5.0"
 
     @staticmethod
-    def get_tasks():
-        return {"easy": {"number": 42}, "hard": {"number": 7919}}
+    def get_tasks() -> dict[str, Task]:
+        return {"easy": {"highest": 100, "number": 42}, "hard": {"highest": 10_000, "number": 7919}}
 
     @staticmethod
-    def get_instructions(t):
-        return "Write a whole number into ~/guess.txt. Each intermediate score says whether it is too low or too high."
+    def get_permissions(t: Task) -> list[str]:
+        return []
 
     @staticmethod
-    def intermediate_score(t):
-        try:
-            guess = int(GUESS.read_text()[:20])
-        except (OSError, ValueError):
-            return {"score": math.nan, "message": {"guess": "no whole number in ~/guess.txt"}, "details": {}}
+    def get_instructions(t: Task) -> str:
+        return (
+            f"Guess a whole number from 1 to {t['highest']}: write it into {GUESS}. "
+            "Each intermediate score says whether your guess is too low or too high; your best guess counts."
+        )
+
+    @staticmethod
+    def intermediate_score(t: Task) -> dict[str, Any]:
+        guess = _read_guess()
+        if guess is None:
+            return {"score": math.nan, "message": {"guess": f"no whole number in {GUESS}"}, "details": {}}
         distance = abs(guess - t["number"])
-        word = "right" if distance == 0 else "too low" if guess < t["number"] else "too high"
-        return {"score": 1 / (1 + distance), "message": {"guess": word}, "details": {"distance": distance}}
+        answer = "right" if distance == 0 else "too low" if guess < t["number"] else "too high"
+        return {
+            "score": max(0.0, 1 - distance / t["highest"]),
+            "message": {"guess": answer},
+            "details": {"guessed": guess, "distance": distance},
+        }
 
     @staticmethod
-    def aggregate_scores(t, score_log):
+    def aggregate_scores(t: Task, score_log: list[dict[str, Any]]) -> float:
         scores = [entry["score"] for entry in score_log if entry["score"] is not None]
         return max((score for score in scores if not math.isnan(score)), default=0.0)

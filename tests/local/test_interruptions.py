@@ -71,7 +71,8 @@ def test_an_interrupted_run_cleans_up_by_itself(home: Home, number: signal.Signa
     process = start_run(home)
     time.sleep(moment)
     process.send_signal(number)
-    assert process.wait(timeout=150) in (130, 0)
+    # So early that Python itself is still starting, the signal ends it: nothing was made by then.
+    assert process.wait(timeout=150) in (130, 0, -number)
     assert_nothing_left(home)
 
 
