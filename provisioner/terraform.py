@@ -1,47 +1,48 @@
-"""Runs Terraform: one stack, one directory. The only importer of python_terraform.
+"""A stack: one Terraform root and its state in one directory. What exists is asked of the cloud, not of Terraform.
 
-Terraform's exit code is taken for what it is, a report of one process; what exists is asked of the cloud.
+Terraform's exit code is taken for what it is, the report of one process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
-from python_terraform import IsFlagged, Terraform
-
-from provisioner.errors import HostError, TerraformError
+from provisioner import terraform_process
+from provisioner.errors import TerraformError
 from provisioner.paths import is_locked, write_atomically
 from provisioner.render import VALUES
+from provisioner.terraform_process import LOCK, LOG, Message
 
-SESSION = Path(__file__).with_name("terraform_session.sh")
-# pattern -> what it is; each was seen, and passes by itself.
-RETRYABLE = {
-    "text file busy": "another process is just installing the provider",
-    "timeout while waiting for plugin to start": "the host is too busy to start the provider in time",
-    "connection reset by peer": "the network dropped a connection",
-}
-ATTEMPTS = 3
+# (what the error says, what it is): each passes by itself.
+RETRYABLE = (
+    ("text file busy", "another process is just installing the provider"),
+    ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
+    ("connection reset by peer", "the network dropped a connection"),
+)
+# Pauses before the second and the third attempt; there is no fourth.
+RETRY_SECONDS = (1.0, 5.0)
 PATIENCE_SECONDS = 120.0
-LOG_LINES = 20
-# These would change what we ask Terraform for.
-FOREIGN = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_LOG", "TF_DATA_DIR")
+DETAIL_LINES = 20
+LINE_CHARACTERS = 300
+ROOT = "main.tf"
 
 Tell = Callable[[str], None]
 
 
 class Stack:
     """A Terraform root and its state.
+
+    Any number of controllers may call its methods at once: they take turns.
 
     Args:
         directory: the stack's directory; made by `write`.
@@ -54,13 +55,18 @@ class Stack:
 
     @property
     def exists(self) -> bool:
-        """Whether the stack was ever written."""
-        return (self._directory / "main.tf").exists()
+        """Whether the stack was ever written, whole."""
+        return (self._directory / ROOT).exists()
+
+    @property
+    def log(self) -> Path:
+        """All that Terraform said, run after run. It goes with the stack."""
+        return self._directory / LOG
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Writes the root's files, each one atomically, the values first."""
+        """Writes the root's files, each one atomically, main.tf last: with it the stack is whole."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text in sorted(files.items(), key=lambda item: item[0] != VALUES):
+        for name, text in sorted(files.items(), key=lambda item: item[0] == ROOT):
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() or path.read_text() != text:
@@ -70,57 +76,82 @@ class Stack:
         """Makes what the files say, and returns the outputs.
 
         Args:
-            tell: told of each failure that is tried again.
+            tell: told when it waits for another controller, and of each failure that is tried again.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
+            HostError: Terraform is not installed.
         """
-        self._init()
-        outputs: dict[str, Any] = {}
-
-        def take(message: dict[str, Any]) -> None:
-            if message.get("type") == "outputs":
-                outputs.update({name: output.get("value") for name, output in message.get("outputs", {}).items()})
-
-        self._run("apply", tell, take, skip_plan=True)
-        return outputs
+        with self._turn(tell):
+            return self._apply(tell)
 
     def destroy(self, tell: Tell) -> None:
         """Destroys all that the state knows. Safe to repeat.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
+            HostError: Terraform is not installed.
         """
-        self._init()
-        self._run("destroy", tell, lambda _: None, force=None, auto_approve=IsFlagged)
+        with self._turn(tell):
+            self._destroy(tell)
 
     def remove(self, environment_id: str, tell: Tell) -> None:
         """Destroys one environment of the stack; the stack goes with its last one. Safe to repeat.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
+            HostError: Terraform is not installed.
         """
-        if not self.exists:
-            self._delete()
-            return
-        self._end_orphan()
-        values = self._values()
-        values.pop(environment_id, None)
-        if values:
-            self._write_values(values)
-            self.apply(tell)
-            return
-        self.destroy(tell)
-        self._delete()
+        with self._turn(tell):
+            if not self.exists:
+                self._delete()
+            elif self._drop(environment_id):
+                self._apply(tell)
+            else:
+                self._destroy(tell)
+                self._delete()
 
     def forget(self, environment_id: str) -> None:
         """Drops an environment that is gone from the stack, without Terraform; the stack goes with its last one."""
+        with self._turn(lambda _: None):
+            if not self._drop(environment_id):
+                self._delete()
+
+    @contextlib.contextmanager
+    def _turn(self, tell: Tell) -> Iterator[None]:
+        """Waits for other controllers, then ends a Terraform that outlived its own. The lock is on the directory."""
+        try:
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            yield  # there is nothing to take turns at
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                tell(f"Another provisioner works on the stack {self._directory.name}; waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._end_orphan()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _end_orphan(self) -> None:
+        """Whoever has its turn knows that a Terraform at work here belongs to a controller that was killed."""
+        orphan = is_locked(self._directory / LOCK)
+        if orphan and not terraform_process.end(self._directory, self._patience_seconds):
+            raise TerraformError(
+                f"A Terraform that outlived its controller still works in {self._directory}.",
+                hint="End the processes that keep its terraform.lock open, and try again.",
+            )
+
+    def _drop(self, environment_id: str) -> bool:
+        """Takes an environment out of the values; False, and the values as they were, if it was the last one."""
         values = self._values()
         values.pop(environment_id, None)
         if values:
-            self._write_values(values)
-        else:
-            self._delete()
+            write_atomically(self._directory / VALUES, json.dumps({"environments": values}, indent=2))
+        return bool(values)
 
     def _values(self) -> dict[str, Any]:
         try:
@@ -128,163 +159,77 @@ class Stack:
         except (OSError, ValueError, KeyError):
             return {}
 
-    def _write_values(self, values: dict[str, Any]) -> None:
-        write_atomically(self._directory / VALUES, json.dumps({"environments": values}, indent=2))
-
     def _delete(self) -> None:
         if self._directory.exists():
             shutil.rmtree(self._directory)
 
-    def _end_orphan(self) -> None:
-        """Ends a Terraform that outlived its controller: the lock says whether there is one, the pid file which."""
-        if not is_locked(self._directory / "terraform.lock"):
-            return
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int((self._directory / "terraform.pid").read_text()), signal.SIGINT)
-        deadline = time.monotonic() + self._patience_seconds
-        while is_locked(self._directory / "terraform.lock"):
-            if time.monotonic() > deadline:
-                raise TerraformError(
-                    f"Another Terraform still works in {self._directory}.",
-                    hint="Wait for it, or end the process named in its terraform.pid, and try again.",
-                )
-            time.sleep(0.1)
+    def _apply(self, tell: Tell) -> dict[str, Any]:
+        self._init(tell)
+        return self._run("apply", tell).outputs
 
-    def _init(self) -> None:
-        if (self._directory / ".terraform" / "modules" / "modules.json").exists():
-            return
-        self._run("init", lambda _: None, lambda _: None, backend=None)
+    def _destroy(self, tell: Tell) -> None:
+        self._init(tell)
+        self._run("destroy", tell)
 
-    def _run(self, command: str, tell: Tell, take: Callable[[dict[str, Any]], None], **options: Any) -> None:
-        for attempt in range(1, ATTEMPTS + 1):
-            messages, code = self._attempt(command, take, options)
+    def _init(self, tell: Tell) -> None:
+        """Initialises the root, unless that was done, to its end, for the same .tf files."""
+        done = self._directory / ".terraform" / "provisioner-initialised"
+        digest = self._digest()
+        if done.exists() and done.read_text() == digest:
+            return
+        self._run("init", tell)
+        done.parent.mkdir(exist_ok=True)
+        write_atomically(done, digest)
+
+    def _digest(self) -> str:
+        files = sorted(self._directory.glob("*.tf")) + sorted((self._directory / "modules").glob("*/*.tf"))
+        hashes = [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+    def _run(self, command: str, tell: Tell) -> _Transcript:
+        for pause_seconds in (*RETRY_SECONDS, None):
+            transcript = _Transcript()
+            code = terraform_process.run(self._directory, command, transcript.take, self._patience_seconds)
             if code == 0:
-                return
-            text = "\n".join(_line(message) for message in messages)
-            reason = next((why for pattern, why in RETRYABLE.items() if pattern in text.lower()), None)
-            if reason is None or attempt == ATTEMPTS:
-                raise self._error(command, code, messages)
+                return transcript
+            reason = transcript.passing
+            if reason is None or pause_seconds is None:
+                raise transcript.error(command, code)
             tell(f"terraform {command} failed: {reason}; trying again")
+            time.sleep(pause_seconds)
+        raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(
-        self, command: str, take: Callable[[dict[str, Any]], None], options: dict[str, Any]
-    ) -> tuple[list[dict[str, Any]], int]:
-        process = self._start(command, options)
-        messages: list[dict[str, Any]] = []
 
-        def read(stream: IO[bytes]) -> None:
-            with stream, (self._directory / "terraform.log").open("a") as log:
-                for line in _lines(stream):
-                    log.write(line + "\n")
-                    message = _parse(line)
-                    messages.append(message)
-                    take(message)
+class _Transcript:
+    """What of one run is worth keeping: outputs, errors and the last lines. The log has all of it."""
 
-        readers = [threading.Thread(target=read, args=(s,), daemon=True) for s in (process.stdout, process.stderr)]
-        for reader in readers:
-            reader.start()
-        try:
-            while process.poll() is None:
-                time.sleep(0.02)
-        except BaseException:
-            _end(process, self._patience_seconds)
-            raise
-        finally:
-            for reader in readers:
-                reader.join(5)
-        return messages, process.returncode
+    def __init__(self) -> None:
+        self.outputs: dict[str, Any] = {}
+        self._errors: list[dict[str, Any]] = []
+        self._last: deque[str] = deque(maxlen=DETAIL_LINES)
 
-    def _start(self, command: str, options: dict[str, Any]) -> subprocess.Popen[bytes]:
-        if not shutil.which("terraform"):
-            raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to get it.")
-        terraform = Terraform(
-            working_dir=str(self._directory), terraform_bin_path=str(SESSION), is_env_vars_included=False
-        )
-        # synchronous=None and not False: both hand back the process, but False ends up on the command line.
-        arguments = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "synchronous": None, **options}
-        # python-terraform passes either nothing or all of our environment: give it a clean one for the moment.
-        with _environment():
-            terraform.is_env_vars_included = True
-            run = {"apply": terraform.apply, "destroy": terraform.destroy}.get(command)
-            started = run(**arguments) if run else terraform.cmd(command, **arguments)
-        return cast("subprocess.Popen[bytes]", started[0])
+    def take(self, message: Message) -> None:
+        """Keeps what matters of a message."""
+        self._last.append(str(message.get("@message", "")))
+        if message.get("type") == "outputs":
+            self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
+        diagnostic = message.get("diagnostic") or {}
+        if diagnostic.get("severity") == "error":
+            self._errors.append(diagnostic)
 
-    def _error(self, command: str, code: int, messages: list[dict[str, Any]]) -> TerraformError:
-        found = [m["diagnostic"] for m in messages if m.get("type") == "diagnostic"]
-        errors = [one for one in found if one.get("severity") == "error"]
-        summary = "; ".join(dict.fromkeys(str(one.get("summary", ""))[:200] for one in errors)) or f"exit code {code}"
-        details = [line for one in errors for line in str(one.get("detail", "")).splitlines()]
-        if not errors:
-            details = [_line(message) for message in messages]
+    @property
+    def passing(self) -> str | None:
+        """Why it is worth another attempt, or None."""
+        said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors] or list(self._last)
+        text = "\n".join(said).lower()
+        return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
+
+    def error(self, command: str, code: int) -> TerraformError:
+        """One screen: what Terraform calls it, and the last lines of what it, or a provisioner of it, printed."""
+        summaries = dict.fromkeys(str(error.get("summary", ""))[:200] for error in self._errors)
+        lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
+        shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
         return TerraformError(
-            f"terraform {command} failed: {summary}.",
-            details="\n".join(line[:300] for line in details[-LOG_LINES:]),
+            f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
+            details="\n".join(line[:LINE_CHARACTERS] for line in shown),
         )
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    for line in stream:
-        yield line.decode(errors="replace").rstrip("\n")
-
-
-def _parse(line: str) -> dict[str, Any]:
-    """One line of the -json stream; a line that is not JSON becomes a message all the same."""
-    with contextlib.suppress(ValueError):
-        parsed = json.loads(line)
-        if isinstance(parsed, dict):
-            return parsed
-    return {"@message": line}
-
-
-def _line(message: dict[str, Any]) -> str:
-    diagnostic = message.get("diagnostic") or {}
-    return f"{message.get('@message', '')} {diagnostic.get('detail', '')}"
-
-
-def _end(process: subprocess.Popen[bytes], patience_seconds: float) -> None:
-    """The interrupt ladder: SIGINT lets Terraform write its state; SIGKILL, last, forgets what it was creating."""
-    for target, sent, seconds in (
-        (os.kill, signal.SIGINT, patience_seconds),
-        (os.killpg, signal.SIGTERM, 10.0),
-        (os.killpg, signal.SIGKILL, 10.0),
-    ):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            target(process.pid, sent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
-
-
-_environment_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """Terraform's environment, for the moment of its start: what python-terraform can pass on is all of ours."""
-    with _environment_lock:
-        before = dict(os.environ)
-        os.environ.clear()
-        os.environ.update(terraform_environment(before))
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-
-def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """What Terraform's processes see of our environment. Pure.
-
-    Args:
-        ours: the controller's environment.
-    """
-    theirs = {name: value for name, value in ours.items() if not name.startswith(FOREIGN)}
-    if "TF_CLI_CONFIG_FILE" in theirs and not Path(theirs["TF_CLI_CONFIG_FILE"]).exists():
-        del theirs["TF_CLI_CONFIG_FILE"]
-    package = str(Path(__file__).parent.parent)
-    theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [package, ours.get("PYTHONPATH")]))
-    return theirs | {
-        "TF_IN_AUTOMATION": "1",
-        "CHECKPOINT_DISABLE": "1",
-        "PROVISIONER_PYTHON": sys.executable,
-    }

@@ -32,7 +32,10 @@ def start_run(home: Home) -> subprocess.Popen[bytes]:
 
 def destroy_all(home: Home) -> None:
     argv = [sys.executable, str(ROOT / "cli.py"), "destroy", "--all"]
-    subprocess.run(argv, env={**os.environ, "PROVISIONER_HOME": str(home.root)}, check=True, timeout=180)
+    done = subprocess.run(
+        argv, env={**os.environ, "PROVISIONER_HOME": str(home.root)}, capture_output=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def processes_of(home: Home) -> list[str]:

@@ -8,7 +8,8 @@ set -e
 disk=$(awk "\$4 ~ /^[sv]da\$/ { print \$4 }" /proc/partitions | head -n 1)
 [ -b "/dev/$disk" ] || mknod "/dev/$disk" b $(tr : " " < "/sys/block/$disk/dev")
 mkdir -p /mnt/host
-mount -t ext4 -o ro "/dev/$disk" /mnt/host
+# Not read-only: the VM has mounted the same disk for writing, and the kernel wants both the same.
+mount -t ext4 "/dev/$disk" /mnt/host
 cat /mnt/host/root/flag.txt
 umount /mnt/host
 '

@@ -1,0 +1,212 @@
+"""One Terraform process: how it starts, what it says, how it ends. The only importer of python_terraform.
+
+Terraform has a session of its own, so that a Ctrl-C at the terminal reaches the controller alone. It writes into a
+file, not a pipe, and so can end its work and record it when the controller was killed. It inherits the stack's lock,
+and hands it on to what its provisioners start: the lock is free only once all of them have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+from python_terraform import IsFlagged, Terraform
+
+from provisioner.errors import HostError, TerraformError
+from provisioner.paths import is_locked
+
+LOCK = "terraform.lock"
+LOG = "terraform.log"
+# These would change what we ask Terraform for.
+FOREIGN = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_LOG", "TF_DATA_DIR")
+TERMINATE_SECONDS = 10.0
+POLL_SECONDS = 0.02
+
+Message = dict[str, Any]
+Take = Callable[[Message], None]
+
+
+def run(directory: Path, command: str, take: Take, patience_seconds: float) -> int:
+    """Runs one Terraform command in a root and returns its exit code.
+
+    Args:
+        directory: the root. All that Terraform says is added to its terraform.log.
+        command: init, apply or destroy.
+        take: told each message of Terraform's -json stream; a line that is not JSON comes as {"@message": line}.
+        patience_seconds: how long Terraform may take to end its work once this thread is interrupted.
+
+    Raises:
+        HostError: Terraform is not installed.
+        TerraformError: another process works on the root.
+    """
+    with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
+        reader.seek(0, os.SEEK_END)
+        process = _start(directory, command, log)
+        try:
+            return _follow(process, reader, take)
+        except BaseException:
+            end(directory, patience_seconds, process)
+            raise
+
+
+def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes] | None = None) -> bool:
+    """Ends the Terraform that works in a root, whoever started it, and what it started. False: something lives on.
+
+    The interrupt ladder. SIGINT lets Terraform end what it is doing and write its state; SIGKILL, the last step,
+    makes it forget what it was creating.
+
+    Args:
+        directory: the root.
+        patience_seconds: how long SIGINT may take.
+        child: the process, where it is this process's own.
+    """
+
+    def ended() -> bool:
+        return (child is None or child.poll() is not None) and not is_locked(directory / LOCK)
+
+    for number, seconds in (
+        (signal.SIGINT, patience_seconds),
+        (signal.SIGTERM, TERMINATE_SECONDS),
+        (signal.SIGKILL, TERMINATE_SECONDS),
+    ):
+        for pid in _holders(directory / LOCK):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                # Only Terraform leads a session. What it started is its own to interrupt.
+                if number != signal.SIGINT or os.getsid(pid) == pid:
+                    os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while not ended():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        else:
+            return True
+    return False
+
+
+def terraform_program(ours: Mapping[str, str]) -> str | None:
+    """Terraform's path: what PROVISIONER_TERRAFORM names, else `terraform` on PATH; None where there is none.
+
+    Args:
+        ours: the controller's environment.
+    """
+    return shutil.which(ours.get("PROVISIONER_TERRAFORM") or "terraform", path=ours.get("PATH"))
+
+
+def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """What Terraform's processes see of our environment. It reads no file; it looks whether one exists.
+
+    Args:
+        ours: the controller's environment.
+    """
+    theirs = {name: value for name, value in ours.items() if not name.startswith(FOREIGN)}
+    if "TF_CLI_CONFIG_FILE" in theirs and not Path(theirs["TF_CLI_CONFIG_FILE"]).exists():
+        del theirs["TF_CLI_CONFIG_FILE"]
+    package = str(Path(__file__).parent.parent)
+    theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [package, ours.get("PYTHONPATH")]))
+    return theirs | {
+        "TF_IN_AUTOMATION": "1",
+        "CHECKPOINT_DISABLE": "1",
+        "PROVISIONER_PYTHON": sys.executable,
+    }
+
+
+class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
+    """python-terraform makes the command line; the process is ours to start: it knows no session, lock or log."""
+
+    def __init__(self, program: str, directory: Path, log: IO[bytes], lock: int) -> None:
+        super().__init__(working_dir=str(directory), terraform_bin_path=program)
+        self._log = log
+        self._lock = lock
+
+    def read_state_file(self, file_path: str | None = None) -> None:
+        """Reads nothing: the state is Terraform's."""
+
+    def cmd(self, cmd: str, *args: str, **options: object) -> subprocess.Popen[bytes]:
+        """Starts a command; python-terraform's apply() and destroy() end here."""
+        return subprocess.Popen(
+            cast("list[str]", self.generate_cmd_string(cmd, *args, **options)),
+            cwd=self.working_dir,
+            env=terraform_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[self._lock],
+        )
+
+
+def _start(directory: Path, command: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    program = terraform_program(os.environ)
+    if program is None:
+        raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to get it.")
+    # Our copy of the lock is closed at once: from then on Terraform's family alone keeps it.
+    with (directory / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TerraformError(
+                f"Another Terraform works in {directory}.", hint="Try again when it is done."
+            ) from None
+        launcher = _Launcher(program, directory, log, lock.fileno())
+        # var=None: from its default, an empty dictionary, python-terraform makes a file in /tmp that nobody removes.
+        common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}
+        if command == "apply":
+            started = launcher.apply(skip_plan=True, **common)
+        elif command == "destroy":
+            started = launcher.destroy(force=None, auto_approve=IsFlagged, **common)
+        else:
+            started = launcher.cmd(command, **common)
+        return cast("subprocess.Popen[bytes]", started)
+
+
+def _follow(process: subprocess.Popen[bytes], reader: IO[bytes], take: Take) -> int:
+    rest = b""
+    while True:
+        code = process.poll()
+        *lines, rest = (rest + reader.read()).split(b"\n")
+        for line in lines:
+            take(_parse(line))
+        if code is not None:
+            if rest:
+                take(_parse(rest))
+            return code
+        time.sleep(POLL_SECONDS)
+
+
+def _parse(line: bytes) -> Message:
+    text = line.decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        parsed = json.loads(text)
+        if isinstance(parsed, dict):
+            return parsed
+    return {"@message": text}
+
+
+def _holders(path: Path) -> list[int]:
+    """The processes of ours that have a file open. Unlike a pid file, this never names a stranger."""
+    try:
+        wanted = path.stat()
+    except FileNotFoundError:
+        return []
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, wanted)]
+
+
+def _has_open(process: Path, wanted: os.stat_result) -> bool:
+    # Processes end, and close files, while we look; those of other users do not let us.
+    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(descriptor.stat(), wanted):
+                    return True
+    return False
