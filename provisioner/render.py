@@ -26,7 +26,7 @@ class MachineSpec(Record):
 
     image: str
     cpus: int
-    memory_gib: float
+    memory_gib: float = Field(allow_inf_nan=False)  # JSON, and so a .tfvars.json file, knows neither
     disk_gib: int
     public_key: str
 

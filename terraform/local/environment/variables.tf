@@ -74,8 +74,12 @@ variable "machines" {
   }
 
   validation {
-    condition     = alltrue([for machine in var.machines : machine.cpus >= 1 && machine.memory_gib > 0 && machine.disk_gib >= 1])
-    error_message = "Each machine needs at least one vCPU, some memory and a disk of 1 GiB."
+    condition = alltrue([
+      for machine in var.machines :
+      machine.cpus >= 1 && floor(machine.cpus) == machine.cpus && machine.memory_gib > 0 &&
+      machine.disk_gib >= 1 && floor(machine.disk_gib) == machine.disk_gib
+    ])
+    error_message = "Each machine needs a whole number of vCPUs, some memory and a disk of whole GiB."
   }
 
   validation {

@@ -96,3 +96,21 @@ run "refuses_a_key_that_is_not_ed25519" {
   }
   expect_failures = [var.machines]
 }
+
+run "refuses_half_a_vcpu" {
+  command = plan
+  variables {
+    machines = {
+      primary = { image = "/nowhere/disk.qcow2", cpus = 1.5, memory_gib = 1, disk_gib = 8, public_key = "ssh-ed25519 AAAA" }
+    }
+  }
+  expect_failures = [var.machines]
+}
+
+run "refuses_a_destination_that_is_no_ipv4_network" {
+  command = plan
+  variables {
+    allowed_destinations = [{ cidr = "2001:db8::/32", port = 443 }]
+  }
+  expect_failures = [var.allowed_destinations]
+}
