@@ -45,6 +45,8 @@ def _openable() -> bool:
 
 def _boots(kernel: Path) -> bool:
     argv = [
+        # A trial under broken KVM never ends by itself: it must not outlive a controller that was killed.
+        *("setpriv", "--pdeathsig", "KILL", "--"),
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256M", "-serial", "null"),
         *("-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"),

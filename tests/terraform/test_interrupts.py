@@ -187,7 +187,7 @@ def test_two_controllers_may_remove_two_environments_of_one_stack_at_once(site: 
     assert not site.directory.exists()
 
 
-def test_a_start_that_hangs_is_no_reason_to_hold_up_the_error(site: Site) -> None:
+def test_a_machine_that_fails_to_start_does_not_keep_the_other_from_starting(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")))
     (site.root / "one" / "fail-aux").touch()
     with pytest.raises(TerraformError, match="local-exec"):
