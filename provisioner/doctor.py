@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+
+from provisioner.terraform_process import terraform_program
 
 TERRAFORM_HINT = "scripts/install-terraform, or https://developer.hashicorp.com/terraform/install"
 
 
 def problems() -> list[tuple[str, str]]:
     """What is missing, as (problem, how to mend it)."""
-    if shutil.which("terraform"):
+    if terraform_program(os.environ):
         return []
     return [("Terraform is not installed.", TERRAFORM_HINT)]
