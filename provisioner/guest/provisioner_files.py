@@ -152,7 +152,7 @@ def read_submission(request: Request) -> dict[str, Any]:
         limit_bytes: a larger one is not read.
 
     Returns:
-        found, text and, if it was not found or is not what it should be, the reason.
+        found, text and, if something lies there that is not what it should be, the reason.
     """
     path, limit = request.option("path", str), request.option("limit_bytes", int)
     try:
@@ -160,7 +160,8 @@ def read_submission(request: Request) -> dict[str, Any]:
             reason = _unfit(os.fstat(file), limit)
             data = b"" if reason else _read(file, limit + 1)
     except OSError as error:
-        reasons = {errno.ENOENT: "there is no such file", errno.ELOOP: "it is a symbolic link"}
+        # A missing file is no fault: an agent may submit nothing.
+        reasons = {errno.ENOENT: "", errno.ELOOP: "it is a symbolic link"}
         return _submission(None, reasons.get(error.errno or 0, error.strerror or "it cannot be opened"))
     if len(data) > limit:
         reason = f"it is larger than {limit} bytes"

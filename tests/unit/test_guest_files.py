@@ -34,7 +34,7 @@ def test_a_submission_is_read_as_it_is(machine: Machine) -> None:
 
 
 def test_an_empty_submission_is_found_and_a_missing_one_is_not(machine: Machine) -> None:
-    assert read_submission(machine) == {"found": False, "text": "", "reason": "there is no such file"}
+    assert read_submission(machine) == {"found": False, "text": "", "reason": ""}
     (machine.home / "submission.txt").touch()
     assert read_submission(machine) == {"found": True, "text": "", "reason": ""}
 
