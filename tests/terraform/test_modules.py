@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from provisioner.terraform_process import terraform_environment
 
 from provisioner import resources
 from provisioner.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
+from provisioner.terraform_process import terraform_environment
 from tests.terraform.conftest import machine
 
 ROOT = resources.directory("terraform")
