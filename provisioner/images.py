@@ -175,7 +175,7 @@ def _build(
             machines.record(session, builder)
             [builder] = machines.create(session, [builder])
             connection = machines.boot(session, builder)["primary"]
-            logs = directory
+            logs = session.environments.logs(builder.id)
             with connection:
                 driver = TaskDriver(connection, family.name, session.redactor, session.output, logs)
                 result = fill(driver, connection)
@@ -183,9 +183,12 @@ def _build(
                 _clean_and_power_off(connection)
             _wait_until_off(session, builder)
             session.cloud.capture(builder, directory)
+        except ImageBuildError as error:
+            error.hint = error.hint or f"provisioner logs {builder.id} shows all that it said."
+            raise
         finally:
             with session.shield():
-                machines.keep_console(session, builder)
+                machines.keep_logs(session, builder)
                 machines.destroy(session, builder)
     return result
 

@@ -19,6 +19,7 @@ from provisioner.models import (
     Destination,
     Environment,
     MachineRecord,
+    MachineSize,
     Phase,
     ProbeResult,
     Role,
@@ -62,14 +63,17 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
     resources = family.manifest.resources(task)
-    primary = size_of_primary(resources)
-    session.cloud.check_primary(primary, gpu=resources.gpu is not None)
-    records: dict[Role, MachineRecord] = {"primary": MachineRecord(image=family_image, size=primary, user="root")}
-    if setup.aux_vm_spec:
-        size = size_of_aux_vm(setup.aux_vm_spec)
-        session.cloud.check_aux(setup.aux_vm_spec, size)
-        image = images.aux_image(session, family, setup.aux_vm_spec)
-        records["aux"] = MachineRecord(image=image, size=size, user="root")
+    spec = setup.aux_vm_spec
+    sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
+    if spec:
+        sizes["aux"] = size_of_aux_vm(spec)
+    session.cloud.check_sizes(sizes, primary_gpu=resources.gpu is not None, aux=spec)
+    records: dict[Role, MachineRecord] = {
+        "primary": MachineRecord(image=family_image, size=sizes["primary"], user="root")
+    }
+    if spec:
+        image = images.aux_image(session, family, spec)
+        records["aux"] = MachineRecord(image=image, size=sizes["aux"], user="root")
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 
 
@@ -95,7 +99,7 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
         except BaseException:
             with session.shield():
                 session.progress.note(f"Clearing away {environment.id}")
-                machines.keep_console(session, environment)
+                machines.keep_logs(session, environment)
                 machines.destroy(session, environment)
             raise
 
@@ -184,7 +188,7 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
             with phases.phase("teardown"), _reported(session, "teardown"):
                 _teardown(session, environment)
         with phases.phase("destroy"):
-            machines.keep_console(session, environment)
+            machines.keep_logs(session, environment)
             machines.destroy(session, environment)
     return tuple(phases.finished)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 
 from provisioner.errors import UnavailableError
 from provisioner.manifest import Resources
@@ -125,6 +126,20 @@ def check_local_limits(
         raise UnavailableError(
             f"The {machine} asks for {size.cpus} vCPUs, and this host can give {most_cpus} at most.",
             hint=f"{_ELSEWHERE} Or ask for less in {'cpu_count_range' if spec else 'cpus of the manifest'}.",
+        )
+
+
+def check_local_memory(sizes: Iterable[MachineSize], *, host_memory_gib: float) -> None:
+    """Checks that the host can hold an environment's machines at once.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    wanted = sum(size.memory_gib for size in sizes)
+    if wanted > host_memory_gib:
+        raise UnavailableError(
+            f"The machines ask for {wanted:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
+            hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
         )
 
 

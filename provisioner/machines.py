@@ -206,11 +206,12 @@ def destroy(session: Session, environment: Environment) -> None:
     session.environments.archive(environment)
 
 
-def keep_console(session: Session, environment: Environment) -> None:
-    """Copies each machine's console into the environment's logs."""
-    directory = session.environments.directory(environment.id) / "logs"
-    if not directory.is_dir():
+def keep_logs(session: Session, environment: Environment) -> None:
+    """Copies what else goes with the machines into the environment's logs: their consoles, and Terraform's log."""
+    if not session.environments.directory(environment.id).is_dir():
         return
-    for role in environment.machines:
-        if text := session.cloud.console(environment, role):
-            write_atomically(directory / f"console-{role}.log", session.redactor.redact(text))
+    directory = session.environments.logs(environment.id)
+    texts = {f"console-{role}.log": session.cloud.console(environment, role) for role in environment.machines}
+    for name, text in (texts | {"terraform.log": stack_of(session, environment).log_text()}).items():
+        if text:
+            write_atomically(directory / name, session.redactor.redact(text))

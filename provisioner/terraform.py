@@ -34,6 +34,7 @@ RETRY_SECONDS = (1.0, 5.0)
 PATIENCE_SECONDS = 120.0
 DETAIL_LINES = 20
 LINE_CHARACTERS = 300
+LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
 
 Tell = Callable[[str], None]
@@ -58,10 +59,12 @@ class Stack:
         """Whether the stack was ever written, whole."""
         return (self._directory / ROOT).exists()
 
-    @property
-    def log(self) -> Path:
-        """All that Terraform said, run after run. It goes with the stack."""
-        return self._directory / LOG
+    def log_text(self) -> str:
+        """The end of all that Terraform said, run after run, at most 1 MiB. The log goes with the stack."""
+        with contextlib.suppress(FileNotFoundError), (self._directory / LOG).open("rb") as log:
+            log.seek(-min(LOG_LIMIT_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            return log.read().decode(errors="replace")
+        return ""
 
     def write(self, files: Mapping[str, str]) -> None:
         """Writes the root's files, each one atomically, main.tf last: with it the stack is whole."""

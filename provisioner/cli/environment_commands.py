@@ -264,7 +264,7 @@ def logs(env: EnvironmentArgument) -> Result:
     environment = opened.environments.find(env, archived=True)
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
-        machines.keep_console(opened, environment)
+        machines.keep_logs(opened, environment)
     texts = {path.stem: path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))}
     shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
     if sys.stdout.isatty():

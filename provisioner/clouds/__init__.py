@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +21,8 @@ class Cloud(Protocol):
     def notes(self) -> list[str]:
         """What works, but could work better."""
 
-    def check_primary(self, size: MachineSize, gpu: bool) -> None:
-        """Raises UnavailableError if the cloud cannot give this primary machine."""
-
-    def check_aux(self, spec: VMSpec, size: MachineSize) -> None:
-        """Raises UnavailableError if the cloud cannot give this aux VM."""
+    def check_sizes(self, sizes: Mapping[Role, MachineSize], *, primary_gpu: bool, aux: VMSpec | None) -> None:
+        """Raises UnavailableError if the cloud cannot give these machines to one environment."""
 
     def base_image(self, role: Role, progress: Progress) -> str:
         """The name of the base image for a role, built where it is missing."""

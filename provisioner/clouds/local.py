@@ -11,6 +11,7 @@ import ipaddress
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from provisioner.clouds import base_image, kvm, machine, qemu, relay
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.image_store import Image, ImageStore, now
-from provisioner.machine_types import check_local_limits
+from provisioner.machine_types import check_local_limits, check_local_memory
 from provisioner.models import Environment, MachineSize, Role, VMSpec
 from provisioner.paths import Home
 from provisioner.progress import Progress
@@ -78,13 +79,13 @@ class LocalCloud:
             return []
         return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
 
-    def check_primary(self, size: MachineSize, gpu: bool) -> None:
-        """Raises UnavailableError if this host cannot give this primary machine."""
-        check_local_limits(size, host_memory_gib=_host_memory_gib(), gpu=gpu)
-
-    def check_aux(self, spec: VMSpec, size: MachineSize) -> None:
-        """Raises UnavailableError if this host cannot give this aux VM."""
-        check_local_limits(size, host_memory_gib=_host_memory_gib(), spec=spec)
+    def check_sizes(self, sizes: Mapping[Role, MachineSize], *, primary_gpu: bool, aux: VMSpec | None) -> None:
+        """Raises UnavailableError if this host cannot give these machines."""
+        memory_gib = _host_memory_gib()
+        check_local_limits(sizes["primary"], host_memory_gib=memory_gib, gpu=primary_gpu)
+        if aux:
+            check_local_limits(sizes["aux"], host_memory_gib=memory_gib, spec=aux)
+        check_local_memory(sizes.values(), host_memory_gib=memory_gib)
 
     def base_image(self, role: Role, progress: Progress) -> str:
         """The name of the base image for a role; both are built together where one is missing."""

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.errors import UnavailableError
-from provisioner.machine_types import check_local_limits, size_of_aux_vm, size_of_primary, smallest_size
+from provisioner.machine_types import (
+    check_local_limits,
+    check_local_memory,
+    size_of_aux_vm,
+    size_of_primary,
+    smallest_size,
+)
 from provisioner.manifest import Resources
 from provisioner.models import GpuSpec, MachineSize, VMSpec
 
@@ -86,6 +92,13 @@ def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: Mac
     assert caught.value.hint is not None
     assert "--cloud aws" in caught.value.hint
     assert says in caught.value.hint
+
+
+def test_machines_that_fit_one_by_one_but_not_together_are_refused() -> None:
+    sizes = [MachineSize(cpus=1, memory_gib=5, disk_gib=16)] * 2
+    check_local_memory(sizes, host_memory_gib=10)
+    with pytest.raises(UnavailableError, match=r"10 GiB of memory together, and this host has 8\.0 GiB"):
+        check_local_memory(sizes, host_memory_gib=8)
 
 
 def test_cuda_is_refused_locally() -> None:

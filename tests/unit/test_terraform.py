@@ -106,7 +106,7 @@ def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> 
     stack = program("echo first; echo second >&2")
     stack.apply(silent)
     stack.apply(silent)
-    assert stack.log.read_text() == "first\nsecond\n" * 2
+    assert stack.log_text() == "first\nsecond\n" * 2
 
 
 @pytest.mark.parametrize(
