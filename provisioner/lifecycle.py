@@ -59,21 +59,20 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
         UsageError: unknown task, missing variables, or machines that the cloud cannot give.
         ImageBuildError: an image could not be built.
     """
+    resources = family.manifest.resources(task)
+    gpu = resources.gpu is not None
+    sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
+    # The manifest is known before the family's code has run: what it asks for is refused before a build.
+    session.cloud.check_sizes(sizes, primary_gpu=gpu, aux=None)
     family_image, setup_data = images.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
-    resources = family.manifest.resources(task)
-    spec = setup.aux_vm_spec
-    sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
-    if spec:
+    built: dict[Role, str] = {"primary": family_image}
+    if spec := setup.aux_vm_spec:
         sizes["aux"] = size_of_aux_vm(spec)
-    session.cloud.check_sizes(sizes, primary_gpu=resources.gpu is not None, aux=spec)
-    records: dict[Role, MachineRecord] = {
-        "primary": MachineRecord(image=family_image, size=sizes["primary"], user="root")
-    }
-    if spec:
-        image = images.aux_image(session, family, spec)
-        records["aux"] = MachineRecord(image=image, size=sizes["aux"], user="root")
+        session.cloud.check_sizes(sizes, primary_gpu=gpu, aux=spec)
+        built["aux"] = images.aux_image(session, family, spec)
+    records = {role: MachineRecord(image=built[role], size=sizes[role], user="root") for role in built}
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 
 
