@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 SECONDS = 2.0
 PUBLIC_TCP = (("1.1.1.1", 443), ("8.8.8.8", 53))
@@ -156,13 +157,18 @@ def _try_all(request, user):
         results.append({"user": user, "probe": name, "reached": reached, "detail": detail[:200]})
 
     threading.stack_size(256 << 10)
-    threads = [threading.Thread(target=attempt, args=probe, daemon=True) for probe in _probes(request)]
+    probes = list(_probes(request))
+    threads = [threading.Thread(target=attempt, args=probe, daemon=True) for probe in probes]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + 4 * SECONDS
     for thread in threads:
         # The C library's resolver has time-outs of its own.
-        thread.join(4 * SECONDS)
-    return list(results)
+        thread.join(max(0, deadline - time.monotonic()))
+    answered = list(results)
+    named = {result["probe"] for result in answered}
+    silent = [name for name, _ in probes if name not in named]
+    return answered + [{"user": user, "probe": name, "reached": False, "detail": "no answer"} for name in silent]
 
 
 def _as_agent(request):
