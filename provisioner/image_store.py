@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Literal
 
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
-from provisioner.paths import Home, is_locked, locked, write_atomically
+from provisioner.paths import Home, is_locked, locked, remove_tree, write_atomically
 from provisioner.progress import Progress
 
 Kind = Literal["base", "family", "aux"]
@@ -73,7 +72,7 @@ class ImageStore:
                 yield None
                 return
             directory = self._home.images / f"{UNFINISHED}{name}"
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
             directory.mkdir(mode=0o700)
             try:
                 yield directory
@@ -81,7 +80,7 @@ class ImageStore:
                 log = directory / "build.log"
                 if log.exists():  # a failed build: keep what it said
                     log.replace(self._home.archive / f"{name}.build.log")
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
 
     def finish(self, image: Image, directory: Path) -> None:
         """Makes a built directory the image, in one step."""
@@ -137,14 +136,14 @@ class ImageStore:
             self._remove(self.path(image.name))
         for directory in self._home.images.glob(f"{UNFINISHED}*"):
             if not is_locked(self._lock(directory.name.removeprefix(UNFINISHED))):
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
                 removed.append(directory.name)
         return removed
 
     def _remove(self, directory: Path) -> None:
         doomed = directory.with_name(f"{UNFINISHED}{directory.name}")
         directory.rename(doomed)
-        shutil.rmtree(doomed)
+        remove_tree(doomed)
 
     def _lock(self, name: str) -> Path:
         return self._home.locks / f"image-{name}"

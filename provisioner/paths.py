@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,6 +84,25 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_tree(directory: Path) -> None:
+    """Removes a directory with all that is in it; nothing happens if it is not there.
+
+    An ordinary user's build of a base image that was killed leaves files of subordinate ids, which only root of a
+    user namespace can remove.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists() and os.geteuid() != 0:
+        argv = ["unshare", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(directory)]
+        subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+    if directory.exists():
+        shutil.rmtree(directory)
 
 
 @contextlib.contextmanager

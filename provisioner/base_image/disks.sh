@@ -5,9 +5,11 @@ set -eu
 tar=$1 output=$2 size=$3
 work=$(mktemp -d "$output/tree.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM HUP
 tree=$work/root
 mkdir "$tree"
-tar -xf "$tar" -C "$tree" --numeric-owner
+# The kernel fills /dev; a user namespace's root may not make device nodes.
+tar -xf "$tar" -C "$tree" --numeric-owner --exclude='./dev/*'
 
 mv "$tree"/boot/vmlinuz-* "$output/vmlinuz"
 mv "$tree"/boot/initrd.img-* "$output/initrd.img"

@@ -106,16 +106,16 @@ def _run(argv: list[str], tell: Callable[[str], None]) -> None:
         )  # fmt: skip
     except FileNotFoundError as error:
         raise HostError(f"{argv[0]} is not installed.", hint="`provisioner doctor` says how to get it.") from error
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines = [*lines[-30:], line]
-            tell(line)
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines = [*lines[-30:], line]
+                tell(line)
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
     if code != 0:
         raise ImageBuildError(
             f"Building the base image failed: {argv[0]} ended with exit code {code}.",
