@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from provisioner.errors import InfrastructureError, MachineLostError, ProvisionerError, StillThereError, TerraformError
+from provisioner.errors import (
+    HostError,
+    InfrastructureError,
+    MachineLostError,
+    ProvisionerError,
+    StillThereError,
+    TerraformError,
+)
 from provisioner.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.paths import locked, write_atomically
@@ -188,7 +195,7 @@ def destroy(session: Session, environment: Environment) -> None:
     trouble: ProvisionerError | None = None
     try:
         stack.remove(environment.id, session.progress.note)
-    except TerraformError as error:
+    except (TerraformError, HostError) as error:
         trouble = error
     if left := session.cloud.left(environment):
         session.progress.note(f"Terraform left {len(left)} things of {environment.id}; removing them")

@@ -110,7 +110,7 @@ def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
         ours: the controller's environment.
     """
     theirs = {name: value for name, value in ours.items() if not name.startswith(FOREIGN)}
-    if "TF_CLI_CONFIG_FILE" in theirs and not Path(theirs["TF_CLI_CONFIG_FILE"]).exists():
+    if not os.access(theirs.get("TF_CLI_CONFIG_FILE", os.devnull), os.R_OK):
         del theirs["TF_CLI_CONFIG_FILE"]
     package = str(Path(__file__).parent.parent)
     theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [package, ours.get("PYTHONPATH")]))

@@ -68,12 +68,13 @@ def test_the_agent_cannot_read(lab: Lab, path: str) -> None:
 
 
 def test_no_secret_is_where_the_agent_can_look(lab: Lab) -> None:
-    found = lab.run(f"cat /proc/*/environ /proc/*/cmdline 2>/dev/null | grep -c {TOKEN[:14]}", user="agent")
-    # The only process that names it is the search itself, and its shells.
+    # A pattern that does not match the processes that search for it.
+    pattern = f"{TOKEN[:10]}[{TOKEN[10]}]"
+    found = lab.run(f"grep -als '{pattern}' /proc/[0-9]*/environ /proc/[0-9]*/cmdline", user="agent")
+    assert found.stdout == b""
     seen = lab.text("env", user="agent")
     assert "LAB_" not in seen
     assert "VM_" not in seen
-    assert found.exit_code in (0, 1)
     assert lab.run(f"grep -rs --exclude-dir=proc {TOKEN} /home /tmp /var/tmp /etc /opt", user="agent").exit_code != 0
 
 
