@@ -28,9 +28,9 @@ def provisioner(lab: Lab, *arguments: str, stdin: str = "") -> subprocess.Comple
     )  # fmt: skip
 
 
-def answer(lab: Lab, *arguments: str) -> Any:
+def answer(lab: Lab, command: str, *arguments: str) -> Any:
     """The JSON object of a command that must succeed."""
-    done = provisioner(lab, *arguments, "--json")
+    done = provisioner(lab, command, "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
