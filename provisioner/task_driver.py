@@ -20,6 +20,8 @@ from provisioner.ssh import Completed, Connection
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
 OUTPUT_LIMIT_BYTES = 8 << 20
+# More than the helper ever sends. What family code with root may put in its place is not bounded by anything else.
+STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
 RESULT_LIMIT_BYTES = 9 << 20
 # What the helper may take beyond an operation's own limit: interpreter start, reading files.
 GRACE_SECONDS = 120
@@ -119,6 +121,7 @@ class TaskDriver:
 
         Raises:
             MachineLostError: the connection broke.
+            TaskError: the machine sent more output than the helper ever does.
         """
         result_path = f"{RESULTS}/{secrets.token_hex(16)}.json"
         body = {
@@ -168,7 +171,19 @@ class TaskDriver:
                 log.write(text)
 
         def take(number: int) -> Callable[[bytes], None]:
-            return lambda data: tell(redactors[number].feed(decoders[number].decode(data)))
+            received = 0
+
+            def one(data: bytes) -> None:
+                nonlocal received
+                received += len(data)
+                if received > STREAM_LIMIT_BYTES:
+                    raise TaskError(
+                        f"{operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
+                        hint="The helper in it cuts output at 8 MiB; somebody has put another in its place.",
+                    )
+                tell(redactors[number].feed(decoders[number].decode(data)))
+
+            return one
 
         try:
             return self._connection.run(
@@ -177,7 +192,7 @@ class TaskDriver:
                 on_stdout=take(0),
                 on_stderr=take(1),
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
-                limit_bytes=2 * OUTPUT_LIMIT_BYTES,
+                limit_bytes=STREAM_LIMIT_BYTES,
             )
         finally:
             for redactor in redactors:
