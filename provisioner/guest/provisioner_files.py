@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,7 +129,7 @@ def place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode:
         owner: user id and group id.
         mode: permission bits.
     """
-    unfinished = f".{name}.{secrets.token_hex(8)}"
+    unfinished = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(unfinished, flags, 0o600, dir_fd=directory)
     try:
