@@ -1,0 +1,36 @@
+"""The installed package does the main job without the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from provisioner.paths import Home
+
+pytestmark = pytest.mark.vm
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_wheel_carries_all_that_a_run_needs(tmp_path: Path, test_home: Home) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, timeout=300)
+    [wheel] = tmp_path.glob("provisioner-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    shutil.copytree(ROOT / "tests" / "contract" / "families" / "echo", tmp_path / "echo")
+    # Isolated mode and another directory: nothing of the checkout can be imported.
+    start = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); from provisioner.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"{start}sys.exit(main())", "run", "echo", "main", "--submission=0.5", "--json"],
+        cwd=tmp_path, env={**os.environ, "PROVISIONER_HOME": str(test_home.root)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["score"] == 0.5
