@@ -154,7 +154,7 @@ class IntermediateScore:
 def intermediate_score(
     session: Session, environment: Environment, driver: TaskDriver
 ) -> tuple[Environment, IntermediateScore]:
-    """Scores once in between, and keeps the result in the record and in the machine's score log.
+    """Scores once in between, and keeps the result in the record's score log.
 
     Raises:
         TaskError: intermediate_score() failed or answered nonsense.

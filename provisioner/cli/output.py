@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -38,10 +39,21 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
     """Prints a result: text, or one JSON object."""
     out = out or sys.stdout
     if as_json:
-        ok = result.exit_code == 0
-        print(json.dumps({"schema": SCHEMA, "ok": ok, **result.data}, indent=2, default=str), file=out)
+        data = _strict({"schema": SCHEMA, "ok": result.exit_code == 0, **result.data})
+        print(json.dumps(data, indent=2, default=str, allow_nan=False), file=out)
     elif result.text:
         print(result.text, file=out)
+
+
+def _strict(value: Any) -> Any:
+    """The value with null for NaN and infinities, which JSON does not have: an invalid submission's score is NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value
 
 
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:

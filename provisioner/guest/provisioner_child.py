@@ -26,7 +26,6 @@ OPERATIONS: dict[str, Callable[[Request], Any]] = {
     "pytest": provisioner_commands.pytest,
     "settle_home": provisioner_files.settle_home,
     "read_submission": provisioner_files.read_submission,
-    "write_score_log": provisioner_files.write_score_log,
 }
 
 

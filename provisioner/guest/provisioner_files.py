@@ -6,7 +6,6 @@ Everything is done below an open directory and by names of one component, so tha
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -185,15 +184,3 @@ def _read(file: int, size: int) -> bytes:
 def _submission(data: bytes | None, reason: str) -> dict[str, Any]:
     text = "" if data is None else data.decode("utf-8", errors="replace")
     return {"found": data is not None, "text": text, "reason": reason}
-
-
-def write_score_log(request: Request) -> None:
-    """Write /protected/score.log anew, one JSON object per line, for root and the group `protected`.
-
-    Options:
-        entries: what it holds.
-    """
-    text = "".join(f"{json.dumps(entry)}\n" for entry in request.option("entries", list))
-    group = provisioner_machine.find_group(request.places, "protected")
-    with _open(os.fspath(request.places.protected), DIRECTORY_FLAGS) as directory:
-        place(directory, "score.log", text, owner=(os.geteuid(), group), mode=0o620)

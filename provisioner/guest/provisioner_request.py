@@ -32,11 +32,6 @@ class Places:
         return self.root / "home/agent"
 
     @property
-    def protected(self) -> Path:
-        """What scorers may read and the agent may not."""
-        return self.root / "protected"
-
-    @property
     def state(self) -> Path:
         """This program's own directory, root's only."""
         return self.root / "var/lib/provisioner"

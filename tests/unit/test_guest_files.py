@@ -182,17 +182,3 @@ def test_a_tree_that_is_too_deep_is_an_error_and_not_a_crash(machine: Machine) -
     result = machine.run("settle_home", instructions="", skip_chown=False).result
 
     assert "deeper than 400 levels" in result["message"]
-
-
-@as_root
-def test_the_score_log_replaces_a_planted_link_and_is_for_root_and_protected(machine: Machine) -> None:
-    outside = write(machine.root / "outside", "kept")
-    log = machine.root / "protected/score.log"
-    log.symlink_to(outside)
-
-    assert machine.run("write_score_log", entries=[{"score": 1.0}, {"score": None}]).value is None
-
-    status = log.lstat()
-    assert log.read_text() == '{"score": 1.0}\n{"score": null}\n'
-    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, machine.protected_gid, 0o620)
-    assert outside.read_text() == "kept"
