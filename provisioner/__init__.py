@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from provisioner.clouds.local import LocalCloud
     from provisioner.errors import ProvisionerError
-    from provisioner.lifecycle import AgentCommand, RunResult, destroy, run, score, up
+    from provisioner.lifecycle import (
+        AgentCommand,
+        RunResult,
+        destroy,
+        intermediate_score,
+        run,
+        run_tests,
+        score,
+        up,
+    )
     from provisioner.models import Environment
     from provisioner.paths import Home
     from provisioner.session import Session
@@ -36,9 +45,11 @@ _HOMES = {
     "RunResult": "lifecycle",
     "Session": "session",
     "destroy": "lifecycle",
+    "intermediate_score": "lifecycle",
     "load_family": "task_family",
     "load_settings": "settings",
     "run": "lifecycle",
+    "run_tests": "lifecycle",
     "score": "lifecycle",
     "up": "lifecycle",
 }
@@ -52,9 +63,11 @@ __all__ = [
     "RunResult",
     "Session",
     "destroy",
+    "intermediate_score",
     "load_family",
     "load_settings",
     "run",
+    "run_tests",
     "score",
     "up",
 ]

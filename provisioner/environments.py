@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.keys import KeyPair
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.paths import Home, write_atomically
+from provisioner.paths import Home, is_locked, write_atomically
 from provisioner.ssh import Login
 
 RECORD = "environment.json"
@@ -61,12 +61,30 @@ class EnvironmentStore:
 
     def all(self) -> list[Environment]:
         """All live environments, oldest first."""
-        found = [self._read(path) for path in self._home.environments.glob(f"*/{RECORD}")]
+        found = []
+        for path in self._home.environments.glob(f"*/{RECORD}"):
+            try:
+                found.append(self._read(path))
+            except InfrastructureError:
+                if path.exists():  # else another provisioner has just destroyed it
+                    raise
         return sorted(found, key=lambda environment: environment.created_at)
 
+    def reread(self, environment: Environment) -> Environment:
+        """The environment's record as it is now, or the one given if none is kept."""
+        path = self.directory(environment.id) / RECORD
+        return self._read(path) if path.exists() else environment
+
     def unrecorded(self) -> list[Path]:
-        """Environment directories that have no record: a crash between making the one and writing the other."""
-        return [path for path in self._home.environments.glob("*/") if not (path / RECORD).exists()]
+        """Environment directories that have no record: a crash between making the one and writing the other.
+
+        Those that a living provisioner is just making are not among them.
+        """
+        return [
+            path
+            for path in self._home.environments.glob("*/")
+            if not is_locked(self.lock(path.name)) and not (path / RECORD).exists()
+        ]
 
     def find(self, name: str, *, archived: bool = False) -> Environment:
         """The environment with this id, or the only one whose id starts or ends with it.

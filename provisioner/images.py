@@ -170,7 +170,7 @@ def _build(
         full_internet=True,
         machines={"primary": MachineRecord(image=base, size=size, user="root")},
     )
-    with machines.held(session, builder.id):
+    with machines.held(session, builder):
         try:
             machines.record(session, builder)
             [builder] = machines.create(session, [builder])

@@ -31,6 +31,7 @@ from provisioner.scoring import ScoreResult
 from provisioner.session import Phases, Session
 from provisioner.setup_data import require_task
 from provisioner.ssh import Connection
+from provisioner.task_driver import TaskDriver
 from provisioner.task_family import TaskFamily
 from provisioner.variables import check_required
 
@@ -92,7 +93,7 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     with phases.phase("images"):
         planned = plan(session, family, task, allowed)
     environment = _new_environment(session, planned)
-    with machines.held(session, environment.id):
+    with machines.held(session, environment):
         try:
             return _bring_up(session, planned, environment, phases)
         except BaseException:
@@ -180,7 +181,7 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
         StillThereError: something of it would not go.
     """
     phases = prior or Phases(session.progress)
-    with machines.held(session, environment.id):
+    with machines.held(session, environment) as environment:
         if not session.environments.directory(environment.id).exists():
             return tuple(phases.finished)
         if environment.has_teardown and environment.started_at and environment.endpoints:
@@ -193,8 +194,8 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
 
 
 def _teardown(session: Session, environment: Environment) -> None:
-    with machines.connect(session, environment, "primary") as connection:
-        inside.teardown(session, environment, inside.driver(session, environment, connection))
+    with _driver(session, environment) as driver:
+        inside.teardown(session, environment, driver)
 
 
 @contextlib.contextmanager
@@ -282,8 +283,27 @@ def score(session: Session, environment: Environment, submission: str | None = N
     Returns:
         the record with its score log, and the result.
     """
+    with machines.held(session, environment) as environment, _driver(session, environment) as driver:
+        return inside.end_score(session, environment, driver, submission)
+
+
+def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, inside.IntermediateScore]:
+    """Scores an environment once in between (Task Standard, intermediate scoring).
+
+    Returns:
+        the record with its score log, and the result.
+
+    Raises:
+        UsageError: the family has no intermediate_score.
+    """
+    with machines.held(session, environment) as environment, _driver(session, environment) as driver:
+        return inside.intermediate_score(session, environment, driver)
+
+
+@contextlib.contextmanager
+def _driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
     with machines.connect(session, environment, "primary") as connection:
-        return inside.end_score(session, environment, inside.driver(session, environment, connection), submission)
+        yield inside.driver(session, environment, connection)
 
 
 def run_tests(
@@ -307,8 +327,8 @@ def run_tests(
     phases = Phases(session.progress)
     environment = up(session, family, task, allowed)
     try:
-        with phases.phase("tests"), machines.connect(session, environment, "primary") as connection:
-            code = inside.run_tests(session, environment, inside.driver(session, environment, connection), arguments)
+        with phases.phase("tests"), _driver(session, environment) as driver:
+            code = inside.run_tests(session, environment, driver, arguments)
     finally:
         if not keep:
             with session.shield():

@@ -171,14 +171,18 @@ def in_parallel(roles: Mapping[Role, object], work: Callable[[Role, threading.Ev
 
 
 @contextlib.contextmanager
-def held(session: Session, environment_id: str) -> Iterator[None]:
-    """Keeps other provisioners from changing the environment while this one does."""
+def held(session: Session, environment: Environment) -> Iterator[Environment]:
+    """Keeps other provisioners from changing the environment while this one does.
+
+    Yields:
+        the record as it is now: another provisioner may have changed it until then. The one given, if none is kept.
+    """
 
     def tell() -> None:
-        session.progress.note(f"Another provisioner works on {environment_id}; waiting for it")
+        session.progress.note(f"Another provisioner works on {environment.id}; waiting for it")
 
-    with locked(session.environments.lock(environment_id), on_wait=tell):
-        yield
+    with locked(session.environments.lock(environment.id), on_wait=tell):
+        yield session.environments.reread(environment)
 
 
 def destroy(session: Session, environment: Environment) -> None:

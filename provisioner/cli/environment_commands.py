@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner import inside, lifecycle, machines
+from provisioner import lifecycle, machines
 from provisioner.cli.context import (
     AllowOption,
     CloudOption,
@@ -134,10 +134,9 @@ def score(
         raise UsageError("--intermediate scores what is in the machine; it takes no --submission.")
     opened = session(env_file)
     environment = opened.environments.find(env)
-    with machines.held(opened, environment.id):
-        if intermediate:
-            return _intermediate(opened, environment)
-        environment, outcome = lifecycle.score(opened, environment, submission)
+    if intermediate:
+        return _intermediate(opened, environment)
+    environment, outcome = lifecycle.score(opened, environment, submission)
     data = {
         "environment": environment.id,
         "status": outcome.kind,
@@ -149,9 +148,7 @@ def score(
 
 
 def _intermediate(opened: Session, environment: Environment) -> Result:
-    with machines.connect(opened, environment, "primary") as connection:
-        driver = inside.driver(opened, environment, connection)
-        environment, found = inside.intermediate_score(opened, environment, driver)
+    environment, found = lifecycle.intermediate_score(opened, environment)
     entry = found.entry.model_dump(mode="json") if found.entry else None
     data = {
         "environment": environment.id,

@@ -28,7 +28,7 @@ def kvm_works(kernel: Path, answer: Path) -> bool:
         known = json.loads(answer.read_text())
         if known["boot"] == boot:
             return bool(known["works"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     works = _openable() and _boots(kernel)
     write_atomically(answer, json.dumps({"boot": boot, "works": works}))

@@ -1,0 +1,115 @@
+"""The records of environments."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.environments import EnvironmentStore, new_id
+from provisioner.errors import InfrastructureError, UsageError
+from provisioner.keys import ed25519_key_pair
+from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.paths import Home, locked
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EnvironmentStore:
+    home = Home(tmp_path / "home")
+    home.make()
+    return EnvironmentStore(home)
+
+
+def environment(identity: str, age_seconds: float = 0) -> Environment:
+    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
+    return Environment(
+        id=identity, cloud="local", stack=identity, family="fam", task="main", status="ready",
+        created_at=datetime(2026, 1, 2, tzinfo=UTC) - timedelta(seconds=age_seconds),
+        setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(image="family-fam-1", size=size, user="root")},
+    )  # fmt: skip
+
+
+def test_ids_are_readable_and_safe_whatever_the_names() -> None:
+    assert new_id("word_count", "Total!").startswith("word-count-total-")
+    assert new_id("../..", "$(id) ${x}").startswith("id-x-")
+    assert len(new_id("f" * 300, "t" * 300)) < 64
+    assert len({new_id("fam", None) for _ in range(200)}) == 200
+
+
+@pytest.mark.parametrize("identity", ["../x", "a/b", "", "a b", "a\n", "é"])
+def test_a_record_with_a_hostile_id_is_refused(identity: str) -> None:
+    with pytest.raises(ValueError, match="names are"):
+        environment(identity)
+
+
+def test_environments_are_listed_oldest_first_and_found_by_either_end(store: EnvironmentStore) -> None:
+    for one in (environment("fam-main-bbb"), environment("fam-main-aaa", age_seconds=60), environment("other-ccc")):
+        store.save(one)
+    assert [one.id for one in store.all()] == ["fam-main-aaa", "fam-main-bbb", "other-ccc"]
+    assert store.find("bbb").id == "fam-main-bbb"
+    assert store.find("other").id == "other-ccc"
+    with pytest.raises(UsageError, match="could be any of: fam-main-aaa, fam-main-bbb"):
+        store.find("fam")
+    for name in ("nothing", "", "../fam-main-aaa", "*"):
+        with pytest.raises(UsageError, match="no environment"):
+            store.find(name)
+
+
+def test_a_record_that_was_spoilt_is_named_and_not_guessed_at(store: EnvironmentStore) -> None:
+    store.save(environment("fam-main-aaa"))
+    record = store.directory("fam-main-aaa") / "environment.json"
+    for spoilt in ("", "{", '{"id": "fam-main-aaa"}', record.read_text().replace('"fam"', '"fam", "more": 1')):
+        record.write_text(spoilt)
+        with pytest.raises(InfrastructureError, match="cannot be read"):
+            store.all()
+
+
+def test_what_is_gone_can_still_be_shown_with_its_logs_and_without_its_keys(store: EnvironmentStore) -> None:
+    one = store.save(environment("fam-main-aaa"))
+    store.write_keys(one.id, {"controller": ed25519_key_pair()})
+    assert store.key_path(one.id, "controller").stat().st_mode & 0o777 == 0o600
+    (store.logs(one.id) / "start.log").write_text("said")
+    store.archive(one)
+    assert store.all() == []
+    assert not store.directory(one.id).exists()
+    with pytest.raises(UsageError):
+        store.find(one.id)
+    assert store.find(one.id, archived=True).id == one.id
+    assert [path.name for path in store.logs(one.id).iterdir()] == ["start.log"]
+    assert not list(store.logs(one.id).parent.rglob("controller*"))
+
+
+def test_a_directory_without_a_record_is_left_over_unless_somebody_is_just_making_it(store: EnvironmentStore) -> None:
+    store.directory("fam-main-aaa").mkdir()
+    assert [path.name for path in store.unrecorded()] == ["fam-main-aaa"]
+    with locked(store.lock("fam-main-aaa")):
+        assert store.unrecorded() == []
+
+
+def test_a_record_that_another_provisioner_changed_is_read_again(store: EnvironmentStore) -> None:
+    mine = store.save(environment("fam-main-aaa"))
+    store.update(mine, status="destroying")
+    assert mine.status == "ready"
+    assert store.reread(mine).status == "destroying"
+    assert store.reread(environment("never-saved")).status == "ready"
+
+
+def test_listing_while_others_come_and_go_never_fails(store: EnvironmentStore) -> None:
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            one = store.save(environment(new_id("fam", None)))
+            store.forget(one.id)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(200):
+            store.all()
+    finally:
+        over.set()
+        thread.join()

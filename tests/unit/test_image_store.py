@@ -1,0 +1,117 @@
+"""Images are whole or not there, built once however many want them, and kept as long as something needs them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import UsageError
+from provisioner.image_store import Image, ImageStore, Kind, now
+from provisioner.paths import Home
+from provisioner.progress import Silence
+
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.make()
+    return made
+
+
+def build(home: Home, name: str, seconds: float = 0, started: Event | None = None) -> None:
+    """Builds an image the way its users do, and notes each build in a file."""
+    store = ImageStore(home)
+    with store.building(name, Silence()) as directory:
+        if directory is None:
+            return
+        with (home.root / "builds").open("a") as builds:
+            builds.write(f"{name}\n")
+        (directory / "disk.qcow2").write_bytes(b"x" * 5000)
+        if started:
+            started.set()
+        time.sleep(seconds)
+        store.finish(Image(name=name, kind="family", created_at=now(), family="fam"), directory)
+
+
+def add(home: Home, name: str, kind: Kind, family: str | None = None, base: str | None = None, *needs: str) -> None:
+    store = ImageStore(home)
+    with store.building(name, Silence()) as directory:
+        assert directory
+        image = Image(name=name, kind=kind, created_at=now(), base=base, family=family, needs=needs)
+        store.finish(image, directory)
+
+
+def test_two_builds_of_one_image_at_once_make_one(home: Home) -> None:
+    builders = [PROCESSES.Process(target=build, args=(home, "family-a-1", 0.5)) for _ in range(3)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(30)
+        assert builder.exitcode == 0
+    assert (home.root / "builds").read_text() == "family-a-1\n"
+    assert ImageStore(home).finished("family-a-1")
+
+
+def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: Home) -> None:
+    started = PROCESSES.Event()
+    builder = PROCESSES.Process(target=build, args=(home, "family-a-1", 60, started))
+    builder.start()
+    assert started.wait(20)
+    store = ImageStore(home)
+    assert not store.finished("family-a-1")
+    assert store.all() == []
+    assert store.prune(set()) == []  # somebody builds it
+    assert builder.pid is not None
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.join()
+    assert store.all() == []
+    build(home, "family-a-1")
+    assert [image.name for image in store.all()] == ["family-a-1"]
+    assert [path.name for path in home.images.iterdir()] == ["family-a-1"]
+
+
+def test_prune_clears_away_what_a_killed_build_left(home: Home) -> None:
+    (home.images / ".building-family-a-1").mkdir()
+    assert ImageStore(home).prune(set()) == [".building-family-a-1"]
+    assert list(home.images.iterdir()) == []
+
+
+def test_a_build_that_fails_leaves_nothing_but_its_log(home: Home) -> None:
+    def fail() -> None:
+        with ImageStore(home).building("base-1", Silence()) as directory:
+            assert directory
+            (directory / "build.log").write_text("what it said")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(home.images.iterdir()) == []
+    assert (home.archive / "base-1.build.log").read_text() == "what it said"
+
+
+def test_prune_keeps_the_newest_of_each_family_what_runs_and_what_these_need(home: Home) -> None:
+    add(home, "base-primary-1", "base")
+    add(home, "base-primary-2", "base")
+    add(home, "aux-a-1", "aux", "a", "base-primary-1")
+    add(home, "aux-a-2", "aux", "a", "base-primary-2")
+    add(home, "family-a-1", "family", "a", "base-primary-1", "aux-a-1")
+    add(home, "family-a-2", "family", "a", "base-primary-2", "aux-a-2")
+    store = ImageStore(home)
+    assert store.prune({"family-a-1"}) == []
+    assert sorted(store.prune(set())) == ["aux-a-1", "base-primary-1", "family-a-1"]
+    assert sorted(image.name for image in store.all()) == ["aux-a-2", "base-primary-2", "family-a-2"]
+    assert len(store.prune(set(), everything=True)) == 3
+    assert store.all() == []
+
+
+def test_an_image_that_is_not_there_is_bad_input(home: Home) -> None:
+    with pytest.raises(UsageError, match="no image nothing"):
+        ImageStore(home).load("nothing")

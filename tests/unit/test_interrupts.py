@@ -1,0 +1,79 @@
+"""Signals, sent to a real process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+    import sys, time
+    from provisioner.interrupts import Interrupts
+
+    def tell(text):
+        print(text, flush=True)
+
+    interrupts = Interrupts(tell)
+    interrupts.install()
+    try:
+        tell("working")
+        time.sleep(30)
+    except KeyboardInterrupt as stop:
+        tell(f"stopped by {stop}")
+        try:
+            with interrupts.shield():
+                tell("cleaning")
+                for _ in range(40):
+                    time.sleep(0.05)
+        except KeyboardInterrupt:
+            tell("left at once")
+            sys.exit(3)
+        tell("clean")
+"""
+
+
+@contextmanager
+def process() -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def line(started: subprocess.Popen[str]) -> str:
+    assert started.stdout
+    return started.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_work_and_the_next_one_does_not_cut_the_clean_up_short(number: signal.Signals) -> None:
+    with process() as started:
+        assert line(started) == "working"
+        started.send_signal(number)
+        assert [line(started), line(started)] == [f"stopped by {number.name}", "cleaning"]
+        started.send_signal(number)
+        assert line(started).startswith("Cleaning up; 2 more to leave at once")
+        assert line(started) == "clean"
+        assert started.wait(10) == 0
+
+
+def test_an_operator_who_insists_gets_out() -> None:
+    with process() as started:
+        assert line(started) == "working"
+        started.send_signal(signal.SIGINT)
+        assert [line(started), line(started)] == ["stopped by SIGINT", "cleaning"]
+        for left in (2, 1):
+            started.send_signal(signal.SIGINT)
+            assert line(started).startswith(f"Cleaning up; {left} more")
+        started.send_signal(signal.SIGINT)
+        assert line(started) == "left at once"
+        assert started.wait(10) == 3

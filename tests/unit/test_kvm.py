@@ -1,0 +1,77 @@
+"""The trial of KVM. Whether a guest boots cannot be shown everywhere; that nothing of the trial stays behind can."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds import kvm
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A qemu-system-x86_64 first on PATH that writes its pid and hangs, as QEMU does under a broken KVM."""
+    program = tmp_path / "bin" / "qemu-system-x86_64"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho $$ > "{tmp_path}/pid.new"\nmv "{tmp_path}/pid.new" "{tmp_path}/pid"\nexec sleep 60\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return program
+
+
+def wait_for(path: Path) -> int:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_trial_does_not_outlive_a_controller_that_was_killed(stand_in: Path, tmp_path: Path) -> None:
+    program = "from pathlib import Path; from provisioner.clouds import kvm; kvm._boots(Path('/nowhere'))"
+    controller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    pid = wait_for(tmp_path / "pid")
+    assert lives(pid)
+    controller.kill()
+    controller.wait()
+    deadline = time.monotonic() + 10
+    while lives(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_guest_that_never_gets_anywhere_means_no(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvm, "TRIAL_SECONDS", 0.5)
+    assert not kvm._boots(Path("/nowhere"))
+    assert not lives(wait_for(tmp_path / "pid"))
+
+
+def test_the_answer_is_kept_until_the_host_boots_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = tmp_path / "kvm.json"
+    boot = kvm.BOOT_ID.read_text().strip()
+    answer.write_text(json.dumps({"boot": boot, "works": True}))
+    assert kvm.kvm_works(Path("/nowhere"), answer)
+    monkeypatch.setattr(kvm, "_openable", lambda: False)
+    for stale in (json.dumps({"boot": "another", "works": True}), "{", "[]", ""):
+        answer.write_text(stale)
+        assert not kvm.kvm_works(Path("/nowhere"), answer)
+        assert json.loads(answer.read_text()) == {"boot": boot, "works": False}

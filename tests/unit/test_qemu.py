@@ -1,0 +1,88 @@
+"""QEMU's command line, and how a living QEMU is told from a file that one left."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.qemu import Launch, QMPError, command, forwarded_port, live_pid
+
+LAUNCH = Launch(
+    cpus=2, memory_mib=1024, kernel="/k", initrd="/i", machine_id="0" * 32, kvm=False,
+    link=None, internet_fd=None, credentials=("smbios/1",),
+)  # fmt: skip
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+def cards(argv: list[str]) -> list[str]:
+    return [value for flag, value in itertools.pairwise(argv) if flag == "-netdev"]
+
+
+def test_every_machine_has_a_card_that_leads_nowhere_and_a_port_on_the_loopback_only() -> None:
+    [management] = cards(command(LAUNCH))
+    assert management.startswith("user,")
+    assert "restrict=on" in management
+    assert "ipv6=off" in management
+    assert "hostfwd=tcp:127.0.0.1:0-:22" in management
+
+
+def test_link_and_internet_are_cards_of_their_own() -> None:
+    link, internet = cards(command(replace(LAUNCH, link=("link.sock", "../aux/link.sock"), internet_fd=5)))[1:]
+    assert "local.type=unix,local.path=link.sock" in link
+    assert "addr.str=5" in internet
+    assert "user" not in internet
+
+
+@pytest.mark.parametrize("kvm", [True, False])
+def test_qemu_runs_in_its_sandbox_and_shows_no_monitor_or_display(kvm: bool) -> None:
+    argv = command(replace(LAUNCH, kvm=kvm))
+    assert argv[argv.index("-sandbox") + 1].startswith("on,")
+    assert {"-nodefaults", "-no-user-config"} <= set(argv)
+    assert argv[argv.index("-display") + 1] == "none"
+    assert not {"-monitor", "-vnc", "-spice", "-gdb"} & set(argv)
+
+
+def test_no_mitigations_are_dropped_where_the_guest_runs_on_the_real_cpu() -> None:
+    assert "mitigations=off" not in " ".join(command(replace(LAUNCH, kvm=True)))
+
+
+def hold(pidfile: Path, held: Event) -> None:
+    with pidfile.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        held.set()
+        time.sleep(60)
+
+
+def test_the_live_pid_is_that_of_the_lock_whatever_the_file_says(tmp_path: Path) -> None:
+    pidfile = tmp_path / "qemu.pid"
+    assert live_pid(pidfile) is None
+    pidfile.write_text(f"{os.getpid()}\n")
+    assert live_pid(pidfile) is None  # a number that was used again
+    held = PROCESSES.Event()
+    holder = PROCESSES.Process(target=hold, args=(pidfile, held))
+    holder.start()
+    assert held.wait(20)
+    assert live_pid(pidfile) == holder.pid
+    holder.kill()
+    holder.join()
+    assert live_pid(pidfile) is None
+
+
+def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
+    text = (
+        "Hub -1 (management):\r\n"
+        "  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n"
+        "  TCP[HOST_FORWARD]  13       127.0.0.1 38211       10.0.2.15    22     0     0\r\n"
+    )
+    assert forwarded_port(text) == 38211
+    for garbage in ("", "TCP[ESTABLISHED] 13 127.0.0.1 1 x 22", "\0"):
+        with pytest.raises(QMPError):
+            forwarded_port(garbage)

@@ -1,0 +1,45 @@
+"""Where settings come from, and what wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import UsageError
+from provisioner.settings import configuration_file, load_settings
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    return {"XDG_CONFIG_HOME": str(tmp_path), **variables}
+
+
+def configure(tmp_path: Path, text: str) -> None:
+    path = configuration_file({"XDG_CONFIG_HOME": str(tmp_path)})
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def test_extra_certificates_are_what_ssl_cert_file_names_unless_they_are_set(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("certificates")
+    inherited = environment(tmp_path, SSL_CERT_FILE=str(bundle))
+    assert load_settings(inherited).ca_bundle_path == bundle
+    assert load_settings(environment(tmp_path)).ca_bundle_path is None
+    assert load_settings(environment(tmp_path, SSL_CERT_FILE=str(tmp_path / "missing"))).ca_bundle_path is None
+    configure(tmp_path, 'ca_bundle = ""\n')
+    assert load_settings(inherited).ca_bundle_path is None
+    assert load_settings(inherited | {"PROVISIONER_CA_BUNDLE": str(bundle)}).ca_bundle_path == bundle
+
+
+def test_a_bundle_that_is_set_and_missing_is_bad_input(tmp_path: Path) -> None:
+    settings = load_settings(environment(tmp_path, PROVISIONER_CA_BUNDLE=str(tmp_path / "missing.pem")))
+    with pytest.raises(UsageError, match=r"missing\.pem is not a file"):
+        _ = settings.ca_bundle_path
+
+
+@pytest.mark.parametrize("text", ["ca_bundel = 'x'", "ca_bundle = 3", "ca_bundle", "\0", "[ca_bundle]\nx = 1"])
+def test_a_configuration_file_that_is_not_valid_is_named(tmp_path: Path, text: str) -> None:
+    configure(tmp_path, text)
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        load_settings(environment(tmp_path))
