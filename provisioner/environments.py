@@ -68,7 +68,7 @@ class EnvironmentStore:
             except InfrastructureError:
                 if path.exists():  # else another provisioner has just destroyed it
                     raise
-        return sorted(found, key=lambda environment: environment.created_at)
+        return sorted(found, key=lambda environment: (environment.created_at, environment.id))
 
     def reread(self, environment: Environment) -> Environment:
         """The environment's record as it is now, or the one given if none is kept."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import typer
+
+# Typer carries its own click, and exports only some of its exceptions.
+from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
 import provisioner.cli.image_commands as image_commands
 import provisioner.cli.machine_commands as machine_commands
+from provisioner.cli.output import render_error
+from provisioner.errors import UsageError
+
+PROGRAM = "provisioner"
 
 app = typer.Typer(
-    name="provisioner",
+    name=PROGRAM,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -26,7 +36,15 @@ for part in (family_commands, environment_commands, machine_commands, image_comm
 def main() -> int:
     """Runs the command line; returns the exit code."""
     try:
-        app()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0
+        code = app(prog_name=PROGRAM, standalone_mode=False)
+    except NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        return help_wanted.exit_code
+    except ClickException as wrong:
+        # Arguments that no command takes look like every other error, under --json too.
+        context = getattr(wrong, "ctx", None)
+        hint = f"`{context.command_path} --help` shows what it takes." if context else None
+        before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
+        render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
+        return UsageError.exit_code
+    return code if isinstance(code, int) else 0

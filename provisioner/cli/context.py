@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -29,10 +30,24 @@ from provisioner.variables import load_env_file
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]
-FamilyArgument = Annotated[Path, typer.Argument(help="Directory of the task family.", show_default=False)]
-TaskArgument = Annotated[str, typer.Argument(help="Name of the task.", show_default=False)]
+FamilyArgument = Annotated[
+    Path, typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False)
+]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)]
+
+
+def environment_ids(incomplete: str) -> list[str]:
+    """Ids for the shell's completion: whatever happens, it says nothing else."""
+    with contextlib.suppress(OSError):
+        return sorted(path.name for path in Home.default().environments.iterdir() if path.name.startswith(incomplete))
+    return []
+
+
 EnvironmentArgument = Annotated[
-    str, typer.Argument(metavar="ENV", help="Id of the environment, or its beginning or end.")
+    str,
+    typer.Argument(
+        metavar="ENV", help="Id of the environment, or its beginning or end.", autocompletion=environment_ids
+    ),
 ]
 EnvFileOption = Annotated[
     Path | None, typer.Option("--env-file", help="File of NAME=value lines: the task's secrets.", show_default=False)

@@ -18,6 +18,7 @@ from provisioner.cli.context import (
     TaskArgument,
     command,
     destinations,
+    environment_ids,
     family_session,
     session,
 )
@@ -182,7 +183,10 @@ def run_tests(
 
 def destroy(
     environments: Annotated[
-        list[str] | None, typer.Argument(metavar="ENV...", help="Ids of environments.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="ENV...", help="Ids of environments.", show_default=False, autocompletion=environment_ids
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every environment and image builder.")] = False,
     env_file: EnvFileOption = None,

@@ -89,8 +89,8 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
 
 
 def cp(
-    source: Annotated[str, typer.Argument(help="PATH or ENV:PATH.")],
-    destination: Annotated[str, typer.Argument(help="PATH or ENV:PATH.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="PATH or ENV:PATH.")],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="PATH or ENV:PATH.")],
     machine: MachineOption = "primary",
     user: UserOption = None,
 ) -> Result:
@@ -116,7 +116,7 @@ def _is_remote(path: str) -> bool:
 
 def agent(
     env: EnvironmentArgument,
-    directory: Annotated[Path, typer.Argument(help="The agent's directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The agent's directory.")],
     agent_command: Annotated[str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.")],
     env_file: EnvFileOption = None,
 ) -> Result:

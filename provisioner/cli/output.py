@@ -59,8 +59,8 @@ def _strict(value: Any) -> Any:
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     """Prints an error: what, why and what to do next, on stderr; under --json one object on stdout as well."""
     if as_json:
-        data = {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
-        render(Result(data, exit_code=error.exit_code), as_json=True)
+        said = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
+        render(Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code), as_json=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(error.message)}")
     if error.details:

@@ -1,0 +1,102 @@
+"""What a hostile machine may send when somebody copies a file out of it."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from provisioner import copying
+from provisioner.errors import TaskError, UsageError
+from provisioner.ssh import Completed, Connection
+
+
+class HostileMachine:
+    """Answers every command with the same bytes."""
+
+    def __init__(self, answer: bytes, exit_code: int = 0) -> None:
+        self._answer, self._exit_code = answer, exit_code
+
+    def run(self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int) -> Completed:
+        for start in range(0, len(self._answer), 4096):
+            on_stdout(self._answer[start : start + 4096])
+        return Completed(self._exit_code, b"", b"tar: no such file")
+
+
+def archive(*members: tarfile.TarInfo, content: bytes = b"content") -> bytes:
+    spool = io.BytesIO()
+    with tarfile.open(fileobj=spool, mode="w") as made:
+        for member in members:
+            member.size = len(content) if member.isfile() else 0
+            made.addfile(member, io.BytesIO(content))
+    return spool.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode, made.uid = kind, link, 0o4777, 0
+    return made
+
+
+def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> int:
+    machine = cast(Connection, HostileMachine(answer, exit_code))
+    return copying.download(machine, "/home/agent/wanted", tmp_path / "inside" / "copy")
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path) -> Path:
+    (tmp_path / "inside").mkdir()
+    return tmp_path / "inside"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        archive(member("../outside")),
+        archive(member("wanted"), member("wanted/../../outside")),
+        archive(member("/outside")),
+        archive(member("wanted", tarfile.SYMTYPE, "/etc/shadow")),
+        archive(member("wanted", tarfile.SYMTYPE, "../../outside"), member("wanted/file")),
+        archive(member("wanted", tarfile.LNKTYPE, "/etc/hostname")),
+        archive(member("wanted", tarfile.CHRTYPE)),
+        archive(member("wanted", tarfile.FIFOTYPE)),
+        archive(member("another")),
+        b"",
+        b"\0" * 10240,
+        b"not an archive" * 1000,
+    ],
+)
+def test_nothing_is_written_but_what_was_asked_for(answer: bytes, tmp_path: Path, inside: Path) -> None:
+    with pytest.raises(TaskError):
+        download(answer, tmp_path)
+    assert list(tmp_path.iterdir()) == [inside]
+    assert list(inside.iterdir()) == []
+
+
+def test_a_file_comes_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
+    assert download(archive(member("wanted")), tmp_path) == 1
+    copy = inside / "copy"
+    assert copy.read_bytes() == b"content"
+    assert copy.stat().st_mode & 0o7022 == 0
+
+
+def test_more_than_the_limit_is_refused_while_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "DOWNLOAD_LIMIT_BYTES", 20_000)
+    with pytest.raises(TaskError, match="larger than"):
+        download(archive(member("wanted"), content=b"x" * 100_000), tmp_path)
+
+
+def test_a_file_that_is_not_there_is_said_in_the_machines_own_words(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="could not be read") as raised:
+        download(b"", tmp_path, exit_code=2)
+    assert raised.value.details == "tar: no such file"
+
+
+def test_a_directory_of_the_controller_is_not_overwritten(tmp_path: Path, inside: Path) -> None:
+    (inside / "copy" / "wanted").mkdir(parents=True)
+    with pytest.raises(UsageError, match="exists and is a directory"):
+        download(archive(member("wanted")), tmp_path)
