@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -268,6 +267,4 @@ def logs(env: EnvironmentArgument) -> Result:
         machines.keep_logs(opened, environment)
     texts = {path.stem: path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))}
     shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
-    if sys.stdout.isatty():
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in shown)
     return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")

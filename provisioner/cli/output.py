@@ -42,7 +42,7 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
         data = _strict({"schema": SCHEMA, "ok": result.exit_code == 0, **result.data})
         print(json.dumps(data, indent=2, default=str, allow_nan=False), file=out)
     elif result.text:
-        print(result.text, file=out)
+        print(_printable_lines(result.text) if out.isatty() else result.text, file=out)
 
 
 def _strict(value: Any) -> Any:
@@ -62,15 +62,15 @@ def render_error(error: ProvisionerError, *, as_json: bool) -> None:
         said = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
         render(Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code), as_json=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    console.print(f"[bold red]error:[/] {escape(_printable_lines(error.message))}")
     if error.details:
         console.print(f"[dim]{escape(_indented(error.details))}[/]")
     if error.hint:
-        console.print(f"[bold]hint:[/] {escape(error.hint)}")
+        console.print(f"[bold]hint:[/] {escape(_printable_lines(error.hint))}")
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-25:])
+    return "\n".join(f"  {_printable(line)}" for line in text.strip().splitlines()[-25:])
 
 
 @dataclass
@@ -140,6 +140,10 @@ class TerminalProgress:
 def _printable(line: str) -> str:
     """The line without what would steer the operator's terminal: it comes from a stranger."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line.rstrip("\r"))
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(_printable(line) for line in text.splitlines())
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

@@ -7,11 +7,23 @@ import json
 import math
 from typing import NoReturn
 
-from provisioner.cli.output import Result, render
+import pytest
+
+from provisioner.cli.output import Result, render, render_error
+from provisioner.errors import TaskError
 
 
 def refuse(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is not JSON")
+
+
+def test_what_a_machine_said_does_not_steer_the_operators_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b]0;title\x07\x1b[2Jgone \u202egnp.exe [bold]"
+    render_error(TaskError(hostile, hint=hostile, details=f"{hostile}\n{hostile}"), as_json=False)
+    said = capsys.readouterr().err
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)
+    assert said.count("gone") == 4
+    assert "[bold]" in said
 
 
 def test_numbers_that_json_does_not_have_become_null() -> None:

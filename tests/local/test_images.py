@@ -1,0 +1,84 @@
+"""Images as they are built in real machines, and builds that fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioner import images
+from provisioner.errors import ImageBuildError
+from provisioner.session import Session
+from provisioner.task_family import TaskFamily, load_family
+
+pytestmark = pytest.mark.vm
+ROOT = Path(__file__).parents[2]
+TOKEN = "tok-77c1e0b2-left-behind"
+
+FAMILY = """
+import os, pathlib
+class TaskFamily:
+    standard_version = "0.5.0"
+    @staticmethod
+    def get_tasks(): return {{"main": {{}}}}
+    @staticmethod
+    def get_instructions(t): return ""
+    @staticmethod
+    def install():
+        {install}
+    @staticmethod
+    def score(t, submission): return 1.0
+"""
+
+
+def family(directory: Path, install: str) -> TaskFamily:
+    path = directory / "broken"
+    path.mkdir()
+    (path / "broken.py").write_text(FAMILY.format(install=install))
+    return load_family(path)
+
+
+@pytest.fixture
+def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
+    return open_session({"BROKEN_TOKEN": TOKEN})
+
+
+def assert_nothing_left(session: Session) -> None:
+    assert [one for one in session.environments.all() if one.kind == "builder"] == []
+    assert not [path.name for path in session.home.images.iterdir() if "broken" in path.name]
+
+
+def test_an_install_that_fails_shows_its_output_and_keeps_its_log(session: Session, tmp_path: Path) -> None:
+    broken = family(tmp_path, 'print("so far so good"); raise RuntimeError(os.environ["BROKEN_TOKEN"])')
+    with pytest.raises(ImageBuildError, match=r"RuntimeError: \[redacted:BROKEN_TOKEN\]") as raised:
+        images.family_image(session, broken)
+    assert "so far so good" in (raised.value.details or "")
+    assert TOKEN not in (raised.value.details or "")
+    builder = (raised.value.hint or "").split()[2]
+    assert "so far so good" in (session.environments.logs(builder) / "install.log").read_text()
+    assert_nothing_left(session)
+
+
+def test_a_secret_that_stays_in_the_image_fails_the_build(session: Session, tmp_path: Path) -> None:
+    broken = family(tmp_path, 'pathlib.Path("/opt/kept").write_text("x" + os.environ["BROKEN_TOKEN"])')
+    with pytest.raises(ImageBuildError, match=r"secrets in the image: .*/opt/kept.*BROKEN_TOKEN"):
+        images.family_image(session, broken)
+    assert_nothing_left(session)
+
+
+def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp_path: Path) -> None:
+    wanted = family(tmp_path, f"print({os.getpid()})")
+    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(wanted.directory)]
+    environment = {**os.environ, "PROVISIONER_HOME": str(session.home.root)}
+    builds = [subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [build.communicate(timeout=300)[1] for build in builds]
+    assert [build.returncode for build in builds] == [0, 0], said
+    assert sum("Building the image of broken" in text for text in said) == 1
+    assert sum("waiting for it" in text for text in said) == 1
+    assert [image.family for image in session.images.all()].count("broken") == 1
+    session.images.prune({image.name for image in session.images.all() if image.family != "broken"}, everything=True)
+    assert_nothing_left(session)
