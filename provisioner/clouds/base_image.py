@@ -70,8 +70,9 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
             log.flush()
             on_output(line)
 
-        _run(_mmdebstrap(tree, ca_bundle), tell)
-        _run([*_as_root(), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)], tell)
+        _run([*_contained(as_root=False), *_mmdebstrap(tree, ca_bundle)], directory, tell)
+        disks = [*_contained(as_root=True), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
+        _run(disks, directory, tell)
     tree.unlink()
 
 
@@ -91,13 +92,28 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     ]
 
 
-def _as_root() -> list[str]:
-    """How to become root for file ownership: as root nothing, else a user namespace with the user's subordinate ids."""
-    return [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto", "--mount"]
+def _contained(*, as_root: bool) -> list[str]:
+    """What a build runs in, so that it ends with its controller, however that ends, and leaves no mount behind.
+
+    mmdebstrap mounts /dev and /proc into its tree: killed outside a namespace of its own, it would leave them there
+    for whoever removes the tree. An ordinary user's mmdebstrap makes such namespaces by itself.
+
+    Args:
+        as_root: an ordinary user becomes root of a user namespace, for the sake of file ownership.
+    """
+    with_controller = ["setpriv", "--pdeathsig", "KILL", "--"]
+    if os.geteuid() != 0 and not as_root:
+        return with_controller
+    user = ["--map-root-user", "--map-auto"] if os.geteuid() != 0 else []
+    return [*with_controller, "unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--"]
 
 
-def _run(argv: list[str], tell: Callable[[str], None]) -> None:
+def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+    if os.geteuid() == 0:
+        # What a killed mmdebstrap leaves goes with the directory. An ordinary user's works as another user id, to
+        # which the home is closed.
+        environment["TMPDIR"] = str(directory)
     lines: list[str] = []
     try:
         process = subprocess.Popen(
@@ -114,7 +130,7 @@ def _run(argv: list[str], tell: Callable[[str], None]) -> None:
                 tell(line)
             code = process.wait()
         except BaseException:
-            process.terminate()
+            process.kill()
             raise
     if code != 0:
         raise ImageBuildError(

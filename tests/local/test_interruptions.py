@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -87,3 +88,42 @@ def test_what_a_killed_controller_leaves_is_destroyed(home: Home, moment: float)
     process.wait()
     destroy_all(home)
     assert_nothing_left(home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    home = Home(tmp_path / "home")
+    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(FAMILY)]
+    environment = {**os.environ, "PROVISIONER_HOME": str(home.root)}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
+        try:
+            deadline = time.monotonic() + 60
+            # From then on, /dev and /proc are mounted into the tree.
+            while "installing remaining packages" not in "".join(
+                path.read_text() for path in home.root.glob("images/.building-*/build.log")
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            build.send_signal(number)
+            build.wait(timeout=60)
+        finally:
+            build.kill()
+    deadline = time.monotonic() + 10
+    while working := [line for line in command_lines() if str(home.root) in line]:
+        assert time.monotonic() < deadline, working
+        time.sleep(0.1)
+    assert str(home.root) not in Path("/proc/self/mounts").read_text()
+    pruned = subprocess.run([*argv[:2], "image", "prune"], env=environment, capture_output=True, timeout=60)
+    assert pruned.returncode == 0, pruned.stderr
+    assert list(home.images.iterdir()) == []
+
+
+def command_lines() -> list[str]:
+    """The command lines of all processes that live."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
