@@ -70,8 +70,8 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
             log.flush()
             on_output(line)
 
-        _run([*_contained(as_root=False), *_mmdebstrap(tree, ca_bundle)], directory, tell)
-        disks = [*_contained(as_root=True), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
+        _run([*_contained(), *_mmdebstrap(tree, ca_bundle)], directory, tell)
+        disks = [*_contained(), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
         _run(disks, directory, tell)
     tree.unlink()
 
@@ -85,35 +85,28 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
         customize.append(str(ca_bundle.resolve()))
     hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)
     return [
-        *("mmdebstrap", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
+        *("mmdebstrap", "--mode=unshare", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
         *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages())),
         *("--essential-hook=" + before, "--customize-hook=" + hook),
         *(SUITE, str(tree), *SOURCES),
     ]
 
 
-def _contained(*, as_root: bool) -> list[str]:
+def _contained() -> list[str]:
     """What a build runs in, so that it ends with its controller, however that ends, and leaves no mount behind.
 
     mmdebstrap mounts /dev and /proc into its tree: killed outside a namespace of its own, it would leave them there
-    for whoever removes the tree. An ordinary user's mmdebstrap makes such namespaces by itself.
-
-    Args:
-        as_root: an ordinary user becomes root of a user namespace, for the sake of file ownership.
+    for whoever removes the tree. An ordinary user becomes root of a user namespace with the subordinate ids.
     """
-    with_controller = ["setpriv", "--pdeathsig", "KILL", "--"]
-    if os.geteuid() != 0 and not as_root:
-        return with_controller
-    user = ["--map-root-user", "--map-auto"] if os.geteuid() != 0 else []
-    return [*with_controller, "unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--"]
+    user = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
+    namespaces = ["unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--"]
+    return ["setpriv", "--pdeathsig", "KILL", "--", *namespaces]
 
 
 def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
-    environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-    if os.geteuid() == 0:
-        # What a killed mmdebstrap leaves goes with the directory. An ordinary user's works as another user id, to
-        # which the home is closed.
-        environment["TMPDIR"] = str(directory)
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    # What a killed mmdebstrap leaves goes with the directory.
+    environment = {**os.environ, "LC_ALL": "C", "PATH": path, "TMPDIR": str(directory)}
     lines: list[str] = []
     try:
         process = subprocess.Popen(

@@ -65,6 +65,13 @@ def test_a_guest_that_never_gets_anywhere_means_no(
     assert not lives(wait_for(tmp_path / "pid"))
 
 
+def test_only_a_kernel_that_spoke_counts_as_booted(stand_in: Path) -> None:
+    stand_in.write_text("#!/bin/sh\nexit 0\n")
+    assert not kvm._boots(Path("/nowhere"))
+    stand_in.write_text("#!/bin/sh\necho '[    0.000000] Linux version 6.1.0'\n")
+    assert kvm._boots(Path("/nowhere"))
+
+
 def test_the_answer_is_kept_until_the_host_boots_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = tmp_path / "kvm.json"
     boot = kvm.BOOT_ID.read_text().strip()
