@@ -14,8 +14,9 @@ import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
 import provisioner.cli.image_commands as image_commands
 import provisioner.cli.machine_commands as machine_commands
-from provisioner.cli.output import render_error
-from provisioner.errors import UsageError
+from provisioner.cli.output import render_error, unwritable
+from provisioner.cli.streams import prepare, silence
+from provisioner.errors import HostError, UsageError
 
 PROGRAM = "provisioner"
 
@@ -35,6 +36,7 @@ for part in (family_commands, environment_commands, machine_commands, image_comm
 
 def main() -> int:
     """Runs the command line; returns the exit code."""
+    prepare()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)
     except NoArgsIsHelpError as help_wanted:
@@ -47,4 +49,8 @@ def main() -> int:
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
         return UsageError.exit_code
+    except OSError as error:  # commands handle their own: this is the help, or an error under --json
+        silence(sys.stdout)
+        render_error(unwritable(error), as_json=False)
+        return HostError.exit_code
     return code if isinstance(code, int) else 0

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
+from provisioner.cli.streams import stderr
 from provisioner.destinations import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError
 from provisioner.interrupts import Interrupts
@@ -30,27 +30,56 @@ from provisioner.variables import load_env_file
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]
+
+
+def parse_path(text: str) -> Path:
+    """A path of the command line. Empty is no path: Path would make it the current directory."""
+    if not text:
+        raise typer.BadParameter("a path must not be empty.")
+    return Path(text)
+
+
 FamilyArgument = Annotated[
-    Path, typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False)
+    Path,
+    typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),
 ]
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)]
 
 
 def environment_ids(incomplete: str) -> list[str]:
     """Ids for the shell's completion: whatever happens, it says nothing else."""
-    with contextlib.suppress(OSError):
-        return sorted(path.name for path in Home.default().environments.iterdir() if path.name.startswith(incomplete))
+    with contextlib.suppress(OSError, RuntimeError):
+        return _ids(Home.default().environments, incomplete)
     return []
 
 
+def all_environment_ids(incomplete: str) -> list[str]:
+    """Ids for the shell's completion, those of destroyed environments too."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return sorted({*environment_ids(incomplete), *_ids(Home.default().archive, incomplete)})
+    return []
+
+
+def _ids(directory: Path, incomplete: str) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name.startswith(incomplete))
+
+
+ENVIRONMENT_HELP = "Id of the environment, or its beginning or end."
 EnvironmentArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ENV", help="Id of the environment, or its beginning or end.", autocompletion=environment_ids
-    ),
+    str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=environment_ids)
+]
+PastEnvironmentArgument = Annotated[
+    str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=all_environment_ids)
 ]
 EnvFileOption = Annotated[
-    Path | None, typer.Option("--env-file", help="File of NAME=value lines: the task's secrets.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="File of NAME=value lines: the task's secrets.",
+        show_default=False,
+        parser=parse_path,
+    ),
 ]
 AllowOption = Annotated[
     list[str] | None,
@@ -72,14 +101,7 @@ def family_session(family: Path, env_file: Path | None, cloud: str) -> tuple[Ses
 
 def session(env_file: Path | None = None, cloud: str = DEFAULT_CLOUD) -> Session:
     """The session of one command."""
-    home = Home.default()
-    try:
-        home.make()
-    except OSError as error:
-        raise HostError(
-            f"The provisioner home {home.root} cannot be used: {error.strerror}.",
-            hint="Set PROVISIONER_HOME to a directory of yours.",
-        ) from error
+    home = _home()
     return Session(
         home=home,
         cloud=open_cloud(cloud, home, load_settings()),
@@ -87,6 +109,18 @@ def session(env_file: Path | None = None, cloud: str = DEFAULT_CLOUD) -> Session
         variables=load_env_file(env_file) if env_file else {},
         shield=shield,
     )
+
+
+def _home() -> Home:
+    hint = "Set PROVISIONER_HOME to a directory of yours."
+    try:
+        home = Home.default()
+        home.make()
+    except RuntimeError as error:  # ~name, and there is nobody of that name
+        raise HostError("The provisioner home cannot be found: whose home directory is it in?", hint=hint) from error
+    except OSError as error:
+        raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
+    return home
 
 
 def shield() -> AbstractContextManager[None]:
@@ -154,7 +188,7 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
         return _fail(error, as_json=as_json, debug=debug)
     except ProvisionerError as error:
         return _fail(error, as_json=as_json, debug=debug)
-    except (OSError, ValidationError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as problem:
+    except Exception as problem:
         unexpected = ProvisionerError(
             f"Unexpected {type(problem).__name__}: {problem}",
             hint="This is a bug or a broken host; --debug shows where.",
@@ -165,6 +199,6 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
 def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:
     _progress.stop()
     if debug:
-        traceback.print_exc()
+        traceback.print_exc(file=stderr())
     render_error(error, as_json=as_json)
     return error.exit_code

@@ -14,11 +14,13 @@ from provisioner.cli.context import (
     EnvFileOption,
     EnvironmentArgument,
     FamilyArgument,
+    PastEnvironmentArgument,
     TaskArgument,
     command,
     destinations,
     environment_ids,
     family_session,
+    parse_path,
     session,
 )
 from provisioner.cli.output import Result, table
@@ -78,7 +80,10 @@ def _data(environment: Environment) -> dict[str, Any]:
 def run(
     family: FamilyArgument,
     task: TaskArgument,
-    agent: Annotated[Path | None, typer.Option("--agent", help="Directory of the agent.", show_default=False)] = None,
+    agent: Annotated[
+        Path | None,
+        typer.Option("--agent", metavar="DIR", help="Directory of the agent.", show_default=False, parser=parse_path),
+    ] = None,
     agent_command: Annotated[
         str | None, typer.Option("--command", help="Command that starts the agent.", show_default=False)
     ] = None,
@@ -92,6 +97,8 @@ def run(
         raise UsageError("--agent and --command go together.")
     if (agent is None) == (submission is None):
         raise UsageError("Give either --agent DIR --command CMD or --submission TEXT.")
+    if agent_command is not None and not agent_command.strip():
+        raise UsageError("--command is empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
     opened, loaded = family_session(family, env_file, cloud)
@@ -235,7 +242,7 @@ def _age(environment: Environment) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
 
 
-def show(env: EnvironmentArgument) -> Result:
+def show(env: PastEnvironmentArgument) -> Result:
     """One environment's record."""
     opened = session()
     environment = opened.environments.find(env, archived=True)
@@ -258,7 +265,7 @@ def show(env: EnvironmentArgument) -> Result:
     return Result(data, "\n".join(lines))
 
 
-def logs(env: EnvironmentArgument) -> Result:
+def logs(env: PastEnvironmentArgument) -> Result:
     """All logs of an environment."""
     opened = session()
     environment = opened.environments.find(env, archived=True)

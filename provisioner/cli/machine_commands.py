@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import typer
 
 from provisioner import copying, inside, machines
-from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, session
+from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, parse_path, session
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
@@ -94,18 +94,22 @@ def cp(
     machine: MachineOption = "primary",
     user: UserOption = None,
 ) -> Result:
-    """Copies one way; exactly one side is in a machine."""
+    """Copies one way; exactly one side is in a machine. `ENV:` alone as the destination is the user's home."""
+    if not source or not destination:
+        raise UsageError("FROM and TO must not be empty.")
     from_machine, to_machine = _is_remote(source), _is_remote(destination)
     if from_machine == to_machine:
         raise UsageError("Exactly one of the two paths must be ENV:PATH.")
     name, _, remote = (source if from_machine else destination).partition(":")
+    if from_machine and PurePosixPath(remote).name in ("", ".."):
+        raise UsageError("The path in the machine must end with the name of a file or directory.")
     opened = session()
     environment = opened.environments.find(name)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
         if from_machine:
             copied = copying.download(connection, remote, Path(destination))
         else:
-            copied = copying.upload(connection, Path(source), remote)
+            copied = copying.upload(connection, Path(source), remote or ".")
     return Result({"environment": environment.id, "files": copied}, f"{copied} files copied")
 
 
@@ -116,11 +120,13 @@ def _is_remote(path: str) -> bool:
 
 def agent(
     env: EnvironmentArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The agent's directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The agent's directory.", parser=parse_path)],
     agent_command: Annotated[str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.")],
     env_file: EnvFileOption = None,
 ) -> Result:
     """Runs an agent; its exit code is ours."""
+    if not agent_command.strip():
+        raise UsageError("COMMAND is empty.")
     opened = session(env_file)
     environment = opened.environments.find(env)
     done = inside.run_agent(opened, environment, directory, agent_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -14,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from provisioner.errors import ProvisionerError
+from provisioner.cli.streams import silence, stderr
+from provisioner.errors import HostError, ProvisionerError
 
 SCHEMA = 1
 TRANSIENT_PHASES = ("images",)
@@ -36,13 +38,34 @@ class Result:
 
 
 def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
-    """Prints a result: text, or one JSON object."""
+    """Prints a result: text, or one JSON object.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        HostError: it could not be written.
+    """
     out = out or sys.stdout
     if as_json:
         data = _strict({"schema": SCHEMA, "ok": result.exit_code == 0, **result.data})
-        print(json.dumps(data, indent=2, default=str, allow_nan=False), file=out)
+        _write(json.dumps(data, indent=2, default=str, allow_nan=False), out)
     elif result.text:
-        print(_printable_lines(result.text) if out.isatty() else result.text, file=out)
+        _write(_printable_lines(result.text) if out.isatty() else result.text, out)
+
+
+def _write(text: str, out: TextIO) -> None:
+    """Flushed at once: what fails later, when Python ends, would change no exit code and be told by nobody."""
+    try:
+        print(text, file=out, flush=True)
+    except OSError as error:
+        silence(out)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> HostError:
+    """The error for output that could not be written."""
+    return HostError(f"The output could not be written: {error.strerror}.")
 
 
 def _strict(value: Any) -> Any:
@@ -60,13 +83,19 @@ def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     """Prints an error: what, why and what to do next, on stderr; under --json one object on stdout as well."""
     if as_json:
         said = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
-        render(Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code), as_json=True)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+        result = Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code)
+        with contextlib.suppress(HostError, BrokenPipeError):  # stderr says it all the same
+            render(result, as_json=True)
+    console = _console()
     console.print(f"[bold red]error:[/] {escape(_printable_lines(error.message))}")
     if error.details:
         console.print(f"[dim]{escape(_indented(error.details))}[/]")
     if error.hint:
         console.print(f"[bold]hint:[/] {escape(_printable_lines(error.hint))}")
+
+
+def _console() -> Console:
+    return Console(file=stderr(), highlight=False, soft_wrap=True)
 
 
 def _indented(text: str) -> str:
@@ -81,7 +110,7 @@ class TerminalProgress:
         console: on stderr.
     """
 
-    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    console: Console = field(default_factory=_console)
     _begin: float = field(default_factory=time.monotonic)
     _phase: str = ""
     _status: Status | None = None

@@ -3,70 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from typer.main import get_command
 
-from provisioner import cli, errors
+from provisioner import errors
+from provisioner.cli import app
 from provisioner.errors import ProvisionerError
-from provisioner.interrupts import SIGNALS
+from tests.unit.conftest import CommandLine, nothing_was_created
 
 ROOT = Path(__file__).parents[2]
 FAMILY = str(ROOT / "tests" / "contract" / "families" / "echo")
 COMMANDS = ["run", "up", "agent", "score", "test", "exec", "ssh", "cp", "list", "show", "logs", "destroy", "tasks",
             "doctor", "image build", "image list", "image prune"]  # fmt: skip
-
-
-@dataclass
-class Ended:
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.stdout, parse_constant=refuse)
-
-
-def refuse(constant: str) -> NoReturn:
-    raise AssertionError(f"{constant} is not JSON")
-
-
-class CommandLine:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> None:
-        self._monkeypatch, self._capsys, self.home = monkeypatch, capsys, home
-
-    def __call__(self, *arguments: str) -> Ended:
-        self._monkeypatch.setattr(sys, "argv", ["provisioner", *arguments])
-        code = cli.main()
-        captured = self._capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
-
-
-@pytest.fixture
-def provisioner(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[CommandLine]:
-    """The command line in this process, on an empty home."""
-    monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield CommandLine(monkeypatch, capsys, tmp_path / "home")
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def nothing_was_created(home: Path) -> bool:
-    return not [path for path in home.glob("*/*") if path.parent.name != "locks"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -76,6 +31,14 @@ def test_every_command_explains_itself(provisioner: CommandLine, command: str) -
     assert done.stdout.startswith(f"Usage: provisioner {command}".rstrip())
     if command:
         assert {"--json", "--debug", "--help"} <= set(re.findall(r"--\w+", done.stdout))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_and_option_is_described(command: str) -> None:
+    found: Any = get_command(app)
+    for word in command.split():
+        found = found.commands[word]
+    assert [parameter.name for parameter in found.params if not parameter.help] == []
 
 
 def test_the_readme_names_every_command(provisioner: CommandLine) -> None:
@@ -95,7 +58,7 @@ def test_exit_codes_are_documented_as_the_errors_have_them(provisioner: CommandL
 
 
 MISTAKES = [
-    (["runn"], "Did you mean 'run'"),
+    (["runx"], "Did you mean 'run'"),
     (["run"], "Missing argument 'FAMILY'"),
     (["run", FAMILY], "Missing argument 'TASK'"),
     (["run", FAMILY, "main", "--bogus"], "No such option: --bogus"),
@@ -104,6 +67,12 @@ MISTAKES = [
     (["run", FAMILY, "main", "--command", "x"], "--agent and --command go together"),
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", "x", "--submission", "1"], "either --agent"),
     (["run", FAMILY, "main", "--agent", "/nonexistent/a", "--command", "x"], "does not exist"),
+    (["run", FAMILY, "main", "--agent", FAMILY, "--command", " "], "--command is empty"),
+    (["run", FAMILY, "main", "--agent", "", "--command", "x"], "a path must not be empty"),
+    (["up", "", "main"], "a path must not be empty"),
+    (["up", FAMILY, "main", "--env-file", ""], "a path must not be empty"),
+    (["agent", "x", "", "cmd"], "a path must not be empty"),
+    (["agent", "x", FAMILY, ""], "COMMAND is empty"),
     (["run", "/nonexistent/family", "main", "--submission", "1"], "does not exist"),
     (["up", "README.md", "main"], "README.md"),
     (["up", FAMILY, "main", "--env-file", "/nonexistent/env"], "/nonexistent/env"),
@@ -124,6 +93,16 @@ MISTAKES = [
     (["cp", "a", "b"], "Exactly one of the two paths"),
     (["cp", "x:a", "y:b"], "Exactly one of the two paths"),
     (["cp", "x:a", "b"], "no environment 'x'"),
+    (["cp", "", "x:b"], "must not be empty"),
+    (["cp", "x:b", ""], "must not be empty"),
+    (["cp", "x:", "b"], "must end with the name"),
+    (["cp", "x:/tmp/..", "b"], "must end with the name"),
+    (["cp", ":a", "b"], "no environment ''"),
+    (["score", "-x"], "No such option: -x"),
+    (["score", "--", "-x"], "no environment '-x'"),
+    (["list", "extra"], "unexpected extra argument"),
+    (["destroy", "x", "--all"], "Name environments, or use --all"),
+    (["doctor", "--cloud", "nimbus"], "nimbus"),
     (["show", "*"], "no environment '*'"),
     (["logs", "$(id)"], "no environment '$(id)'"),
     (["destroy"], "Name environments, or use --all"),
@@ -152,12 +131,28 @@ def test_under_json_a_mistake_is_one_object(provisioner: CommandLine, arguments:
     before = arguments.index("--") if "--" in arguments else len(arguments)
     done = provisioner(*arguments[:before], "--json", *arguments[before:])
     assert done.code == 2
+    assert done.json.keys() == {"schema", "ok", "error"}
+    assert done.json["error"].keys() == {"kind", "message", "details", "hint", "exit_code"}
     assert (done.json["schema"], done.json["ok"], done.json["error"]["exit_code"]) == (1, False, 2)
-    assert done.json["error"]["message"] in done.stderr.replace("\n", " ") or done.json["error"]["message"]
+    assert done.json["error"]["message"] in done.stderr
 
 
 def test_debug_shows_where_an_error_came_from(provisioner: CommandLine) -> None:
     assert "Traceback" in provisioner("show", "nothing", "--debug").stderr
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("qemu", 1), AssertionError("no"), EOFError()])
+def test_what_nobody_expected_is_one_object_too(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("provisioner.doctor.problems", fail)
+    done = provisioner("doctor", "--json")
+    assert (done.code, done.json["error"]["exit_code"]) == (1, 1)
+    assert done.json["error"]["message"].startswith(f"Unexpected {type(error).__name__}")
+    assert "Traceback" not in done.stderr
 
 
 def test_an_empty_home_lists_nothing(provisioner: CommandLine) -> None:

@@ -1,0 +1,59 @@
+"""The command line in the tests' own process: fast enough to try every mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from provisioner import cli
+from provisioner.interrupts import SIGNALS
+
+
+@dataclass
+class Ended:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout, parse_constant=refuse)
+
+
+def refuse(constant: str) -> NoReturn:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+class CommandLine:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> None:
+        self._monkeypatch, self._capsys, self.home = monkeypatch, capsys, home
+
+    def __call__(self, *arguments: str) -> Ended:
+        self._monkeypatch.setattr(sys, "argv", ["provisioner", *arguments])
+        code = cli.main()
+        captured = self._capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+
+@pytest.fixture
+def provisioner(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[CommandLine]:
+    """The command line in this process, on an empty home."""
+    monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield CommandLine(monkeypatch, capsys, tmp_path / "home")
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def nothing_was_created(home: Path) -> bool:
+    return not [path for path in home.glob("*/*") if path.parent.name != "locks"]

@@ -1,0 +1,181 @@
+"""What the command line says of environments and images that lie in a home: records alone, no machine is needed."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds import base_image
+from provisioner.environments import EnvironmentStore
+from provisioner.image_store import Image, ImageStore
+from provisioner.images import family_image_name
+from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup
+from provisioner.paths import Home
+from provisioner.task_family import load_family
+from tests.unit.conftest import CommandLine, nothing_was_created
+
+FAMILY = Path(__file__).parents[2] / "tests" / "contract" / "families" / "echo"
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SETUP = SetupData(
+    tasks={
+        "small": TaskSetup(permissions=("full_internet",)),
+        "smart": TaskSetup(required_environment_variables=("TOKEN_B", "TOKEN_A", "GIVEN")),
+    },
+    has_score=True,
+)
+
+
+def environment(identity: str, scores: tuple[float, ...] = ()) -> Environment:
+    return Environment(
+        id=identity, cloud="local", stack=identity, family="echo", task="main", status="creating", created_at=BEGIN,
+        setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(
+            image="family-echo-1", size=MachineSize(cpus=1, memory_gib=1.0, disk_gib=16), user="root")},
+        score_log=tuple(
+            ScoreLogEntry(score=score, scored_at=BEGIN, elapsed_seconds=1.0, details={"loss": math.inf})
+            for score in scores
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(provisioner: CommandLine) -> EnvironmentStore:
+    home = Home(provisioner.home)
+    home.make()
+    return EnvironmentStore(home)
+
+
+@pytest.fixture
+def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Finished images of the family, as far as their records go; built with GIVEN=1, which --env-file repeats."""
+    monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
+    images = ImageStore(Home(provisioner.home))
+    digest = base_image.digest(None)
+    name = family_image_name(load_family(FAMILY), f"base-primary-{digest}", {"GIVEN": "1"})
+    for one, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
+        directory = provisioner.home / "images" / f".{one}"
+        directory.mkdir()
+        (directory / "setup-data.json").write_text(SETUP.model_dump_json())
+        images.finish(Image.model_validate({"name": one, "kind": kind, "created_at": BEGIN}), directory)
+    (provisioner.home.parent / "env").write_text("GIVEN=1\n")
+    return name
+
+
+def test_an_invalid_submission_is_null_in_json_and_stays_nan_in_the_record(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    store.save(environment("echo-main-bcd234", (math.nan, 0.5)))
+    for shown in (provisioner("show", "echo", "--json").json, provisioner("list", "--json").json["environments"][0]):
+        assert [entry["score"] for entry in shown["score_log"]] == [None, 0.5]
+        assert [entry["details"] for entry in shown["score_log"]] == [{"loss": None}] * 2
+    assert math.isnan(store.find("echo").score_log[0].score or 0)
+
+
+def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    fields = {"environment" if name == "id" else name for name in saved.model_dump()}
+    [listed] = provisioner("list", "--json").json["environments"]
+    shown = provisioner("show", "234", "--json").json
+    assert listed.keys() == fields
+    assert shown.keys() == fields | {"schema", "ok", "exists"}
+    assert shown["exists"] is True
+
+
+def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    (store.logs(saved.id) / "start.log").write_bytes(b"hello \xff\x1b[2J\n")
+    store.archive(saved)
+    assert provisioner("show", saved.id, "--json").json["exists"] is False
+    assert provisioner("logs", saved.id, "--json").json["logs"] == {"start": "hello \ufffd\x1b[2J\n"}
+    destroyed = provisioner("destroy", saved.id, "--json").json
+    assert (destroyed["destroyed"], destroyed["already_gone"]) == ([], [saved.id])
+    assert provisioner("score", saved.id).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["exec", "echo", "--", "true"], "is not up: its status is creating"),
+        (["exec", "echo", "--machine", "aux", "--", "true"], "has no aux machine"),
+        (["exec", "echo", "--user", "admin", "--", "true"], "The primary machine has no user admin"),
+        (["exec", "echo", "--machine", "aux", "--user", "agent", "--", "true"], "The aux machine has no user agent"),
+        (["ssh", "echo"], "is not up"),
+        (["cp", "echo:/etc/hostname", "."], "is not up"),
+        (["agent", "echo", str(FAMILY), "true"], "is not up"),
+        (["agent", "echo", "/nonexistent/agent", "true"], "does not exist"),
+        (["score", "echo"], "is not up"),
+        (["score", "echo", "--intermediate"], "is not up"),
+        (["show", "e"], "could be any of: echo-main-bcd234, evil"),
+        (["destroy", "evil", "nothing"], "no environment 'nothing'"),
+    ],
+    ids=lambda value: " ".join(value)[:60],
+)
+def test_an_environment_that_cannot_do_it_is_left_alone(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+    arguments: list[str],
+    says: str,
+) -> None:
+    before = [store.save(environment(identity)) for identity in ("echo-main-bcd234", "evil")]
+    done = provisioner(*arguments)
+    assert (done.code, says in done.stderr, done.stdout) == (2, True, ""), done.stderr
+    assert store.all() == before
+
+
+def test_a_record_that_cannot_be_read_is_named(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("echo-main-bcd234"))
+    (store.directory("echo-main-bcd234") / "environment.json").write_text("{")
+    error = provisioner("list", "--json").json["error"]
+    assert (error["exit_code"], "echo-main-bcd234/environment.json" in error["message"]) == (5, True)
+
+
+def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) -> None:
+    env_file = str(provisioner.home.parent / "env")
+    tasks = provisioner("tasks", str(FAMILY), "--env-file", env_file, "--json").json
+    assert (tasks["family"], tasks["image"], list(tasks["tasks"])) == ("echo", family_image, ["small", "smart"])
+    text = provisioner("tasks", str(FAMILY), "--env-file", env_file).stdout
+    assert "TOKEN_B, TOKEN_A, GIVEN" in text
+    built = provisioner("image", "build", str(FAMILY), "--env-file", env_file, "--json").json
+    assert (built["image"], built["aux_images"]) == (family_image, [])
+
+
+@pytest.mark.parametrize("command", ["run", "up", "test"])
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("smal", ["has no task 'smal'", "'small'", "'smart'"]),
+        ("", ["has no task ''"]),
+        ("$(id)", ["has no task '$(id)'"]),
+        ("smart", ["not set: TOKEN_A, TOKEN_B", "--env-file FILE"]),
+    ],
+)
+def test_a_task_that_cannot_start_is_refused_before_anything_exists(
+    provisioner: CommandLine,
+    family_image: str,
+    command: str,
+    task: str,
+    says: list[str],
+) -> None:
+    more = ["--submission", "1"] if command == "run" else []
+    done = provisioner(command, str(FAMILY), task, *more, "--env-file", str(provisioner.home.parent / "env"))
+    assert done.code == 2
+    assert [part for part in says if part not in done.stderr] == []
+    assert [path.name for path in provisioner.home.glob("*/*") if path.parent.name not in ("images", "locks")] == []
+
+
+def test_image_list_and_prune_say_what_is_there(
+    provisioner: CommandLine,
+    family_image: str,
+) -> None:
+    images = provisioner("image", "list", "--json").json["images"]
+    assert {"name", "kind", "created_at", "base", "family", "needs", "bytes", "in_use"} == images[0].keys()
+    assert [image["in_use"] for image in images] == [False] * 3
+    assert len(provisioner("image", "prune", "--all", "--json").json["removed"]) == 3
+    assert nothing_was_created(provisioner.home)

@@ -1,0 +1,152 @@
+"""The command line as a process among others: pipes that close, full disks, other encodings, a shell that completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioner.cli.output import TerminalProgress
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, str(ROOT / "cli.py")]
+
+
+def variables(home: Path, **others: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "PROVISIONER_HOME": str(home / "home"), **others}
+
+
+def run(
+    arguments: str, home: Path, more: Mapping[str, str] | None = None, program: list[str] = PROGRAM
+) -> subprocess.CompletedProcess[str]:
+    """Runs bash with what follows the program's name; `$@` is the program."""
+    return subprocess.run(
+        ["bash", "-c", f'"$@" {arguments}', "bash", *program],
+        env=variables(home, **(more or {})), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_checkouts_program_prints_results_on_stdout_and_the_rest_on_stderr(tmp_path: Path) -> None:
+    listed, wrong = run("list --json", tmp_path), run("show ../x --json", tmp_path)
+    assert (listed.returncode, json.loads(listed.stdout), listed.stderr) == (
+        0,
+        {"schema": 1, "ok": True, "environments": []},
+        "",
+    )
+    assert (wrong.returncode, json.loads(wrong.stdout)["error"]["kind"]) == (2, "UsageError")
+    assert "error: There is no environment '../x'." in wrong.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["list --json", "list", "--help", "image list"])
+def test_a_reader_that_has_gone_ends_it_quietly(tmp_path: Path, arguments: str, unbuffered: str) -> None:
+    done = run(f"{arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path, {"PYTHONUNBUFFERED": unbuffered})
+    # `true` may end before or after the output came.
+    assert (done.returncode in (0, 1), done.stdout, done.stderr) == (True, "", "")
+
+
+@pytest.mark.parametrize("arguments", ["list --json", "list", "--help"])
+def test_a_result_that_cannot_be_written_is_no_success(tmp_path: Path, arguments: str) -> None:
+    done = run(f"{arguments} >/dev/full", tmp_path)
+    assert (done.returncode, done.stderr) == (3, "error: The output could not be written: No space left on device.\n")
+
+
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> None:
+    for arguments in ("show x --json >/dev/full", "show x 2>/dev/full", "show x --debug 2>&-", "show x >&- 2>&-"):
+        assert run(arguments, tmp_path).returncode == 2, arguments
+
+
+def test_closed_streams_are_not_given_to_the_files_that_are_opened(tmp_path: Path) -> None:
+    script = "import os,sys; from provisioner.cli.streams import prepare; prepare(); sys.exit(os.open(os.devnull, 0))"
+    for closed in (">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        done = run(closed, tmp_path, {"PYTHONPATH": str(ROOT)}, [sys.executable, "-c", script])
+        assert done.returncode > 2, closed
+
+
+def test_progress_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as nobody:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stderr", nobody)
+        progress = TerminalProgress()
+        progress.phase_started("destroy")
+        progress.note("Clearing away")
+        progress.output("x" * 100_000 + "\n")
+        progress.phase_finished("destroy", 1.0)
+        monkeypatch.undo()
+
+
+def test_progress_on_a_terminal_that_hung_up_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    with open(terminal, "w") as stderr:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stderr", stderr)
+        progress = TerminalProgress()
+        progress.phase_started("boot")
+        os.close(controller)
+        progress.note("Clearing away")
+        progress.phase_finished("boot", 1.0)
+        monkeypatch.undo()
+
+
+def test_characters_that_the_terminal_does_not_know_are_escaped(tmp_path: Path) -> None:
+    code = "from provisioner.cli import streams, output; streams.prepare(); "
+    code += "output.render(output.Result({}, 'caf\\u00e9 \\ud800'), as_json=False)"
+    more = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = run("", tmp_path, more, [sys.executable, "-c", code])
+    assert (done.returncode, done.stdout) == (0, "caf\\xe9 \\ud800\n")
+
+
+def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
+    done = run("show $'\\xff' --json", tmp_path)
+    assert json.loads(done.stdout)["error"]["message"] == "There is no environment '\\udcff'."
+    assert "'\\udcff'" in done.stderr
+
+
+def test_a_home_of_nobody_is_explained_and_completes_nothing(tmp_path: Path) -> None:
+    done = run("list", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x"})
+    assert (done.returncode, "Set PROVISIONER_HOME" in done.stderr, "Traceback" in done.stderr) == (3, True, False)
+    asked = {"_PROVISIONER_COMPLETE": "complete_bash", "COMP_WORDS": "provisioner show e", "COMP_CWORD": "2"}
+    done = run("", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x", **asked})
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_bash_completes_after_install_completion(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "provisioner"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "cli.py"} "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "home" / "environments" / "echo-main-bcd234").mkdir(parents=True)
+    (tmp_path / "home" / "environments" / "a-file").touch()
+    (tmp_path / "home" / "archive" / "echo-past-xyz234").mkdir(parents=True)
+    script = """
+    provisioner --install-completion >&2 && . ~/.bashrc
+    function_of_provisioner=$(complete -p provisioner | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    ask() {
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+        $function_of_provisioner provisioner
+        echo "${COMPREPLY[@]}"
+    }
+    ask provisioner im
+    ask provisioner image p
+    ask provisioner score ''
+    ask provisioner show echo
+    ask provisioner run --sub
+    """
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "--norc", "-c", script],
+        env=variables(tmp_path, PATH=f"{program.parent}:{os.environ['PATH']}"),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    completed = ["image", "prune", "echo-main-bcd234", "echo-main-bcd234 echo-past-xyz234", "--submission"]
+    assert done.stdout.splitlines() == completed, done.stderr
+
+
+def test_the_completion_script_is_shown_for_the_shell_that_asks(tmp_path: Path) -> None:
+    done = run("--show-completion; exit", tmp_path)
+    assert "complete -o default -F _provisioner_completion provisioner" in done.stdout
