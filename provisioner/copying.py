@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -71,8 +72,8 @@ def download(connection: Connection, source: str, destination: Path) -> int:
     target = destination / name if destination.is_dir() else destination
     if target.exists() and target.is_dir():
         raise UsageError(f"{target} exists and is a directory.")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is not a directory.")
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{target.parent} is not a directory in which you may write.")
     with tempfile.TemporaryFile() as spool, tempfile.TemporaryDirectory(dir=target.parent) as work:
         received = 0
 

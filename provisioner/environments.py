@@ -60,15 +60,33 @@ class EnvironmentStore:
         return self.save(environment.model_copy(update=changes))
 
     def all(self) -> list[Environment]:
-        """All live environments, oldest first."""
-        found = []
-        for path in self._home.environments.glob(f"*/{RECORD}"):
+        """All live environments, oldest first.
+
+        Raises:
+            InfrastructureError: a record cannot be read, so that nobody knows what else exists.
+        """
+        found, unreadable = self._read_all()
+        for error in unreadable.values():
+            raise error
+        return found
+
+    def readable(self) -> list[Environment]:
+        """All live environments whose records can be read, oldest first."""
+        return self._read_all()[0]
+
+    def unreadable(self) -> dict[str, InfrastructureError]:
+        """Why the records of the other live environments cannot be read, by id."""
+        return self._read_all()[1]
+
+    def _read_all(self) -> tuple[list[Environment], dict[str, InfrastructureError]]:
+        found, unreadable = [], {}
+        for path in sorted(self._home.environments.glob(f"*/{RECORD}")):
             try:
                 found.append(self._read(path))
-            except InfrastructureError:
+            except InfrastructureError as error:
                 if path.exists():  # else another provisioner has just destroyed it
-                    raise
-        return sorted(found, key=lambda environment: (environment.created_at, environment.id))
+                    unreadable[path.parent.name] = error
+        return sorted(found, key=lambda environment: environment.created_at), unreadable
 
     def reread(self, environment: Environment) -> Environment:
         """The environment's record as it is now, or the one given if none is kept."""
@@ -113,7 +131,8 @@ class EnvironmentStore:
         except (OSError, ValidationError) as error:
             raise InfrastructureError(
                 f"The record {path} cannot be read: {type(error).__name__}.",
-                hint="It was changed by hand, or written by another version of provisioner.",
+                hint="It was changed by hand, written by another version of provisioner, or is damaged. What runs "
+                "there is not known: look into its directory.",
                 details=str(error),
             ) from error
 

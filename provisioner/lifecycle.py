@@ -343,7 +343,7 @@ def select_for_destroy(
 
     Args:
         names: ids, or beginnings or ends of them.
-        everything: all that exists, whatever the names. Directories without a record go at once: a crash
+        everything: all whose records can be read, whatever the names. Directories without a record go at once: a crash
             came before anything was created in them.
 
     Raises:
@@ -353,7 +353,7 @@ def select_for_destroy(
     if everything:
         for directory in store.unrecorded():
             store.forget(directory.name)
-        return store.all(), []
+        return store.readable(), []
     found = {environment.id: environment for environment in (store.find(name, archived=True) for name in names)}
     live = [environment for environment in found.values() if store.directory(environment.id).exists()]
     return live, [name for name in found if not store.directory(name).exists()]

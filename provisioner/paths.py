@@ -29,8 +29,9 @@ class Home:
         named = os.environ.get("PROVISIONER_HOME")
         if named:
             return cls(Path(named).expanduser().absolute())
-        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        return cls(Path(state) / "provisioner")
+        state = Path(os.environ.get("XDG_STATE_HOME") or "")
+        # The XDG specification has relative paths ignored.
+        return cls((state if state.is_absolute() else Path.home() / ".local" / "state") / "provisioner")
 
     @property
     def images(self) -> Path:

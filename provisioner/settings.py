@@ -33,7 +33,10 @@ class Settings(BaseModel):
         """
         if not self.ca_bundle:
             return None
-        path = Path(self.ca_bundle).expanduser()
+        try:
+            path = Path(self.ca_bundle).expanduser()
+        except RuntimeError:  # ~name, and there is nobody of that name
+            path = Path(self.ca_bundle)
         if not path.is_file():
             raise UsageError(
                 f"The CA bundle {path} is not a file.",

@@ -23,6 +23,8 @@ OUTPUT_LIMIT_BYTES = 8 << 20
 # More than the helper ever sends. What family code with root may put in its place is not bounded by anything else.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
 RESULT_LIMIT_BYTES = 9 << 20
+# pydantic writes no record with values that are nested deeper than about 200.
+MAXIMUM_DEPTH = 100
 # What the helper may take beyond an operation's own limit: interpreter start, reading files.
 GRACE_SECONDS = 120
 
@@ -75,6 +77,15 @@ def failure(result: object) -> str:
             return "did not end in time"
         case _:
             return f"failed: {str(result.get('message') or 'no reason given')[:400]}"
+
+
+def _depth(value: object) -> int:
+    """How deep lists and objects are nested. What json could parse does not exhaust the stack here."""
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    return 0
 
 
 class TaskDriver:
@@ -201,16 +212,17 @@ class TaskDriver:
                 log.close()
 
     def _result(self, path: str) -> object:
-        """Reads and removes the result. Garbage gives None."""
+        """Reads and removes the result. Garbage gives None, and so does what JSON and UTF-8 could not carry on."""
         script = 'head -c "$1" "$2" && rm -f "$2"'
         read = self._connection.run(
             ["sh", "-c", script, "sh", str(RESULT_LIMIT_BYTES), path], limit_bytes=2 * RESULT_LIMIT_BYTES
         )
         try:
             parsed: object = json.loads(read.stdout)
+            json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate is no text
+            return parsed if _depth(parsed) <= MAXIMUM_DEPTH else None
         except (ValueError, RecursionError):
             return None
-        return parsed
 
     def put_file(self, path: str, data: bytes) -> None:
         """Writes a file that only root can read.

@@ -39,6 +39,13 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def parse_text(text: str) -> str:
+    """Text of the command line that goes into a machine: bytes that are no characters could not be sent."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise typer.BadParameter("it is not UTF-8 text.")
+    return text
+
+
 FamilyArgument = Annotated[
     Path,
     typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),

@@ -21,10 +21,11 @@ from provisioner.cli.context import (
     environment_ids,
     family_session,
     parse_path,
+    parse_text,
     session,
 )
 from provisioner.cli.output import Result, table
-from provisioner.errors import ProvisionerError, UsageError
+from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.image_store import now
 from provisioner.models import Environment
 from provisioner.registry import DEFAULT_CLOUD
@@ -34,7 +35,14 @@ from provisioner.session import Session
 SCORING_FAILED = 7
 
 SubmissionOption = Annotated[
-    str | None, typer.Option("--submission", help="Score this text, not the submission file.", show_default=False)
+    str | None,
+    typer.Option(
+        "--submission",
+        metavar="TEXT",
+        help="Score this text, not the submission file.",
+        show_default=False,
+        parser=parse_text,
+    ),
 ]
 
 
@@ -85,7 +93,14 @@ def run(
         typer.Option("--agent", metavar="DIR", help="Directory of the agent.", show_default=False, parser=parse_path),
     ] = None,
     agent_command: Annotated[
-        str | None, typer.Option("--command", help="Command that starts the agent.", show_default=False)
+        str | None,
+        typer.Option(
+            "--command",
+            metavar="CMD",
+            help="Command that starts the agent.",
+            show_default=False,
+            parser=parse_text,
+        ),
     ] = None,
     submission: SubmissionOption = None,
     env_file: EnvFileOption = None,
@@ -202,24 +217,29 @@ def destroy(
     if everything == bool(environments):
         raise UsageError("Name environments, or use --all.")
     found, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
-    failures: list[ProvisionerError] = []
-    done = []
+    failures: dict[str, ProvisionerError] = {}
     for environment in found:
         try:
             lifecycle.destroy(opened, environment)
-            done.append(environment.id)
         except ProvisionerError as error:
-            failures.append(error)
-            opened.progress.note(f"{environment.id}: {error.message}")
-    if failures:
-        raise failures[0]
-    text = "\n".join([f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone])
-    return Result({"destroyed": done, "already_gone": gone}, text or "Nothing to destroy.")
+            failures[environment.id] = error
+    failures |= opened.environments.unreadable() if everything else {}
+    done = [environment.id for environment in found if environment.id not in failures]
+    lines = [f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone]
+    lines += [f"{name}: NOT destroyed: {error.message} {error.hint or ''}".rstrip() for name, error in failures.items()]
+    data = {
+        "destroyed": done,
+        "already_gone": gone,
+        "failed": [{"environment": name, "message": error.message} for name, error in failures.items()],
+    }
+    exit_code = next((error.exit_code for error in failures.values()), 0)
+    return Result(data, "\n".join(lines) or "Nothing to destroy.", exit_code)
 
 
 def list_environments() -> Result:
     """All that exists."""
-    found = session().environments.all()
+    opened = session()
+    found, unreadable = opened.environments.readable(), opened.environments.unreadable()
     rows = [
         [
             e.id,
@@ -234,7 +254,10 @@ def list_environments() -> Result:
         for e in found
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "NETWORK"], rows)
-    return Result({"environments": [_data(environment) for environment in found]}, text)
+    for error in unreadable.values():
+        opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
+    data = {"environments": [_data(environment) for environment in found], "unreadable": sorted(unreadable)}
+    return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
 
 
 def _age(environment: Environment) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from provisioner import copying, inside, machines
-from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, parse_path, session
+from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, parse_path, parse_text, session
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
@@ -121,7 +121,9 @@ def _is_remote(path: str) -> bool:
 def agent(
     env: EnvironmentArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The agent's directory.", parser=parse_path)],
-    agent_command: Annotated[str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.")],
+    agent_command: Annotated[
+        str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.", parser=parse_text)
+    ],
     env_file: EnvFileOption = None,
 ) -> Result:
     """Runs an agent; its exit code is ours."""

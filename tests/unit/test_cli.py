@@ -68,6 +68,9 @@ MISTAKES = [
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", "x", "--submission", "1"], "either --agent"),
     (["run", FAMILY, "main", "--agent", "/nonexistent/a", "--command", "x"], "does not exist"),
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", " "], "--command is empty"),
+    (["run", FAMILY, "main", "--submission", "\udcff"], "it is not UTF-8 text"),
+    (["score", "x", "--submission", "\udcff"], "it is not UTF-8 text"),
+    (["agent", "x", FAMILY, "\udcff"], "it is not UTF-8 text"),
     (["run", FAMILY, "main", "--agent", "", "--command", "x"], "a path must not be empty"),
     (["up", "", "main"], "a path must not be empty"),
     (["up", FAMILY, "main", "--env-file", ""], "a path must not be empty"),
@@ -114,7 +117,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value)[:60])
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: ascii(" ".join(value))[1:60])
 def test_a_mistake_is_explained_ends_with_2_and_creates_nothing(
     provisioner: CommandLine, arguments: list[str], says: str
 ) -> None:
@@ -126,7 +129,9 @@ def test_a_mistake_is_explained_ends_with_2_and_creates_nothing(
     assert nothing_was_created(provisioner.home)
 
 
-@pytest.mark.parametrize("arguments", [mistake for mistake, _ in MISTAKES], ids=lambda value: " ".join(value)[:60])
+@pytest.mark.parametrize(
+    "arguments", [mistake for mistake, _ in MISTAKES], ids=lambda value: ascii(" ".join(value))[1:60]
+)
 def test_under_json_a_mistake_is_one_object(provisioner: CommandLine, arguments: list[str]) -> None:
     before = arguments.index("--") if "--" in arguments else len(arguments)
     done = provisioner(*arguments[:before], "--json", *arguments[before:])

@@ -129,13 +129,6 @@ def test_an_environment_that_cannot_do_it_is_left_alone(
     assert store.all() == before
 
 
-def test_a_record_that_cannot_be_read_is_named(provisioner: CommandLine, store: EnvironmentStore) -> None:
-    store.save(environment("echo-main-bcd234"))
-    (store.directory("echo-main-bcd234") / "environment.json").write_text("{")
-    error = provisioner("list", "--json").json["error"]
-    assert (error["exit_code"], "echo-main-bcd234/environment.json" in error["message"]) == (5, True)
-
-
 def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) -> None:
     env_file = str(provisioner.home.parent / "env")
     tasks = provisioner("tasks", str(FAMILY), "--env-file", env_file, "--json").json
@@ -179,3 +172,17 @@ def test_image_list_and_prune_say_what_is_there(
     assert [image["in_use"] for image in images] == [False] * 3
     assert len(provisioner("image", "prune", "--all", "--json").json["removed"]) == 3
     assert nothing_was_created(provisioner.home)
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -> None:
+    directory = provisioner.home / "environments" / "damaged-bcd234"
+    directory.mkdir(parents=True)
+    (directory / "environment.json").write_text("{")
+    listed = provisioner("list", "--json")
+    assert (listed.code, listed.json["environments"], listed.json["unreadable"]) == (5, [], ["damaged-bcd234"])
+    assert "damaged-bcd234" in listed.stderr
+    destroyed = provisioner("destroy", "--all", "--json")
+    assert (destroyed.code, destroyed.json["destroyed"]) == (5, [])
+    assert [failed["environment"] for failed in destroyed.json["failed"]] == ["damaged-bcd234"]
+    assert directory.exists()
+    assert provisioner("image", "prune").code == 5  # what it runs from is not known

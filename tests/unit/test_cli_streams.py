@@ -36,7 +36,7 @@ def test_the_checkouts_program_prints_results_on_stdout_and_the_rest_on_stderr(t
     listed, wrong = run("list --json", tmp_path), run("show ../x --json", tmp_path)
     assert (listed.returncode, json.loads(listed.stdout), listed.stderr) == (
         0,
-        {"schema": 1, "ok": True, "environments": []},
+        {"schema": 1, "ok": True, "environments": [], "unreadable": []},
         "",
     )
     assert (wrong.returncode, json.loads(wrong.stdout)["error"]["kind"]) == (2, "UsageError")

@@ -36,6 +36,9 @@ def test_a_bundle_that_is_set_and_missing_is_bad_input(tmp_path: Path) -> None:
     settings = load_settings(environment(tmp_path, PROVISIONER_CA_BUNDLE=str(tmp_path / "missing.pem")))
     with pytest.raises(UsageError, match=r"missing\.pem is not a file"):
         _ = settings.ca_bundle_path
+    nobody = load_settings(environment(tmp_path, PROVISIONER_CA_BUNDLE="~no-such-user/x.pem"))
+    with pytest.raises(UsageError, match=r"~no-such-user/x\.pem is not a file"):
+        _ = nobody.ca_bundle_path
 
 
 @pytest.mark.parametrize("text", ["ca_bundel = 'x'", "ca_bundle = 3", "ca_bundle", "\0", "[ca_bundle]\nx = 1"])

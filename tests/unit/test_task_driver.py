@@ -1,0 +1,74 @@
+"""What a machine whose helper was replaced may answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from provisioner.errors import TaskError
+from provisioner.redaction import Redactor
+from provisioner.ssh import Completed, Connection
+from provisioner.task_driver import STREAM_LIMIT_BYTES, TaskDriver
+
+
+class HostileMachine:
+    """Prints what it likes while the helper should run, and answers what it likes when the result is read."""
+
+    def __init__(self, output: Iterator[bytes], result: bytes) -> None:
+        self._output, self._result = output, result
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        timeout_seconds: float | None = None,
+        limit_bytes: int = 0,
+    ) -> Completed:
+        if on_stdout is None:
+            return Completed(0, self._result, b"")
+        for data in self._output:
+            on_stdout(data)
+        return Completed(0, b"", b"")
+
+
+def driver(result: bytes, output: Iterator[bytes] | None = None, logs: Path | None = None) -> TaskDriver:
+    machine = cast(Connection, HostileMachine(output or iter(()), result))
+    return TaskDriver(machine, "fam", Redactor({"TOKEN": "s3cret-value"}), logs=logs)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b"", b"garbage", b"\xff\xfe", b"null", b"[]", b"7", b'"ok"', b'{"status": "ok"', b"{" * 100_000,
+        b"[" * 500 + b"]" * 500,
+        json.dumps({"status": "ok", "value": json.loads("[" * 150 + "]" * 150)}).encode(),
+        b'{"status": "ok", "value": "\\ud800"}',
+        b'{"status": "fine", "value": 1}',
+    ],
+    ids=lambda result: repr(result[:30]),
+)  # fmt: skip
+def test_a_result_that_is_none_is_the_familys_fault_and_says_so(result: bytes) -> None:
+    with pytest.raises(TaskError, match=r"^score\(\) (gave no result that could be read|failed)"):
+        driver(result).call("score").value("score()")
+
+
+def test_a_proper_result_passes_and_quotes_no_secret() -> None:
+    answer = driver(b'{"status": "ok", "value": {"said": ["with s3cret-value"]}}').call("score")
+    assert answer.value("score()") == {"said": ["with [redacted:TOKEN]"]}
+
+
+def test_endless_output_is_cut_off_and_does_not_fill_the_disk(tmp_path: Path) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    with pytest.raises(TaskError, match="more than 16 MiB of output"):
+        driver(b"{}", endless(), tmp_path).call("start")
+    assert (tmp_path / "start.log").stat().st_size <= STREAM_LIMIT_BYTES
