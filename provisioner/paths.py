@@ -135,3 +135,22 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def holders(path: Path) -> list[int]:
+    """The processes of ours that have a file open. Unlike a pid file, this never names a stranger."""
+    try:
+        wanted = path.stat()
+    except FileNotFoundError:
+        return []
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, wanted)]
+
+
+def _has_open(process: Path, wanted: os.stat_result) -> bool:
+    # Processes end, and close files, while we look; those of other users do not let us.
+    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(descriptor.stat(), wanted):
+                    return True
+    return False

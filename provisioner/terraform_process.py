@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 from python_terraform import IsFlagged, Terraform
 
 from provisioner.errors import HostError, TerraformError
-from provisioner.paths import is_locked
+from provisioner.paths import holders, is_locked
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
@@ -79,7 +79,7 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
         (signal.SIGTERM, TERMINATE_SECONDS),
         (signal.SIGKILL, TERMINATE_SECONDS),
     ):
-        for pid in _holders(directory / LOCK):
+        for pid in holders(directory / LOCK):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # Only Terraform leads a session. What it started is its own to interrupt.
                 if number != signal.SIGINT or os.getsid(pid) == pid:
@@ -191,22 +191,3 @@ def _parse(line: bytes) -> Message:
         if isinstance(parsed, dict):
             return parsed
     return {"@message": text}
-
-
-def _holders(path: Path) -> list[int]:
-    """The processes of ours that have a file open. Unlike a pid file, this never names a stranger."""
-    try:
-        wanted = path.stat()
-    except FileNotFoundError:
-        return []
-    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, wanted)]
-
-
-def _has_open(process: Path, wanted: os.stat_result) -> bool:
-    # Processes end, and close files, while we look; those of other users do not let us.
-    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(descriptor.stat(), wanted):
-                    return True
-    return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from provisioner.models import Environment, MachineSize, Role, VMSpec
-from provisioner.progress import Progress
+if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydantic takes them a tenth of a second
+    from provisioner.models import Environment, MachineSize, Role, VMSpec
+    from provisioner.progress import Progress
 
 
 class Cloud(Protocol):

@@ -27,10 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clouds import qemu
+from provisioner.paths import holders
 
 # QEMU opens its control socket in well under a second; a busy host may take longer.
 QMP_SECONDS = 60
 QUIT_SECONDS = 5
+# QEMU has it open as long as it lives.
+OPEN_FILE = "qemu.open"
 
 
 class MachineError(Exception):
@@ -131,10 +134,11 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         credentials=_smbios_strings(settings["public_key"]),
     )
     # Not -daemonize: it changes to /, and the private link's relative paths are resolved at every packet.
-    with Path("qemu.log").open("wb") as log:
+    # It takes a moment until QEMU locks its pidfile. What it inherits finds it, should this process be killed by then.
+    with Path("qemu.log").open("wb") as log, Path(OPEN_FILE).open("wb") as inherited:
         process = subprocess.Popen(
             qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            pass_fds=[internet.fileno()] if internet else [],
+            pass_fds=[inherited.fileno(), *([internet.fileno()] if internet else [])],
         )  # fmt: skip
     if internet:
         internet.close()
@@ -210,6 +214,7 @@ def destroy(directory: Path) -> None:
     with _locked(directory):
         _end(lambda: qemu.live_pid(directory / "qemu.pid"))
         _end(lambda: network_pid(directory))
+        _end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
         shutil.rmtree(directory)
 
 
