@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,10 +22,25 @@ def _cache() -> Path:
 
 @pytest.fixture(scope="session")
 def test_home() -> Home:
-    """A provisioner home that keeps its images between test runs."""
+    """A provisioner home that keeps its images between test runs. Each worker process of pytest-xdist has its own."""
     home = Home(_cache())
     home.make()
-    return home
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    return borrow_images(home, home.root / "workers" / worker) if worker else home
+
+
+def borrow_images(lender: Home, root: Path) -> Home:
+    """A home that shares another's images and their locks, and what is known of KVM, and nothing else."""
+    borrower = Home(root)
+    borrower.make()
+    for ours, theirs in ((borrower.images, lender.images), (borrower.locks, lender.locks)):
+        if not ours.is_symlink():
+            shutil.rmtree(ours)
+            ours.symlink_to(theirs)
+    known = lender.root / "kvm.json"
+    if known.exists():
+        shutil.copy(known, root)
+    return borrower
 
 
 @pytest.fixture(scope="session")

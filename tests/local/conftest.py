@@ -19,6 +19,14 @@ TOKEN = "tok-3f9a1c77e2-not-for-agents"
 VARIABLES = {"LAB_TOKEN": TOKEN, "LAB_OTHER": "another-value-9d2b"}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist, one worker takes all tests that share the lab's environment."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("lab"))
+
+
 @dataclass(frozen=True)
 class Lab:
     """A running environment and short ways into it."""

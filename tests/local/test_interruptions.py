@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.paths import Home
+from tests.conftest import borrow_images
 
 pytestmark = pytest.mark.vm
 ROOT = Path(__file__).parents[2]
@@ -62,15 +62,10 @@ def assert_nothing_left(home: Home) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, test_home: Home) -> Home:
-    """A home of its own that borrows the built images."""
-    made = Home(tmp_path_factory.mktemp("home"))
-    made.make()
-    made.images.rmdir()
-    made.images.symlink_to(test_home.images)
-    # Whether KVM works is known already: its trial would be all that the early moments meet.
-    known = test_home.root / "kvm.json"
-    if known.exists():
-        shutil.copy(known, made.root)
+    """A home of its own, with the family's image, so that a run begins with the apply."""
+    made = borrow_images(test_home, tmp_path_factory.mktemp("home"))
+    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(FAMILY)]
+    subprocess.run(argv, env={**os.environ, "PROVISIONER_HOME": str(made.root)}, check=True, timeout=600)
     return made
 
 
