@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from provisioner import inside, machines
 from provisioner.errors import TaskError
 from provisioner.ssh import OUTPUT_LIMIT_BYTES
+from tests.command_line import answer, provisioner
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
 pytestmark = pytest.mark.vm
-CLI = Path(__file__).parents[2] / "cli.py"
-
-
-def provisioner(lab: Lab, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a command on the lab's home."""
-    return subprocess.run(
-        [sys.executable, str(CLI), *arguments],
-        env={**os.environ, "PROVISIONER_HOME": str(lab.session.home.root)},
-        input=stdin, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-def answer(lab: Lab, command: str, *arguments: str) -> Any:
-    """The JSON object of a command that must succeed."""
-    done = provisioner(lab, command, "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -45,25 +25,34 @@ def env_file(tmp_path: Path) -> str:
 
 def test_exec_passes_output_and_exit_code_on(lab: Lab) -> None:
     done = provisioner(
-        lab, "exec", lab.environment.id, "--", "sh", "-c", 'echo "$0 $(whoami)"; echo err >&2; exit 7', "a b"
+        lab.session.home,
+        "exec",
+        lab.environment.id,
+        "--",
+        "sh",
+        "-c",
+        'echo "$0 $(whoami)"; echo err >&2; exit 7',
+        "a b",
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "a b agent\n", "err\n")
-    as_root = answer(lab, "exec", lab.environment.id, "--machine", "aux", "--user", "root", "--", "id", "-u")
+    as_root = answer(
+        lab.session.home, "exec", lab.environment.id, "--machine", "aux", "--user", "root", "--", "id", "-u"
+    )
     assert (as_root["exit_code"], as_root["stdout"]) == (0, "0\n")
 
 
 def test_a_user_that_a_machine_does_not_have_is_bad_input(lab: Lab) -> None:
-    done = provisioner(lab, "exec", lab.environment.id, "--user", "admin", "--", "true")
+    done = provisioner(lab.session.home, "exec", lab.environment.id, "--user", "admin", "--", "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no user admin" in done.stderr
 
 
 def test_ssh_gives_a_shell_with_a_pinned_host_key(lab: Lab) -> None:
-    done = provisioner(lab, "ssh", lab.environment.id[-6:], stdin="whoami; hostname; exit 4\n")
+    done = provisioner(lab.session.home, "ssh", lab.environment.id[-6:], stdin="whoami; hostname; exit 4\n")
     # The login shell may greet first.
     assert done.returncode == 4, done.stderr
     assert done.stdout.endswith("\nagent\nprimary\n")
-    aux = provisioner(lab, "ssh", lab.environment.id, "--machine", "aux", stdin="whoami\n")
+    aux = provisioner(lab.session.home, "ssh", lab.environment.id, "--machine", "aux", stdin="whoami\n")
     assert aux.returncode == 0, aux.stderr
     assert aux.stdout.endswith("\nadmin\n")
 
@@ -73,29 +62,29 @@ def test_cp_brings_files_and_directories_there_and_back(lab: Lab, tmp_path: Path
     (tree / "deep").mkdir(parents=True)
     (tree / "a b").write_bytes(b"\0\xff")
     (tree / "deep" / "$(id)").write_text("text")
-    sent = provisioner(lab, "cp", str(tree), f"{lab.environment.id}:/home/agent/sent")
+    sent = provisioner(lab.session.home, "cp", str(tree), f"{lab.environment.id}:/home/agent/sent")
     assert sent.returncode == 0, sent.stderr
     assert lab.text("stat -c %U '/home/agent/sent/deep/$(id)'") == "agent"
-    back = provisioner(lab, "cp", f"{lab.environment.id}:sent", str(tmp_path / "back"))
+    back = provisioner(lab.session.home, "cp", f"{lab.environment.id}:sent", str(tmp_path / "back"))
     assert back.returncode == 0, back.stderr
     assert (tmp_path / "back" / "a b").read_bytes() == b"\0\xff"
     assert (tmp_path / "back" / "deep" / "$(id)").read_text() == "text"
-    refused = provisioner(lab, "cp", f"{lab.environment.id}:/root", str(tmp_path / "root"))
+    refused = provisioner(lab.session.home, "cp", f"{lab.environment.id}:/root", str(tmp_path / "root"))
     assert refused.returncode != 0
     assert "Traceback" not in refused.stderr
 
 
 def test_what_exists_is_listed_and_shown(lab: Lab) -> None:
-    listed = answer(lab, "list")
+    listed = answer(lab.session.home, "list")
     assert lab.environment.id in json.dumps(listed)
-    shown = answer(lab, "show", lab.environment.id)
+    shown = answer(lab.session.home, "show", lab.environment.id)
     assert (shown["environment"], shown["status"]) == (lab.environment.id, "ready")
     assert TOKEN not in json.dumps(shown)
-    assert lab.environment.id in provisioner(lab, "list").stdout
+    assert lab.environment.id in provisioner(lab.session.home, "list").stdout
 
 
 def test_logs_hold_console_terraform_and_operations(lab: Lab) -> None:
-    logs = answer(lab, "logs", lab.environment.id)["logs"]
+    logs = answer(lab.session.home, "logs", lab.environment.id)["logs"]
     assert {"console-primary", "console-aux", "terraform", "start"} <= set(logs)
     assert "Linux version" in logs["console-aux"]
     assert "Apply complete" in logs["terraform"]
@@ -103,9 +92,9 @@ def test_logs_hold_console_terraform_and_operations(lab: Lab) -> None:
 
 
 def test_score_takes_a_submission(lab: Lab, env_file: str) -> None:
-    scored = answer(lab, "score", lab.environment.id, "--submission", "0.25", "--env-file", env_file)
+    scored = answer(lab.session.home, "score", lab.environment.id, "--submission", "0.25", "--env-file", env_file)
     assert (scored["status"], scored["score"]) == ("scored", 0.25)
-    missing = provisioner(lab, "score", lab.environment.id, "--submission", "1")
+    missing = provisioner(lab.session.home, "score", lab.environment.id, "--submission", "1")
     assert missing.returncode == 2
     assert "The following required environment variables are not set: LAB_TOKEN" in missing.stderr
 
@@ -114,7 +103,7 @@ def test_a_score_that_is_no_number_is_told_from_zero(lab: Lab, env_file: str) ->
     wanted = {"NaN": "nan", '"1"': "str", "true": "bool", "null": "manual"}
     for submission, word in wanted.items():
         done = provisioner(
-            lab, "score", lab.environment.id, "--submission", submission, "--env-file", env_file, "--json"
+            lab.session.home, "score", lab.environment.id, "--submission", submission, "--env-file", env_file, "--json"
         )
         said = json.loads(done.stdout)
         assert said["score"] is None
@@ -150,4 +139,4 @@ def test_a_helper_that_family_code_replaced_does_not_flood_the_controller(lab: L
 
 
 def test_tasks_of_a_built_family_are_listed(lab: Lab, env_file: str) -> None:
-    assert "pair" in json.dumps(answer(lab, "tasks", str(FAMILIES / "lab"), "--env-file", env_file))
+    assert "pair" in json.dumps(answer(lab.session.home, "tasks", str(FAMILIES / "lab"), "--env-file", env_file))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from provisioner import images
 from provisioner.errors import ImageBuildError
 from provisioner.session import Session
 from provisioner.task_family import TaskFamily, load_family
+from tests.command_line import CLI, variables
 
 pytestmark = pytest.mark.vm
-ROOT = Path(__file__).parents[2]
 TOKEN = "tok-77c1e0b2-left-behind"
 
 FAMILY = """
@@ -73,9 +72,8 @@ def test_a_secret_that_stays_in_the_image_fails_the_build(session: Session, tmp_
 
 def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp_path: Path) -> None:
     wanted = family(tmp_path, f"print({os.getpid()})")
-    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(wanted.directory)]
-    environment = {**os.environ, "PROVISIONER_HOME": str(session.home.root)}
-    builds = [subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    argv = [*CLI, "image", "build", str(wanted.directory)]
+    builds = [subprocess.Popen(argv, env=variables(session.home), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [build.communicate(timeout=300)[1] for build in builds]
     assert [build.returncode for build in builds] == [0, 0], said
     assert sum("Building the image of broken" in text for text in said) == 1

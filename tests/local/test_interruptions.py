@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from provisioner.paths import Home
+from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.conftest import borrow_images
 
 pytestmark = pytest.mark.vm
-ROOT = Path(__file__).parents[2]
 FAMILY = ROOT / "tests" / "contract" / "families" / "echo"
 # A run takes about 25 s without KVM: the apply lies between 0.7 and 2 s, then boot, probes, start, score, destroy.
 MOMENTS = [0.3, 0.9, 1.1, 1.3, 1.6, 2.5, 9.0, 18.0, 21.0, 24.0]
@@ -24,20 +22,16 @@ MOMENTS = [0.3, 0.9, 1.1, 1.3, 1.6, 2.5, 9.0, 18.0, 21.0, 24.0]
 
 def start_run(home: Home) -> subprocess.Popen[bytes]:
     """A controller in a session of its own, as at a terminal."""
-    argv = [sys.executable, str(ROOT / "cli.py"), "run", str(FAMILY), "main", "--submission", "1"]
-    environment = {**os.environ, "PROVISIONER_HOME": str(home.root)}
+    argv = [*CLI, "run", str(FAMILY), "main", "--submission", "1"]
     return subprocess.Popen(
-        argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        argv, env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
 
 
 def destroy_all(home: Home) -> None:
-    argv = [sys.executable, str(ROOT / "cli.py"), "destroy", "--all"]
-    done = subprocess.run(
-        argv, env={**os.environ, "PROVISIONER_HOME": str(home.root)}, capture_output=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = provisioner(home, "destroy", "--all")
+    assert done.returncode == 0, done.stderr
 
 
 def processes_of(home: Home) -> list[str]:
@@ -64,8 +58,8 @@ def assert_nothing_left(home: Home) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory, test_home: Home) -> Home:
     """A home of its own, with the family's image, so that a run begins with the apply."""
     made = borrow_images(test_home, tmp_path_factory.mktemp("home"))
-    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(FAMILY)]
-    subprocess.run(argv, env={**os.environ, "PROVISIONER_HOME": str(made.root)}, check=True, timeout=600)
+    built = provisioner(made, "image", "build", str(FAMILY))
+    assert built.returncode == 0, built.stderr
     return made
 
 
@@ -98,9 +92,8 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
     tmp_path: Path, number: signal.Signals
 ) -> None:
     home = Home(tmp_path / "home")
-    argv = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(FAMILY)]
-    environment = {**os.environ, "PROVISIONER_HOME": str(home.root)}
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
+    argv = [*CLI, "image", "build", str(FAMILY)]
+    with subprocess.Popen(argv, env=variables(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
         try:
             deadline = time.monotonic() + 60
             # From then on, /dev and /proc are mounted into the tree.
@@ -118,7 +111,7 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
         assert time.monotonic() < deadline, working
         time.sleep(0.1)
     assert str(home.root) not in Path("/proc/self/mounts").read_text()
-    pruned = subprocess.run([*argv[:2], "image", "prune"], env=environment, capture_output=True, timeout=60)
+    pruned = provisioner(home, "image", "prune")
     assert pruned.returncode == 0, pruned.stderr
     assert list(home.images.iterdir()) == []
 

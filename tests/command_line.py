@@ -1,0 +1,35 @@
+"""The command line as an operator starts it, on the tests' home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from provisioner.paths import Home
+
+ROOT = Path(__file__).parents[1]
+CLI = [sys.executable, str(ROOT / "cli.py")]
+
+
+def variables(home: Home) -> dict[str, str]:
+    """The environment of a command that works on a home."""
+    return {**os.environ, "PROVISIONER_HOME": str(home.root)}
+
+
+def provisioner(home: Home, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a command and waits for its end."""
+    return subprocess.run(
+        [*CLI, *arguments],
+        env=variables(home), input=stdin, capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+
+
+def answer(home: Home, command: str, *arguments: str) -> Any:
+    """The JSON object of a command that must succeed."""
+    done = provisioner(home, command, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
