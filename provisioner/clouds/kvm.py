@@ -23,16 +23,25 @@ def kvm_works(kernel: Path, answer: Path) -> bool:
         kernel: a Linux kernel.
         answer: file that keeps the answer.
     """
-    boot = BOOT_ID.read_text().strip()
+    known = known_answer(answer)
+    if known is not None:
+        return known
+    works = _openable() and _boots(kernel)
+    write_atomically(answer, json.dumps({"boot": _boot_id(), "works": works}))
+    return works
+
+
+def known_answer(answer: Path) -> bool | None:
+    """What the trial of this boot of the host came to; None if there was none yet."""
     try:
         known = json.loads(answer.read_text())
-        if known["boot"] == boot:
-            return bool(known["works"])
+        return bool(known["works"]) if known["boot"] == _boot_id() else None
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    works = _openable() and _boots(kernel)
-    write_atomically(answer, json.dumps({"boot": boot, "works": works}))
-    return works
+        return None
+
+
+def _boot_id() -> str:
+    return BOOT_ID.read_text().strip()
 
 
 def _openable() -> bool:

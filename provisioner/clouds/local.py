@@ -26,6 +26,7 @@ from provisioner.progress import Progress
 from provisioner.settings import Settings
 
 CONSOLE_LIMIT_BYTES = 1 << 20
+KVM_ANSWER = "kvm.json"
 
 # program -> Debian package
 PROGRAMS = {
@@ -75,9 +76,11 @@ class LocalCloud:
 
     def notes(self) -> list[str]:
         """What works, but could work better."""
-        if os.access("/dev/kvm", os.R_OK | os.W_OK):
-            return []
-        return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
+        if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
+        if kvm.known_answer(self._home.root / KVM_ANSWER) is False:
+            return ["/dev/kvm is there, but no kernel boots under it: machines are emulated, and several times slower."]
+        return []
 
     def check_sizes(self, sizes: Mapping[Role, MachineSize], *, primary_gpu: bool, aux: VMSpec | None) -> None:
         """Raises UnavailableError if this host cannot give these machines."""
@@ -133,7 +136,7 @@ class LocalCloud:
             directory = self.machine_directory(environment, role)
             self._write_credentials(directory, credentials)
             kernel = self._images.disk(record.image).with_name("vmlinuz")
-            works = kvm.kvm_works(kernel, self._home.root / "kvm.json")
+            works = kvm.kvm_works(kernel, self._home.root / KVM_ANSWER)
             (directory / "accelerator").write_text("kvm" if works else "tcg")
 
     def _write_credentials(self, directory: Path, credentials: dict[str, str]) -> None:
