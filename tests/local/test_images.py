@@ -35,10 +35,10 @@ class TaskFamily:
 """
 
 
-def family(directory: Path, install: str) -> TaskFamily:
-    path = directory / "broken"
+def family(directory: Path, name: str, install: str) -> TaskFamily:
+    path = directory / name
     path.mkdir()
-    (path / "broken.py").write_text(FAMILY.format(install=install))
+    (path / f"{name}.py").write_text(FAMILY.format(install=install))
     return load_family(path)
 
 
@@ -47,39 +47,39 @@ def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
     return open_session({"BROKEN_TOKEN": TOKEN})
 
 
-def assert_nothing_left(session: Session) -> None:
-    assert [one for one in session.environments.all() if one.kind == "builder"] == []
-    assert not [path.name for path in session.home.images.iterdir() if "broken" in path.name]
+def assert_nothing_left(session: Session, name: str) -> None:
+    assert [one.id for one in session.environments.all() if one.family == name] == []
+    assert [path.name for path in session.home.images.iterdir() if name in path.name] == []
 
 
 def test_an_install_that_fails_shows_its_output_and_keeps_its_log(session: Session, tmp_path: Path) -> None:
-    broken = family(tmp_path, 'print("so far so good"); raise RuntimeError(os.environ["BROKEN_TOKEN"])')
+    broken = family(tmp_path, "broken", 'print("so far so good"); raise RuntimeError(os.environ["BROKEN_TOKEN"])')
     with pytest.raises(ImageBuildError, match=r"RuntimeError: \[redacted:BROKEN_TOKEN\]") as raised:
         images.family_image(session, broken)
     assert "so far so good" in (raised.value.details or "")
     assert TOKEN not in (raised.value.details or "")
     builder = (raised.value.hint or "").split()[2]
     assert "so far so good" in (session.environments.logs(builder) / "install.log").read_text()
-    assert_nothing_left(session)
+    assert_nothing_left(session, "broken")
 
 
 def test_a_secret_that_stays_in_the_image_fails_the_build(session: Session, tmp_path: Path) -> None:
-    broken = family(tmp_path, 'pathlib.Path("/opt/kept").write_text("x" + os.environ["BROKEN_TOKEN"])')
+    leaky = family(tmp_path, "leaky", 'pathlib.Path("/opt/kept").write_text("x" + os.environ["BROKEN_TOKEN"])')
     with pytest.raises(ImageBuildError, match=r"secrets in the image: .*/opt/kept.*BROKEN_TOKEN"):
-        images.family_image(session, broken)
-    assert_nothing_left(session)
+        images.family_image(session, leaky)
+    assert_nothing_left(session, "leaky")
 
 
 def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp_path: Path) -> None:
-    wanted = family(tmp_path, f"print({os.getpid()})")
+    wanted = family(tmp_path, "wanted", f"print({os.getpid()})")
     argv = [*CLI, "image", "build", str(wanted.directory)]
     builds = [subprocess.Popen(argv, env=variables(session.home), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [build.communicate(timeout=300)[1] for build in builds]
     assert [build.returncode for build in builds] == [0, 0], said
-    assert sum("Building the image of broken" in text for text in said) == 1
+    assert sum("Building the image of wanted" in text for text in said) == 1
     assert sum("waiting for it" in text for text in said) == 1
-    assert [image.family for image in session.images.all()].count("broken") == 1
+    assert [image.family for image in session.images.all()].count("wanted") == 1
     for image in session.images.all():
-        if image.family == "broken":
+        if image.family == "wanted":
             shutil.rmtree(session.images.path(image.name))
-    assert_nothing_left(session)
+    assert_nothing_left(session, "wanted")
