@@ -160,9 +160,10 @@ class EnvironmentStore:
             UsageError: the environment has no such machine, or it is not up.
         """
         endpoint: Endpoint | None = environment.endpoints.get(role)
+        host_key = self.key_path(environment.id, f"host_{role}.pub")
         if role not in environment.machines:
             raise UsageError(f"{environment.id} has no {role} machine.")
-        if endpoint is None:
+        if endpoint is None or not host_key.exists():
             raise UsageError(
                 f"{environment.id} is not up: its status is {environment.status}.",
                 hint=f"If nothing works on it any more: provisioner destroy {environment.id}",
@@ -171,8 +172,13 @@ class EnvironmentStore:
             endpoint=endpoint,
             user=user,
             private_key=self.key_path(environment.id, "controller"),
-            host_key=self.key(environment.id, f"host_{role}").public,
+            host_key=host_key.read_text().strip(),
+            via=self.login(environment, endpoint.jump, "root") if endpoint.jump else None,
         )
+
+    def pin(self, environment: Environment, role: Role, host_key: str) -> None:
+        """Keeps a machine's host key, `TYPE BASE64`: the only one that is accepted from then on."""
+        write_atomically(self.key_path(environment.id, f"host_{role}.pub"), host_key + "\n")
 
     def archive(self, environment: Environment) -> None:
         """Keeps record and logs, removes the rest. Only once the cloud has confirmed that all is gone."""

@@ -88,7 +88,29 @@ class InfrastructureError(ProvisionerError):
 
 
 class TerraformError(InfrastructureError):
-    """Terraform ended with an error."""
+    """Terraform ended with an error.
+
+    Args:
+        environments: the ids of those that it failed on, where Terraform says so.
+        said: all its diagnostics.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        details: str | None = None,
+        environments: frozenset[str] = frozenset(),
+        said: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
+        self.environments = environments
+        self.said = said
+
+
+class CapacityError(InfrastructureError):
+    """The cloud has no machine that fits to give, in any zone and of any type that we may use."""
 
 
 class MachineLostError(InfrastructureError):

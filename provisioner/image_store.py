@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from provisioner.models import Record, SetupData
 from provisioner.paths import Home, is_locked, locked, remove_tree, write_atomically
 from provisioner.progress import Progress
 
-Kind = Literal["base", "family", "aux"]
+Kind = Literal["vendor", "base", "family", "aux"]
 UNFINISHED = ".building-"
 
 
@@ -21,7 +21,9 @@ class Image(Record):
     """What is known of a finished image, kept in its directory as image.json.
 
     Args:
-        base: the image whose disk this one is a layer over; None for a base image.
+        kind: `vendor` is a distribution's own image, which a builder turns into a base image.
+        cloud: where machines can boot from it.
+        base: the image that this one was made from; None for the first one.
         family: the task family that it was built for; None for a base image.
         needs: images that environments of this one need beside it (a family's aux images).
     """
@@ -29,6 +31,7 @@ class Image(Record):
     name: str
     kind: Kind
     created_at: datetime
+    cloud: str = "local"
     base: str | None = None
     family: str | None = None
     needs: tuple[str, ...] = ()
@@ -55,22 +58,33 @@ class ImageStore:
         return (self.path(name) / "image.json").exists()
 
     @contextlib.contextmanager
-    def building(self, name: str, progress: Progress) -> Iterator[Path | None]:
+    def building(
+        self, name: str, progress: Progress, held: Callable[[Path], bool] = lambda _: True
+    ) -> Iterator[Path | None]:
         """Holds the image's lock; gives an empty directory to build in, or None if the image is finished.
 
         Two builds of one image at once make one: the second waits here, and finds it finished.
+
+        Args:
+            held: whether the cloud still has what a finished image's directory describes.
         """
 
         def wait() -> None:
             progress.note(f"Another provisioner builds {name}; waiting for it")
 
-        if self.finished(name):
+        def usable() -> bool:
+            return self.finished(name) and held(self.path(name))
+
+        if usable():
             yield None
             return
         with locked(self._lock(name), on_wait=wait):
-            if self.finished(name):
+            if usable():
                 yield None
                 return
+            if self.finished(name):
+                progress.note(f"The cloud has lost the image {name}")
+                self._remove(self.path(name))
             directory = self._home.images / f"{UNFINISHED}{name}"
             remove_tree(directory)
             directory.mkdir(mode=0o700)
@@ -115,11 +129,15 @@ class ImageStore:
         """What the image takes on the disk, in bytes."""
         return sum(path.stat().st_blocks * 512 for path in self.path(name).iterdir() if path.is_file())
 
-    def prune(self, in_use: set[str], *, everything: bool = False) -> list[str]:
+    def prune(
+        self, in_use: set[str], *, cloud: str, discard: Callable[[Path], None], everything: bool = False
+    ) -> list[str]:
         """Removes images, and what interrupted builds left.
 
         Args:
             in_use: names of images that environments run from; never removed, nor what they build on.
+            cloud: whose images; those of others stay.
+            discard: removes what an image has outside its directory.
             everything: remove all others; else only those that a newer image of the same family replaces, and
                 base images that nothing builds on any more.
 
@@ -129,10 +147,11 @@ class ImageStore:
         images = self.all()
         keep = set(in_use) if everything else in_use | current(images)
         keep |= needed_by(keep, images)
-        removed = [image.name for image in images if image.name not in keep]
+        removed = [image.name for image in images if image.name not in keep and image.cloud == cloud]
         # Layers go before what they lie on, so that a crash in between leaves no image without its base.
-        order = {"aux": 0, "family": 0, "base": 1}
+        order = {"aux": 0, "family": 0, "base": 1, "vendor": 2}
         for image in sorted((i for i in images if i.name in removed), key=lambda i: order[i.kind]):
+            discard(self.path(image.name))
             self._remove(self.path(image.name))
         for directory in self._home.images.glob(f"{UNFINISHED}*"):
             if not is_locked(self._lock(directory.name.removeprefix(UNFINISHED))):

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner import images, inside, machines, probes
 from provisioner.environments import new_id
-from provisioner.errors import ProvisionerError
+from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.image_store import now
-from provisioner.machine_types import size_of_aux_vm, size_of_primary
 from provisioner.models import (
     Destination,
     Environment,
     MachineRecord,
-    MachineSize,
     Phase,
     ProbeResult,
     Role,
@@ -61,18 +59,15 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
         ImageBuildError: an image could not be built.
     """
     resources = family.manifest.resources(task)
-    gpu = resources.gpu is not None
-    sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
     # The manifest is known before the family's code has run: what it asks for is refused before a build.
-    session.cloud.check_sizes(sizes, primary_gpu=gpu, aux=None)
+    sizes = session.cloud.choose(resources, None)
     family_image, setup_data = images.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
     built: dict[Role, str] = {"primary": family_image}
     if spec := setup.aux_vm_spec:
-        sizes["aux"] = size_of_aux_vm(spec)
-        session.cloud.check_sizes(sizes, primary_gpu=gpu, aux=spec)
-        built["aux"] = images.aux_image(session, family, spec)
+        sizes = session.cloud.choose(resources, spec)
+        built["aux"] = images.aux_image(session, family, spec, sizes["aux"])
     records = {role: MachineRecord(image=built[role], size=sizes[role], user="root") for role in built}
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 
@@ -89,6 +84,17 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     Raises:
         ProvisionerError: what was created is destroyed again.
     """
+    try:
+        return _up(session, family, task, allowed)
+    except CapacityError as error:
+        cloud = session.cloud.fallback()
+        if cloud is None:
+            raise
+        session.progress.note(f"{error.message} Going on elsewhere.")
+        return up(replace(session, cloud=cloud), family, task, allowed)
+
+
+def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
     phases = Phases(session.progress)
     with phases.phase("images"):
         planned = plan(session, family, task, allowed)

@@ -22,6 +22,10 @@ CUDA_DISK_GIB = 125
 # Debian 12 with its initramfs does not boot below it.
 MINIMUM_MEMORY_GIB = 0.5
 
+# A machine in which an image is built.
+BUILDER_CPUS = 2
+BUILDER_MEMORY_GIB = 4.0
+
 # More vCPUs than this for each one of the host only wait for each other.
 CPU_OVERCOMMIT = 16
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from provisioner.errors import (
+    CapacityError,
     HostError,
     InfrastructureError,
     MachineLostError,
@@ -22,13 +24,14 @@ from provisioner.errors import (
 from provisioner.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.paths import locked, write_atomically
-from provisioner.render import EnvironmentSpec, MachineSpec, render_stack
+from provisioner.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.session import Session
 from provisioner.ssh import Connection
 from provisioner.terraform import Stack
 
 # Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
 BOOT_SECONDS = 300
+POLL_SECONDS = 1.0
 AUX_USER = "admin"
 
 T = TypeVar("T")
@@ -37,27 +40,23 @@ T = TypeVar("T")
 def record(session: Session, environment: Environment) -> None:
     """Writes the record, the keys and what the machines boot with. Nothing exists yet.
 
-    Each environment has a controller key, a host key per machine, and an RSA key that the task gets for its aux VM.
+    Each environment has a controller key, and an RSA key that the task gets for its aux VM.
     """
     session.home.make()
     session.environments.save(environment)
-    keys = {"controller": ed25519_key_pair()} | {f"host_{role}": ed25519_key_pair() for role in environment.machines}
+    keys = {"controller": ed25519_key_pair()}
     if "aux" in environment.machines:
         keys["task"] = rsa_key_pair()
     session.environments.write_keys(environment.id, keys)
     controller = keys["controller"].public + "\n"
-    secrets: dict[Role, dict[str, str]] = {
-        role: {"host_key": keys[f"host_{role}"].private, "authorized_keys.agent": controller}
-        for role in environment.machines
-    }
+    authorized_keys: dict[Role, dict[str, str]] = {"primary": {"agent": controller}}
     if "aux" in environment.machines:
-        secrets["aux"]["authorized_keys.admin"] = controller + keys["task"].public + "\n"
-        del secrets["aux"]["authorized_keys.agent"]
-    session.cloud.prepare(environment, secrets)
+        authorized_keys["aux"] = {AUX_USER: controller + keys["task"].public + "\n"}
+    session.cloud.prepare(environment, authorized_keys)
 
 
 def create(session: Session, environments: list[Environment]) -> list[Environment]:
-    """Creates the machines of one stack's environments with one apply.
+    """Creates the machines of one stack's environments with one apply, and one more for each lack of capacity.
 
     Args:
         environments: recorded ones, all of the same stack.
@@ -67,14 +66,57 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
 
     Raises:
         TerraformError: what exists by then is found by destroy.
+        CapacityError: the same; the cloud has no machine to give.
     """
-    stack = stack_of(session, environments[0])
-    stack.write(render_stack(session.cloud.name, {one.id: _spec(session, one) for one in environments}))
-    outputs = stack.apply(session.progress.note)
+    cloud, stack = session.cloud, stack_of(session, environments[0])
+    placed = {one.id: session.environments.update(one, placement=cloud.place(one)) for one in environments}
+    _lay_foundation(session, next(iter(placed.values())))
+    while True:
+        specs = {name: _spec(session, one) for name, one in placed.items()}
+        stack.write(render_stack(cloud.name, specs) | cloud.root_files(next(iter(placed.values()))))
+        try:
+            outputs = stack.apply(session.progress.note, cloud.parallelism)
+            break
+        except TerraformError as error:
+            placed |= _elsewhere(session, placed, error)
     return [
         session.environments.update(environment, endpoints=_endpoints(outputs, environment))
-        for environment in environments
+        for environment in placed.values()
     ]
+
+
+def _lay_foundation(session: Session, environment: Environment) -> None:
+    """Makes what all environments of a place share, unless it is there; one controller of this home at a time."""
+    cloud = session.cloud
+    if (wanted := cloud.foundation(environment)) is None:
+        return
+    with locked(session.home.locks / f"foundation-{wanted.stack}"):
+        if (wanted := cloud.foundation(environment)) is not None:
+            session.progress.note("Making the network that all environments there share (once)")
+            stack = Stack(session.home.stacks / wanted.stack)
+            stack.write(render_network(cloud.name, wanted.values) | wanted.root_files)
+            stack.apply(session.progress.note, cloud.parallelism)
+
+
+def _elsewhere(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
+    """The environments that Terraform failed on, placed anew.
+
+    Raises:
+        TerraformError: their places are not to blame.
+        CapacityError: there is nowhere else.
+    """
+    moved = {}
+    for name in error.environments & placed.keys() or placed.keys():
+        try:
+            found = session.cloud.elsewhere(placed[name], error)
+        except CapacityError as exhausted:
+            raise exhausted from error
+        if found is None:
+            raise error
+        reason, place = found
+        session.progress.note(f"{name}: {reason}")
+        moved[name] = session.environments.update(placed[name], placement=place)
+    return moved
 
 
 def stack_of(session: Session, environment: Environment) -> Stack:
@@ -139,17 +181,44 @@ def boot(session: Session, environment: Environment) -> dict[Role, Connection]:
         MachineLostError: with the end of the machine's console.
     """
 
+    told = {role: threading.Event() for role in environment.machines}
+
     def reach(role: Role, cancelled: threading.Event) -> Connection:
-        login = session.environments.login(environment, role, "root")
+        deadline = time.monotonic() + BOOT_SECONDS
+
+        def alive() -> bool:
+            return not cancelled.is_set() and session.cloud.alive(environment, role)
+
         try:
-            return Connection(
-                login, BOOT_SECONDS, alive=lambda: not cancelled.is_set() and session.cloud.alive(environment, role)
-            )
+            session.environments.pin(environment, role, _host_key(session, environment, role, deadline, alive))
+            told[role].set()
+            if (jump := environment.endpoints[role].jump) and not told[jump].wait(BOOT_SECONDS):
+                raise MachineLostError("The machine that leads to it did not come up.")
+            login = session.environments.login(environment, role, "root")
+            return Connection(login, deadline - time.monotonic(), alive)
         except MachineLostError as error:
             console = "\n".join(session.cloud.console(environment, role).splitlines()[-15:])
             raise MachineLostError(f"The {role} machine did not come up: {error.message}", details=console) from error
 
-    return in_parallel(environment.machines, reach)
+    connections = in_parallel(environment.machines, reach)
+    try:
+        session.cloud.seal(environment, connections)
+    except BaseException:
+        for connection in connections.values():
+            connection.close()
+        raise
+    return connections
+
+
+def _host_key(
+    session: Session, environment: Environment, role: Role, deadline: float, alive: Callable[[], bool]
+) -> str:
+    """The machine's host key, from the cloud alone: what answers at its address must show the same."""
+    while (key := session.cloud.host_key(environment, role)) is None:
+        if time.monotonic() > deadline or not alive():
+            raise MachineLostError("The cloud does not tell its host key.")
+        time.sleep(POLL_SECONDS)
+    return key
 
 
 def in_parallel(roles: Mapping[Role, object], work: Callable[[Role, threading.Event], T]) -> dict[Role, T]:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Role = Literal["primary", "aux"]
 Permission = Literal["full_internet"]
+Architecture = Literal["x64", "arm64"]
+Distribution = Literal["debian-12", "ubuntu-20.04-cuda"]
 
 
 class Record(BaseModel):
@@ -48,9 +50,9 @@ class VMSpec(Record):
 
     cpu_count_range: tuple[float, float]
     ram_gib_range: tuple[float, float]
-    cpu_architecture: Literal["x64", "arm64"] | None = None
+    cpu_architecture: Architecture | None = None
     gpu_spec: GpuSpec | None = None
-    base_image_type: Literal["debian-12", "ubuntu-20.04-cuda"] = "debian-12"
+    base_image_type: Distribution = "debian-12"
     build_steps: tuple[BuildStep, ...] = ()
 
 
@@ -82,23 +84,40 @@ class SetupData(Record):
 
 
 class MachineSize(Record):
-    """Size of one machine: virtual CPUs, memory and root volume in GiB."""
+    """Size of one machine: virtual CPUs, memory and root volume in GiB.
+
+    Args:
+        types: the cloud's machine types that fit, the cheapest first; cpus and memory_gib are the first one's. Empty
+            where a cloud gives any size.
+    """
 
     cpus: int
     memory_gib: float
     disk_gib: int
+    architecture: Architecture = "x64"
+    types: tuple[str, ...] = ()
+
+
+class BaseImage(Record):
+    """What a base image is for."""
+
+    role: Role
+    distribution: Distribution = "debian-12"
+    architecture: Architecture = "x64"
 
 
 class Endpoint(Record):
     """How the controller reaches a machine, and where its neighbours do.
 
-    host and port are the controller's way to sshd; private_address is on the
-    environment's own link (None without an aux VM).
+    host and port are the controller's way to sshd, from the machine `jump` where there is one; private_address is on
+    the environment's own link (None without an aux VM); instance_id is the cloud's name of the machine.
     """
 
     host: str
     port: int
     private_address: str | None = None
+    jump: Role | None = None
+    instance_id: str | None = None
 
 
 class Destination(Record):
@@ -149,11 +168,16 @@ class MachineRecord(Record):
 
 
 class Environment(Record):
-    """The record of one environment (or image builder), kept in its directory as environment.json."""
+    """The record of one environment (or image builder), kept in its directory as environment.json.
+
+    Args:
+        placement: where in the cloud it is, in the cloud's own words (region, zone, machine types).
+    """
 
     id: str
     kind: Literal["task", "builder"] = "task"
     cloud: str
+    placement: dict[str, str] = {}
     stack: str
     family: str
     task: str | None

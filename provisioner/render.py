@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from jinja2 import Environment as Jinja
-from jinja2 import FileSystemLoader, StrictUndefined
+from jinja2 import FileSystemLoader, StrictUndefined, Template
 from pydantic import Field
 
 from provisioner import resources
 from provisioner.models import Destination, Record, Role
 
 VALUES = "environments.auto.tfvars.json"
+NETWORK_VALUES = "network.auto.tfvars.json"
 # Variables that a cloud's module takes beside those that all take, with their Terraform types.
-EXTRA_VARIABLES: dict[str, dict[str, str]] = {"local": {"directory": "string"}}
+EXTRA_VARIABLES: dict[str, dict[str, str]] = {
+    "local": {"directory": "string"},
+    "aws": {
+        "vpc_id": "string",
+        "subnet_id": "string",
+        "controller_cidrs": "set(string)",
+        "instance_types": "map(string)",
+        "user_data": "map(string)",
+        "spot": "bool",
+        "shutdown_behavior": "string",
+        "allowlist": "object({ cidr = string, zone = string, gateway_id = string })",
+        "tags": "map(string)",
+    },
+}
 
 
 class MachineSpec(Record):
@@ -42,7 +57,7 @@ class EnvironmentSpec(Record):
     full_internet: bool
     allowed_destinations: tuple[Destination, ...] = ()
     machines: dict[Role, MachineSpec]
-    extra: dict[str, str] = Field(default_factory=dict)
+    extra: dict[str, Any] = Field(default_factory=dict)
 
 
 def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
@@ -58,15 +73,32 @@ def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dic
     Returns:
         path relative to the stack's directory -> text.
     """
+    main = _template("stack.tf.j2").render(extra_variables=EXTRA_VARIABLES[cloud])
+    return _module(cloud, "environment") | {"main.tf": main} | render_values(environments)
+
+
+def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """The files of the Terraform root with what a cloud's environments share.
+
+    Args:
+        values: the variables of the cloud's module `network`.
+    """
+    main = _template("network.tf.j2").render()
+    return _module(cloud, "network") | {"main.tf": main, NETWORK_VALUES: json.dumps({"network": values}, indent=2)}
+
+
+def _module(cloud: str, name: str) -> dict[str, str]:
+    module = resources.directory("terraform") / cloud / name
+    return {f"modules/{name}/{path.name}": path.read_text() for path in sorted(module.glob("*.tf"))}
+
+
+def _template(name: str) -> Template:
     jinja = Jinja(  # noqa: S701 - it renders HCL, not HTML
         loader=FileSystemLoader(resources.directory("templates")),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    modules = resources.directory("terraform") / cloud / "environment"
-    files = {f"modules/environment/{path.name}": path.read_text() for path in sorted(modules.glob("*.tf"))}
-    files["main.tf"] = jinja.get_template("stack.tf.j2").render(extra_variables=EXTRA_VARIABLES[cloud])
-    return files | render_values(environments)
+    return jinja.get_template(name)
 
 
 def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:

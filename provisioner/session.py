@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from provisioner.clouds import Cloud
 from provisioner.environments import EnvironmentStore
@@ -29,6 +30,7 @@ class Session:
         progress: who watches.
         variables: the environment file's secrets.
         shield: keeps signals from cutting a clean-up short.
+        ca_bundle: PEM file of extra CA certificates that images trust.
     """
 
     home: Home
@@ -36,6 +38,7 @@ class Session:
     progress: Progress = field(default_factory=Silence)
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     shield: Callable[[], AbstractContextManager[None]] = no_shield
+    ca_bundle: Path | None = None
 
     @cached_property
     def environments(self) -> EnvironmentStore:

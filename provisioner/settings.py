@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from provisioner.errors import UsageError
+
+# S3 user guide, "Bucket naming rules"; the prefix without what Terraform would evaluate.
+STATE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_./-]*)?")
 
 
 class Settings(BaseModel):
@@ -18,11 +23,42 @@ class Settings(BaseModel):
     Args:
         ca_bundle: PEM file of extra CA certificates that images trust, for networks with a proxy that
             signs its own; an empty string for none. Default: what SSL_CERT_FILE names.
+        region, profile: of AWS; empty for what the AWS configuration says.
+        state: `s3://bucket/prefix` where the aws cloud keeps Terraform's state; empty for local files.
+        controller_cidrs: IPv4 networks from which this controller reaches machines in a cloud; empty for its own
+            public address.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca_bundle: str = ""
+    region: str = ""
+    profile: str = ""
+    state: str = ""
+    controller_cidrs: tuple[str, ...] = ()
+
+    @field_validator("state")
+    @classmethod
+    def _is_in_s3(cls, value: str) -> str:
+        if value and not STATE.fullmatch(value):
+            raise ValueError("it is not of the form s3://bucket/prefix")
+        return value
+
+    @field_validator("region", "profile")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        # It goes into a Terraform file, which would evaluate ${...}.
+        if "$" in value or "%" in value or not value.isprintable():
+            raise ValueError("a name holds no $, % or control character")
+        return value
+
+    @field_validator("controller_cidrs")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if ipaddress.IPv4Network(text).prefixlen < 8:
+                raise ValueError(f"{text} is too large: at most a /8")
+        return value
 
     @property
     def ca_bundle_path(self) -> Path | None:
@@ -68,6 +104,8 @@ def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         raise UsageError(f"The configuration file {path} cannot be read: {error}") from error
     if (named := environment.get("PROVISIONER_CA_BUNDLE")) is not None:
         values["ca_bundle"] = named
+    if (networks := environment.get("PROVISIONER_CONTROLLER_CIDRS")) is not None:
+        values["controller_cidrs"] = tuple(networks.replace(",", " ").split())
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

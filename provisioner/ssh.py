@@ -42,12 +42,14 @@ class Login:
         user: the SSH user.
         private_key: path of an Ed25519 private key in OpenSSH form.
         host_key: the only host key that is accepted, `TYPE BASE64`.
+        via: another machine, from which alone the endpoint can be reached.
     """
 
     endpoint: Endpoint
     user: str
     private_key: Path
     host_key: str
+    via: Login | None = None
 
 
 @dataclass(frozen=True)
@@ -108,19 +110,44 @@ class Connection:
     def __init__(self, login: Login, wait_seconds: float = 30, alive: Callable[[], bool] = lambda: True) -> None:
         self.login = login
         where = f"{login.user}@{login.endpoint.host}:{login.endpoint.port}"
-        stream = _answering_socket(login.endpoint, time.monotonic() + wait_seconds, alive, where)
-        self._transport = paramiko.Transport(stream)
+        deadline = time.monotonic() + wait_seconds
+        self._via = Connection(login.via, wait_seconds, alive) if login.via else None
         try:
-            self._handshake(where)
+            stream = (
+                self._via._way_on(login.endpoint, deadline, alive, where)
+                if self._via
+                else _answering_socket(login.endpoint, deadline, alive, where)
+            )
+            self._transport = paramiko.Transport(stream)
+            try:
+                self._handshake(where)
+            except BaseException:
+                self._transport.close()
+                raise
         except BaseException:
-            self._transport.close()
+            if self._via:
+                self._via.close()
             raise
+
+    def _way_on(self, endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> paramiko.Channel:
+        """A channel to another machine's sshd, as seen from this one, once that answers."""
+        while time.monotonic() < deadline and alive():
+            try:
+                return self._transport.open_channel(
+                    "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=HANDSHAKE_SECONDS
+                )
+            except paramiko.SSHException:  # it does not listen yet
+                if not self._transport.is_active():
+                    raise self._lost() from None
+            time.sleep(ATTEMPT_SECONDS)
+        raise _no_ssh(where, alive)
 
     def _handshake(self, where: str) -> None:
         self._transport.banner_timeout = HANDSHAKE_SECONDS
         self._transport.auth_timeout = HANDSHAKE_SECONDS
         options = self._transport.get_security_options()
         options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex) or options.kex
+        options.key_types = (self.login.host_key.split()[0],)
         try:
             self._transport.start_client(timeout=HANDSHAKE_SECONDS)
             shown = self._transport.get_remote_server_key()
@@ -141,6 +168,8 @@ class Connection:
     def close(self) -> None:
         """Ends the connection. Safe to repeat."""
         self._transport.close()
+        if self._via:
+            self._via.close()
 
     def run(
         self,
@@ -280,8 +309,12 @@ def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], b
     finally:
         for stream, _ in attempts:
             stream.close()
+    raise _no_ssh(where, alive)
+
+
+def _no_ssh(where: str, alive: Callable[[], bool]) -> MachineLostError:
     why = "it did not answer in time" if alive() else "it ended by itself"
-    raise MachineLostError(f"No SSH at {where}: {why}.")
+    return MachineLostError(f"No SSH at {where}: {why}.")
 
 
 def _first_bytes(stream: socket.socket) -> bytes | None:

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections import deque
@@ -25,6 +26,10 @@ from provisioner.terraform_process import LOCK, LOG, Message
 
 # (what the error says, what it is): each passes by itself.
 RETRYABLE = (
+    ("requestlimitexceeded", "the cloud asks for fewer requests"),
+    ("throttling", "the cloud asks for fewer requests"),
+    ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
+    ("dependencyviolation", "something that is about to go still uses what shall be destroyed"),
     ("text file busy", "another process is just installing the provider"),
     ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
     ("connection reset by peer", "the network dropped a connection"),
@@ -36,6 +41,10 @@ DETAIL_LINES = 20
 LINE_CHARACTERS = 300
 LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
+# What Terraform could not write to its backend.
+ERRORED_STATE = "errored.tfstate"
+STATE_LOCKED = "error acquiring the state lock"
+_ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
 
 Tell = Callable[[str], None]
 
@@ -75,18 +84,19 @@ class Stack:
             if not path.exists() or path.read_text() != text:
                 write_atomically(path, text)
 
-    def apply(self, tell: Tell) -> dict[str, Any]:
+    def apply(self, tell: Tell, parallelism: int | None = None) -> dict[str, Any]:
         """Makes what the files say, and returns the outputs.
 
         Args:
             tell: told when it waits for another controller, and of each failure that is tried again.
+            parallelism: how many things to make at once, if not as many as Terraform likes.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
             HostError: Terraform is not installed.
         """
         with self._turn(tell):
-            return self._apply(tell)
+            return self._apply(tell, parallelism)
 
     def destroy(self, tell: Tell) -> None:
         """Destroys all that the state knows. Safe to repeat.
@@ -166,9 +176,9 @@ class Stack:
         if self._directory.exists():
             shutil.rmtree(self._directory)
 
-    def _apply(self, tell: Tell) -> dict[str, Any]:
+    def _apply(self, tell: Tell, parallelism: int | None = None) -> dict[str, Any]:
         self._init(tell)
-        return self._run("apply", tell).outputs
+        return self._run("apply", tell, parallelism).outputs
 
     def _destroy(self, tell: Tell) -> None:
         self._init(tell)
@@ -178,21 +188,26 @@ class Stack:
         """Initialises the root, unless that was done, to its end, for the same .tf files."""
         done = self._directory / ".terraform" / "provisioner-initialised"
         digest = self._digest()
-        if done.exists() and done.read_text() == digest:
-            return
-        self._run("init", tell)
-        done.parent.mkdir(exist_ok=True)
-        write_atomically(done, digest)
+        if not done.exists() or done.read_text() != digest:
+            self._run("init", tell)
+            done.parent.mkdir(exist_ok=True)
+            write_atomically(done, digest)
+        errored = self._directory / ERRORED_STATE
+        if errored.exists():
+            tell("Handing in the state that Terraform could not write before")
+            self._run("state push", tell)
+            errored.unlink()
 
     def _digest(self) -> str:
-        files = sorted(self._directory.glob("*.tf")) + sorted((self._directory / "modules").glob("*/*.tf"))
+        files = sorted(self._directory.glob("*.tf")) + sorted(self._directory.glob("*.tf.json"))
+        files += sorted((self._directory / "modules").glob("*/*.tf"))
         hashes = [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
-    def _run(self, command: str, tell: Tell) -> _Transcript:
+    def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
         for pause_seconds in (*RETRY_SECONDS, None):
             transcript = _Transcript()
-            code = terraform_process.run(self._directory, command, transcript.take, self._patience_seconds)
+            code = terraform_process.run(self._directory, command, transcript.take, self._patience_seconds, parallelism)
             if code == 0:
                 return transcript
             reason = transcript.passing
@@ -227,12 +242,27 @@ class _Transcript:
         text = "\n".join(said).lower()
         return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
 
+    @property
+    def _environments(self) -> frozenset[str]:
+        addresses = [str(error.get("address", "")) for error in self._errors]
+        return frozenset(found[1] for address in addresses if (found := _ENVIRONMENT.match(address)))
+
     def error(self, command: str, code: int) -> TerraformError:
         """One screen: what Terraform calls it, and the last lines of what it, or a provisioner of it, printed."""
         summaries = dict.fromkeys(str(error.get("summary", ""))[:200] for error in self._errors)
         lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
         shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
+        said = "\n".join([*summaries, *lines])
+        if STATE_LOCKED in said.lower():
+            return TerraformError(
+                f"terraform {command} did nothing: another controller works on this stack.",
+                hint="Try again when it is done. If it was killed, `terraform force-unlock` in the stack's directory.",
+                details="\n".join(line[:LINE_CHARACTERS] for line in shown),
+                said=said,
+            )
         return TerraformError(
             f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
             details="\n".join(line[:LINE_CHARACTERS] for line in shown),
+            environments=self._environments,
+            said=said,
         )

@@ -36,14 +36,15 @@ Message = dict[str, Any]
 Take = Callable[[Message], None]
 
 
-def run(directory: Path, command: str, take: Take, patience_seconds: float) -> int:
+def run(directory: Path, command: str, take: Take, patience_seconds: float, parallelism: int | None = None) -> int:
     """Runs one Terraform command in a root and returns its exit code.
 
     Args:
         directory: the root. All that Terraform says is added to its terraform.log.
-        command: init, apply or destroy.
+        command: init, apply, destroy or `state push`, which hands in errored.tfstate.
         take: told each message of Terraform's -json stream; a line that is not JSON comes as {"@message": line}.
         patience_seconds: how long Terraform may take to end its work once this thread is interrupted.
+        parallelism: how many things an apply makes at once, if not as many as Terraform likes.
 
     Raises:
         HostError: Terraform is not installed.
@@ -51,7 +52,7 @@ def run(directory: Path, command: str, take: Take, patience_seconds: float) -> i
     """
     with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
         reader.seek(0, os.SEEK_END)
-        process = _start(directory, command, log)
+        process = _start(directory, command, log, parallelism)
         try:
             return _follow(process, reader, take)
         except BaseException:
@@ -146,7 +147,7 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
         )
 
 
-def _start(directory: Path, command: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | None) -> subprocess.Popen[bytes]:
     program = terraform_program(os.environ)
     if program is None:
         raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to get it.")
@@ -162,9 +163,11 @@ def _start(directory: Path, command: str, log: IO[bytes]) -> subprocess.Popen[by
         # var=None: from its default, an empty dictionary, python-terraform makes a file in /tmp that nobody removes.
         common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}
         if command == "apply":
-            started = launcher.apply(skip_plan=True, **common)
+            started = launcher.apply(skip_plan=True, parallelism=parallelism, **common)
         elif command == "destroy":
             started = launcher.destroy(force=None, auto_approve=IsFlagged, **common)
+        elif command == "state push":
+            started = launcher.cmd("state", "push", "errored.tfstate")
         else:
             started = launcher.cmd(command, **common)
         return cast("subprocess.Popen[bytes]", started)

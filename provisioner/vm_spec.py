@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 from provisioner.build_steps import parse_build_steps
 from provisioner.errors import TaskFamilyError
-from provisioner.models import GpuSpec, VMSpec
+from provisioner.models import Architecture, Distribution, GpuSpec, VMSpec
 from provisioner.problems import shown
-
-Architecture = Literal["x64", "arm64"]
-BaseImageType = Literal["debian-12", "ubuntu-20.04-cuda"]
 
 MAXIMUM_MODEL_CHARACTERS = 64
 
@@ -32,7 +29,7 @@ def parse_vm_spec(value: object, where: str) -> VMSpec:
     """
     spec = _object(value, where, _REQUIRED, _KEYS)
     gpu = None if spec.get("gpu_spec") is None else _gpu(spec["gpu_spec"], f"{where}.gpu_spec")
-    image = _one_of(spec.get("base_image_type"), get_args(BaseImageType), f"{where}.base_image_type") or "debian-12"
+    image = _one_of(spec.get("base_image_type"), get_args(Distribution), f"{where}.base_image_type") or "debian-12"
     if image == "ubuntu-20.04-cuda" and gpu is None:
         raise TaskFamilyError(f"{where}: base_image_type ubuntu-20.04-cuda needs a gpu_spec.")
     steps = spec.get("build_steps")
@@ -44,7 +41,7 @@ def parse_vm_spec(value: object, where: str) -> VMSpec:
             _one_of(spec.get("cpu_architecture"), get_args(Architecture), f"{where}.cpu_architecture"),
         ),
         gpu_spec=gpu,
-        base_image_type=cast("BaseImageType", image),
+        base_image_type=cast("Distribution", image),
         build_steps=() if steps is None else parse_build_steps(steps, f"{where}.build_steps"),
     )
 

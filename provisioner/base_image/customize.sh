@@ -1,18 +1,11 @@
 #!/bin/sh
 # mmdebstrap's customize hook: turns a plain Debian 12 tree into the base image's tree.
-# Usage: customize.sh TREE FILES GUEST [CA_BUNDLE]
+# Usage: customize.sh TREE BASE_IMAGE GUEST [CA_BUNDLE]
 set -eu
-tree=$1 files=$2 guest=$3 ca_bundle=${4:-}
+tree=$1 common=$2 guest=$3 ca_bundle=${4:-}
 
-cp -R --no-preserve=ownership,mode "$files/." "$tree/"
-mkdir -p "$tree/usr/lib/provisioner/guest" "$tree/usr/local/lib/python3.11/dist-packages"
-cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
-mv "$tree"/usr/lib/provisioner/guest/metr_task_standard* "$tree/usr/local/lib/python3.11/dist-packages/"
-chroot "$tree" python3 -m compileall -q /usr/local/lib/python3.11/dist-packages /usr/lib/provisioner/guest
-# The agent has no business with the driver's program.
-chmod 0700 "$tree/usr/lib/provisioner"
-
-rm -f "$tree"/etc/ssh/ssh_host_*
+sh "$common/common.sh" "$tree" "$common/rootfs" "$guest" ${ca_bundle:+"$ca_bundle"}
+cp -R --no-preserve=ownership,mode "$common/local/." "$tree/"
 # The kernel mounts the root file system read-write by itself; an entry here makes boot wait for udev.
 : > "$tree/etc/fstab"
 printf 'localhost\n' > "$tree/etc/hostname"
@@ -22,23 +15,6 @@ printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
 # boot.sh writes resolv.conf, so it must be a plain file.
 rm -f "$tree/etc/resolv.conf"
 : > "$tree/etc/resolv.conf"
-# pip installs into the system's Python, as in the python:3.11 image.
-find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete
-
-if [ -n "$ca_bundle" ]; then
-    mkdir -p "$tree/usr/local/share/ca-certificates/provisioner"
-    # One certificate per file is what update-ca-certificates hashes.
-    awk -v dir="$tree/usr/local/share/ca-certificates/provisioner" '
-        /-----BEGIN CERTIFICATE-----/ { n++; file = sprintf("%s/extra-%04d.crt", dir, n) }
-        file { print > file }
-        /-----END CERTIFICATE-----/ { close(file); file = "" }
-    ' "$ca_bundle"
-    chroot "$tree" update-ca-certificates > /dev/null 2>&1
-    # pip and requests bring certificates of their own unless told otherwise.
-    for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
-        printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"
-    done >> "$tree/etc/environment"
-fi
 
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet provisioner-boot.service ssh.service

@@ -3,6 +3,7 @@
 # Runs as root, or as root of a user namespace. Usage: disks.sh TREE_TAR OUTPUT SIZE_GIB
 set -eu
 tar=$1 output=$2 size=$3
+scripts=$(dirname "$0")
 work=$(mktemp -d "$output/tree.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM HUP
@@ -24,23 +25,11 @@ disk() {
 
 cp -a "$tree/etc" "$work/etc"
 
-# An aux VM is a plain Debian machine with the cloud image's user (Task Standard, VMSpec).
-chroot "$tree" useradd --create-home --shell /bin/bash --uid 1001 admin
-printf 'admin ALL=(ALL) NOPASSWD:ALL\n' > "$tree/etc/sudoers.d/admin"
-chmod 0440 "$tree/etc/sudoers.d/admin"
+sh "$scripts/users.sh" "$tree" aux
 disk aux
 
 rm -rf "${tree:?}/home/admin" "${tree:?}/var/mail/admin" "${tree:?}/etc"
 mv "$work/etc" "$tree/etc"
 
-# A primary machine, as the Task Standard's Dockerfile leaves it.
-chroot "$tree" groupadd --system protected
-chroot "$tree" useradd --create-home --shell /bin/bash --uid 1000 agent
-chmod 0755 "$tree/home/agent"
-mkdir "$tree/protected"
-: > "$tree/protected/score.log"
-chroot "$tree" chown -R root:protected /protected
-chmod 0750 "$tree/protected"
-chmod 0620 "$tree/protected/score.log"
-chmod 0700 "$tree/root"
+sh "$scripts/users.sh" "$tree" primary
 disk primary

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +21,9 @@ from provisioner.cli.streams import stderr
 from provisioner.destinations import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError
 from provisioner.interrupts import Interrupts
-from provisioner.models import Destination
+from provisioner.models import Destination, Environment
 from provisioner.paths import Home
-from provisioner.registry import DEFAULT_CLOUD, open_cloud
+from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
 from provisioner.settings import load_settings
 from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
@@ -92,30 +93,73 @@ AllowOption = Annotated[
     list[str] | None,
     typer.Option("--allow", metavar="HOST:PORT", help="What an environment without internet may reach. Repeatable."),
 ]
-CloudOption = Annotated[str, typer.Option("--cloud", help="Where machines run.")]
+WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "cloud": (Annotated[str, typer.Option("--cloud", help="Where machines run: local or aws.")], DEFAULT_CLOUD),
+    "region": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--region", help="AWS region. More than one: the others where the first lacks capacity."),
+        ],
+        None,
+    ),
+    "profile": (
+        Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)],
+        None,
+    ),
+    "spot": (Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")], False),
+    "state": (
+        Annotated[
+            str | None,
+            typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
+        ],
+        None,
+    ),
+}
 
 _progress = TerminalProgress()
 _interrupts = Interrupts(_progress.note)
 
 
-def family_session(family: Path, env_file: Path | None, cloud: str) -> tuple[Session, TaskFamily]:
+def family_session(family: Path, env_file: Path | None, where: Where) -> tuple[Session, TaskFamily]:
     """The session of a command that works on a family, and the family; its secrets must lie outside it."""
     loaded = load_family(family)
     if env_file:
         refuse_env_file_inside(loaded, env_file)
-    return session(env_file, cloud), loaded
+    return session(env_file, where), loaded
 
 
-def session(env_file: Path | None = None, cloud: str = DEFAULT_CLOUD) -> Session:
+def session(env_file: Path | None = None, where: Where | None = None) -> Session:
     """The session of one command."""
-    home = _home()
+    home, settings = _home(), load_settings()
     return Session(
         home=home,
-        cloud=open_cloud(cloud, home, load_settings()),
+        cloud=open_cloud(home, settings, where or Where()),
         progress=_progress,
         variables=load_env_file(env_file) if env_file else {},
         shield=shield,
+        ca_bundle=settings.ca_bundle_path,
     )
+
+
+def session_of(environment: Environment, opened: Session) -> Session:
+    """The same session on the cloud where an environment is."""
+    if environment.cloud == opened.cloud.name == DEFAULT_CLOUD:
+        return opened
+    where = Where.of(environment.cloud, environment.placement)
+    return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
+
+
+def environment_session(
+    name: str, env_file: Path | None = None, *, archived: bool = False
+) -> tuple[Session, Environment]:
+    """The environment that a name means, and a session on its cloud.
+
+    Args:
+        archived: look among destroyed ones too.
+    """
+    opened = session(env_file)
+    environment = opened.environments.find(name, archived=archived)
+    return session_of(environment, opened), environment
 
 
 def _home() -> Home:
@@ -143,7 +187,7 @@ def destinations(allow: list[str] | None) -> tuple[Destination, ...]:
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Registers a function that returns a Result as a command, with --json and --debug.
 
-    A function that streams output by itself takes a parameter `as_json`.
+    A function that streams output by itself takes a parameter `as_json`; one that is told a cloud takes `where`.
 
     Args:
         app: the Typer application.
@@ -157,18 +201,26 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
             as_json, debug = arguments.pop("json"), arguments.pop("debug")
             if wants_json:
                 arguments["as_json"] = as_json
+            if wants_where:
+                given = {option: arguments.pop(option) for option in WHERE_OPTIONS}
+                regions = tuple(given["region"] or ())
+                arguments["where"] = Where(given["cloud"], regions, given["profile"], given["spot"], given["state"])
             raise typer.Exit(_run(lambda: function(**arguments), as_json=as_json, debug=debug))
 
         signature = inspect.signature(function, eval_str=True)
-        wants_json = "as_json" in signature.parameters
+        wants_json, wants_where = "as_json" in signature.parameters, "where" in signature.parameters
         options = [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-            for option, annotation in (("json", JsonOption), ("debug", DebugOption))
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in {
+                **(WHERE_OPTIONS if wants_where else {}),
+                "json": (JsonOption, False),
+                "debug": (DebugOption, False),
+            }.items()
         ]
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in signature.parameters.items()
-            if name != "as_json"
+            if name not in ("as_json", "where")
         ]
         wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*parameters, *options], return_annotation=None
@@ -182,6 +234,8 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
 def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     """Runs a command and renders what it came to; the only place that catches everything."""
     logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, stream=sys.stderr)
+    for chatty in ("botocore", "urllib3"):  # whole answers of the cloud, many a second
+        logging.getLogger(chatty).setLevel(logging.WARNING if debug else logging.CRITICAL)
     _interrupts.install()
     try:
         result = function()

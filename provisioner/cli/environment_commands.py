@@ -10,7 +10,6 @@ import typer
 from provisioner import lifecycle, machines
 from provisioner.cli.context import (
     AllowOption,
-    CloudOption,
     EnvFileOption,
     EnvironmentArgument,
     FamilyArgument,
@@ -19,16 +18,18 @@ from provisioner.cli.context import (
     command,
     destinations,
     environment_ids,
+    environment_session,
     family_session,
     parse_path,
     parse_text,
     session,
+    session_of,
 )
 from provisioner.cli.output import Result, table
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.image_store import now
 from provisioner.models import Environment
-from provisioner.registry import DEFAULT_CLOUD
+from provisioner.registry import Where
 from provisioner.scoring import ScoreResult
 from provisioner.session import Session
 
@@ -63,10 +64,11 @@ def up(
     task: TaskArgument,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
-    cloud: CloudOption = DEFAULT_CLOUD,
+    *,
+    where: Where,
 ) -> Result:
     """Brings an environment up."""
-    opened, loaded = family_session(family, env_file, cloud)
+    opened, loaded = family_session(family, env_file, where)
     environment = lifecycle.up(opened, loaded, task, destinations(allow))
     text = "\n".join(
         [
@@ -105,7 +107,8 @@ def run(
     submission: SubmissionOption = None,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
-    cloud: CloudOption = DEFAULT_CLOUD,
+    *,
+    where: Where,
 ) -> Result:
     """Does it all and always tears down."""
     if (agent is None) != (agent_command is None):
@@ -116,7 +119,7 @@ def run(
         raise UsageError("--command is empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
-    opened, loaded = family_session(family, env_file, cloud)
+    opened, loaded = family_session(family, env_file, where)
     work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
     result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
@@ -154,8 +157,7 @@ def score(
     """Scores an environment."""
     if intermediate and submission is not None:
         raise UsageError("--intermediate scores what is in the machine; it takes no --submission.")
-    opened = session(env_file)
-    environment = opened.environments.find(env)
+    opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)
     environment, outcome = lifecycle.score(opened, environment, submission)
@@ -192,10 +194,11 @@ def run_tests(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the environment up.")] = False,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
-    cloud: CloudOption = DEFAULT_CLOUD,
+    *,
+    where: Where,
 ) -> Result:
     """Runs the family's tests; the exit code is pytest's."""
-    opened, loaded = family_session(family, env_file, cloud)
+    opened, loaded = family_session(family, env_file, where)
     arguments = pytest_arguments or []
     environment, code = lifecycle.run_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
     data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}
@@ -220,7 +223,7 @@ def destroy(
     failures: dict[str, ProvisionerError] = {}
     for environment in found:
         try:
-            lifecycle.destroy(opened, environment)
+            lifecycle.destroy(session_of(environment, opened), environment)
         except ProvisionerError as error:
             failures[environment.id] = error
     failures |= opened.environments.unreadable() if everything else {}
@@ -267,8 +270,7 @@ def _age(environment: Environment) -> str:
 
 def show(env: PastEnvironmentArgument) -> Result:
     """One environment's record."""
-    opened = session()
-    environment = opened.environments.find(env, archived=True)
+    opened, environment = environment_session(env, archived=True)
     exists = opened.environments.directory(environment.id).exists()
     data = {**_data(environment), "exists": exists}
     lines = [
@@ -290,8 +292,7 @@ def show(env: PastEnvironmentArgument) -> Result:
 
 def logs(env: PastEnvironmentArgument) -> Result:
     """All logs of an environment."""
-    opened = session()
-    environment = opened.environments.find(env, archived=True)
+    opened, environment = environment_session(env, archived=True)
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
         machines.keep_logs(opened, environment)

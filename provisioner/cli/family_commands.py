@@ -6,10 +6,10 @@ import typer
 
 from provisioner import doctor as checks
 from provisioner import images
-from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, family_session, session
+from provisioner.cli.context import EnvFileOption, FamilyArgument, command, family_session, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
-from provisioner.registry import DEFAULT_CLOUD
+from provisioner.registry import Where
 from provisioner.session import Phases
 
 
@@ -19,9 +19,9 @@ def register(app: typer.Typer) -> None:
     command(app, "doctor", help="Say what this machine lacks, and how to get it.")(doctor)
 
 
-def tasks(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where) -> Result:
     """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
-    opened, loaded = family_session(family, env_file, cloud)
+    opened, loaded = family_session(family, env_file, where)
     with Phases(opened.progress).phase("images"):
         name, setup = images.family_image(opened, loaded)
     rows = [
@@ -39,9 +39,9 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOp
     return Result({"family": loaded.name, "image": name, **setup.model_dump(mode="json")}, text)
 
 
-def doctor(cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+def doctor(*, where: Where) -> Result:
     """What is missing."""
-    opened = session(cloud=cloud)
+    opened = session(where=where)
     problems = [*checks.problems(), *opened.cloud.problems()]
     notes = opened.cloud.notes()
     data = {
@@ -51,5 +51,5 @@ def doctor(cloud: CloudOption = DEFAULT_CLOUD) -> Result:
     lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
     lines += [f"note: {note}" for note in notes]
     if not problems:
-        lines.append(f"Ready: everything that the {cloud} cloud needs is here.")
+        lines.append(f"Ready: everything that the {opened.cloud.name} cloud needs is here.")
     return Result(data, "\n".join(lines), HostError.exit_code if problems else 0)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from provisioner import images
-from provisioner.cli.context import CloudOption, EnvFileOption, FamilyArgument, command, family_session, session
+from provisioner.cli.context import EnvFileOption, FamilyArgument, command, family_session, session
 from provisioner.cli.output import Result, table
-from provisioner.registry import DEFAULT_CLOUD
+from provisioner.registry import Where
 from provisioner.session import Phases, Session
 
 
@@ -22,9 +22,9 @@ def register(app: typer.Typer) -> None:
     command(group, "prune", help="Remove images that newer ones replace, and unfinished builds.")(prune)
 
 
-def build(family: FamilyArgument, env_file: EnvFileOption = None, cloud: CloudOption = DEFAULT_CLOUD) -> Result:
+def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where) -> Result:
     """Builds what is missing."""
-    opened, loaded = family_session(family, env_file, cloud)
+    opened, loaded = family_session(family, env_file, where)
     phases = Phases(opened.progress)
     with phases.phase("images"):
         name, aux = images.build_all(opened, loaded)
@@ -53,10 +53,14 @@ def list_images() -> Result:
 
 def prune(
     everything: Annotated[bool, typer.Option("--all", help="Remove all that no environment runs from.")] = False,
+    *,
+    where: Where,
 ) -> Result:
     """Removes images."""
-    opened = session()
-    removed = opened.images.prune(_in_use(opened), everything=everything)
+    opened = session(where=where)
+    removed = opened.images.prune(
+        _in_use(opened), cloud=opened.cloud.name, discard=opened.cloud.discard, everything=everything
+    )
     return Result({"removed": removed}, "\n".join(removed) or "Nothing to remove.")
 
 

@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from provisioner import copying, inside, machines
-from provisioner.cli.context import EnvFileOption, EnvironmentArgument, command, parse_path, parse_text, session
+from provisioner.cli.context import (
+    EnvFileOption,
+    EnvironmentArgument,
+    command,
+    environment_session,
+    parse_path,
+    parse_text,
+)
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
@@ -44,8 +51,7 @@ def execute(
     as_json: bool = False,
 ) -> Result:
     """Runs a command; its output goes through as it is, its stdin is empty."""
-    opened = session()
-    environment = opened.environments.find(env)
+    opened, environment = environment_session(env)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
         done = connection.run(
             arguments,
@@ -68,8 +74,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
     """Becomes OpenSSH's client: it knows terminals better than we do."""
-    opened = session()
-    environment = opened.environments.find(env)
+    opened, environment = environment_session(env)
     login = opened.environments.login(environment, machine, _user(user, machine))
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
     known_hosts.write_text(f"{environment.id}-{machine} {login.host_key}\n")
@@ -103,8 +108,7 @@ def cp(
     name, _, remote = (source if from_machine else destination).partition(":")
     if from_machine and PurePosixPath(remote).name in ("", ".."):
         raise UsageError("The path in the machine must end with the name of a file or directory.")
-    opened = session()
-    environment = opened.environments.find(name)
+    opened, environment = environment_session(name)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
         if from_machine:
             copied = copying.download(connection, remote, Path(destination))
@@ -129,8 +133,7 @@ def agent(
     """Runs an agent; its exit code is ours."""
     if not agent_command.strip():
         raise UsageError("COMMAND is empty.")
-    opened = session(env_file)
-    environment = opened.environments.find(env)
+    opened, environment = environment_session(env, env_file)
     done = inside.run_agent(opened, environment, directory, agent_command)
     data = {
         "environment": environment.id,

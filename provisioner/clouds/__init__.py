@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydantic takes them a tenth of a second
-    from provisioner.models import Environment, MachineSize, Role, VMSpec
+    from provisioner.errors import TerraformError
+    from provisioner.manifest import Resources
+    from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
     from provisioner.progress import Progress
+    from provisioner.ssh import Connection
+
+
+@dataclass(frozen=True)
+class Foundation:
+    """What environments stand on and share: a stack of the cloud's module `network`.
+
+    Args:
+        stack: its name.
+        values: the module's variables.
+        root_files: what the cloud adds to the root.
+    """
+
+    stack: str
+    values: dict[str, Any]
+    root_files: dict[str, str]
 
 
 class Cloud(Protocol):
     """A place to run. Back ends do not import the registry that lists them."""
 
     name: str
+    parallelism: int | None
+    """How many things Terraform may make at once; None: as many as it likes."""
 
     def problems(self) -> list[tuple[str, str]]:
         """What this controller lacks, as (problem, how to mend it). Empty: all is there."""
@@ -22,23 +43,61 @@ class Cloud(Protocol):
     def notes(self) -> list[str]:
         """What works, but could work better."""
 
-    def check_sizes(self, sizes: Mapping[Role, MachineSize], *, primary_gpu: bool, aux: VMSpec | None) -> None:
-        """Raises UnavailableError if the cloud cannot give these machines to one environment."""
+    def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        """The machines of one environment: the smallest, or cheapest, that its manifest and aux VM's spec ask for.
 
-    def base_image(self, role: Role, progress: Progress) -> str:
-        """The name of the base image for a role, built where it is missing."""
+        Raises:
+            UnavailableError: the cloud cannot give them.
+        """
 
-    def prepare(self, environment: Environment, secrets: dict[Role, dict[str, str]]) -> None:
-        """Lays out what the machines boot with: per role, credential name -> value. Before any apply."""
+    def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
+        """The machine in which an image is built."""
+
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
+        """The name of a base image, built where it is missing; or of the vendor's image to make it from."""
+
+    def holds(self, image: Path) -> bool:
+        """Whether machines can boot from a finished image; False: its directory describes what is gone."""
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        """Describes in a directory an image that another controller has made; False: the cloud has none."""
+
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
+        """Turns the powered-off builder's disk into an image, described in a directory."""
+
+    def discard(self, image: Path) -> None:
+        """Removes what an image has outside its directory. Safe to repeat."""
+
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        """Lays out what the machines boot with: per role, user -> lines of authorized keys. Before any apply."""
+
+    def place(self, environment: Environment) -> dict[str, str]:
+        """Where in the cloud to create the environment first."""
+
+    def elsewhere(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        """Why the environment could not be created where it was, and where to try next; None: not for its place.
+
+        Raises:
+            CapacityError: it was, and there is nowhere else.
+        """
+
+    def foundation(self, environment: Environment) -> Foundation | None:
+        """What has to be made before the environment can be; None: it is there, or nothing is needed."""
 
     def stack_values(self, environment: Environment) -> dict[str, Any]:
         """What this cloud adds to the environment's Terraform variables: at least each role's image."""
 
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        """What this cloud adds to the files of the environment's Terraform root."""
+
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        """The machine's SSH host key, `TYPE BASE64`, told by the cloud; None: not known yet."""
+
+    def seal(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        """The last change to machines that are up, before anything of the task runs in them."""
+
     def alive(self, environment: Environment, role: Role) -> bool:
         """Whether the machine runs, asked of the cloud."""
-
-    def capture(self, environment: Environment, destination: Path) -> None:
-        """Turns the powered-off builder's disk into an image in the directory `destination`."""
 
     def console(self, environment: Environment, role: Role) -> str:
         """What the machine wrote to its console, bounded; empty where there is none."""
@@ -51,3 +110,6 @@ class Cloud(Protocol):
 
     def gateways(self, environment: Environment) -> list[str]:
         """Addresses under which a machine might find the controller; the first is its management card's gateway."""
+
+    def fallback(self) -> Cloud | None:
+        """The same cloud in the next place that the operator allows, where this one has no capacity; None: no more."""

@@ -44,9 +44,9 @@ def digest(ca_bundle: Path | None) -> str:
     return sha.hexdigest()[:16]
 
 
-def packages() -> list[str]:
-    """The names of the Debian packages in the base image."""
-    lines = (FILES / "packages.txt").read_text().splitlines()
+def packages(name: str = "packages.txt") -> list[str]:
+    """The names of Debian packages, from one of the lists in base_image/."""
+    lines = (FILES / name).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -78,15 +78,15 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
 
 def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     initramfs = "etc/initramfs-tools/conf.d usr/share/initramfs-tools/modules.d"
-    files = shlex.quote(str(FILES / "rootfs"))
+    files = shlex.quote(str(FILES / "local"))
     before = f'cd {files} && for d in {initramfs}; do mkdir -p "$1/$d"; cp "$d"/* "$1/$d/"; done'
-    customize = [str(FILES / "customize.sh"), "TREE", str(FILES / "rootfs"), str(GUEST)]
+    customize = [str(FILES / "customize.sh"), "TREE", str(FILES), str(GUEST)]
     if ca_bundle:
         customize.append(str(ca_bundle.resolve()))
     hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)
     return [
         *("mmdebstrap", "--mode=unshare", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
-        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages())),
+        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages() + packages("packages-local.txt"))),
         *("--essential-hook=" + before, "--customize-hook=" + hook),
         *(SUITE, str(tree), *SOURCES),
     ]

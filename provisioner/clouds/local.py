@@ -17,16 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clouds import base_image, kvm, machine, qemu, relay
-from provisioner.errors import InfrastructureError, StillThereError
+from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.image_store import Image, ImageStore, now
-from provisioner.machine_types import check_local_limits, check_local_memory
-from provisioner.models import Environment, MachineSize, Role, VMSpec
+from provisioner.keys import ed25519_key_pair
+from provisioner.machine_types import (
+    BUILDER_CPUS,
+    BUILDER_MEMORY_GIB,
+    check_local_limits,
+    check_local_memory,
+    size_of_aux_vm,
+    size_of_primary,
+)
+from provisioner.manifest import Resources
+from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.paths import Home
 from provisioner.progress import Progress
 from provisioner.settings import Settings
+from provisioner.ssh import Connection
 
 CONSOLE_LIMIT_BYTES = 1 << 20
 KVM_ANSWER = "kvm.json"
+HOST_KEY = "host_key.pub"
 
 # program -> Debian package
 PROGRAMS = {
@@ -51,6 +62,7 @@ class LocalCloud:
     """
 
     name = "local"
+    parallelism: int | None = None
 
     def __init__(self, home: Home, settings: Settings) -> None:
         self._home = home
@@ -82,22 +94,33 @@ class LocalCloud:
             return ["/dev/kvm is there, but no kernel boots under it: machines are emulated, and several times slower."]
         return []
 
-    def check_sizes(self, sizes: Mapping[Role, MachineSize], *, primary_gpu: bool, aux: VMSpec | None) -> None:
-        """Raises UnavailableError if this host cannot give these machines."""
+    def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        """The smallest machines that fit.
+
+        Raises:
+            UnavailableError: this host cannot give them.
+        """
         memory_gib = _host_memory_gib()
-        check_local_limits(sizes["primary"], host_memory_gib=memory_gib, gpu=primary_gpu)
+        sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
+        check_local_limits(sizes["primary"], host_memory_gib=memory_gib, gpu=resources.gpu is not None)
         if aux:
+            sizes["aux"] = size_of_aux_vm(aux)
             check_local_limits(sizes["aux"], host_memory_gib=memory_gib, spec=aux)
         check_local_memory(sizes.values(), host_memory_gib=memory_gib)
+        return sizes
 
-    def base_image(self, role: Role, progress: Progress) -> str:
+    def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
+        """Every builder is the same."""
+        return MachineSize(cpus=BUILDER_CPUS, memory_gib=BUILDER_MEMORY_GIB, disk_gib=disk_gib)
+
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
         """The name of the base image for a role; both are built together where one is missing."""
         bundle = self._settings.ca_bundle_path
         digest = base_image.digest(bundle)
         names: dict[Role, str] = {"primary": f"base-primary-{digest}", "aux": f"base-aux-{digest}"}
         if not all(self._images.finished(name) for name in names.values()):
             self._build_base_images(f"base-{digest}", names, bundle, progress)
-        return names[role]
+        return names[base.role]
 
     def _build_base_images(self, lock: str, names: dict[Role, str], bundle: Path | None, progress: Progress) -> None:
         with self._images.building(lock, progress) as directory:
@@ -114,8 +137,19 @@ class LocalCloud:
                 if not self._images.finished(name):
                     self._images.finish(Image(name=name, kind="base", created_at=now()), finished)
 
-    def prepare(self, environment: Environment, secrets: dict[Role, dict[str, str]]) -> None:
-        """Writes each machine's boot credentials into its directory."""
+    def holds(self, image: Path) -> bool:
+        """An image is its directory."""
+        return True
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        """Nobody else makes images here."""
+        return False
+
+    def discard(self, image: Path) -> None:
+        """An image is its directory."""
+
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        """Writes each machine's boot credentials, its host key among them, into its directory."""
         addresses = private_addresses(environment.id)
         hosts = ["127.0.0.1 localhost", "::1 localhost"]
         if len(environment.machines) > 1:
@@ -124,7 +158,9 @@ class LocalCloud:
             address = destination.cidr.split("/")[0]
             hosts += [f"{address} {name}" for name in destination.host_names]
         for role, record in environment.machines.items():
-            credentials = {"hostname": role, "hosts": "\n".join(hosts) + "\n", **secrets[role]}
+            host_key = ed25519_key_pair()
+            credentials = {"hostname": role, "hosts": "\n".join(hosts) + "\n", "host_key": host_key.private}
+            credentials |= {f"authorized_keys.{user}": lines for user, lines in authorized_keys[role].items()}
             if len(environment.machines) > 1:
                 credentials["private_address"] = str(addresses[role])
             if environment.full_internet or environment.allowed_destinations:
@@ -135,6 +171,7 @@ class LocalCloud:
                 credentials["grow"] = "yes"
             directory = self.machine_directory(environment, role)
             self._write_credentials(directory, credentials)
+            (directory / HOST_KEY).write_text(host_key.public)
             kernel = self._images.disk(record.image).with_name("vmlinuz")
             works = kvm.kvm_works(kernel, self._home.root / KVM_ANSWER)
             (directory / "accelerator").write_text("kvm" if works else "tcg")
@@ -155,6 +192,31 @@ class LocalCloud:
         """User networking's gateway and name server, and the gateway of passt."""
         return ["10.0.2.2", "10.0.2.3", relay.GATEWAY]
 
+    def place(self, environment: Environment) -> dict[str, str]:
+        """There is one place."""
+        return {}
+
+    def elsewhere(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        """There is one place."""
+        return None
+
+    def foundation(self, environment: Environment) -> None:
+        """Environments share nothing."""
+
+    def fallback(self) -> None:
+        """There is one place."""
+
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        """Terraform itself is all that it takes."""
+        return {}
+
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        """The key that the machine was given."""
+        return (self.machine_directory(environment, role) / HOST_KEY).read_text()
+
+    def seal(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        """The machines boot as they shall stay."""
+
     def stack_values(self, environment: Environment) -> dict[str, Any]:
         """The environment's directory, and each role's image as a file."""
         return {
@@ -166,7 +228,7 @@ class LocalCloud:
         """Whether QEMU holds its pidfile's lock."""
         return qemu.live_pid(self.machine_directory(environment, role) / "qemu.pid") is not None
 
-    def capture(self, environment: Environment, destination: Path) -> None:
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Moves the powered-off builder's disk to `destination` and hangs it on its base image by a relative path."""
         base = self._images.disk(environment.machines["primary"].image)
         disk = destination / "disk.qcow2"

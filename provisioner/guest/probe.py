@@ -64,7 +64,10 @@ def _metadata(address, device=None):
     with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
         made.connect((address, 80))
         made.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
-        return made.recv(64).decode("latin-1")
+        answer = made.recv(64).decode("latin-1")
+        if answer[8:13] == " 403 ":  # how EC2's service says that it is switched off
+            raise OSError("switched off")
+        return answer
 
 
 def _udp(address, port, device=None):

@@ -68,7 +68,7 @@ def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: 
     store = ImageStore(home)
     assert not store.finished("family-a-1")
     assert store.all() == []
-    assert store.prune(set()) == []  # somebody builds it
+    assert store.prune(set(), cloud="local", discard=lambda _: None) == []  # somebody builds it
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()
@@ -80,7 +80,7 @@ def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: 
 
 def test_prune_clears_away_what_a_killed_build_left(home: Home) -> None:
     (home.images / ".building-family-a-1").mkdir()
-    assert ImageStore(home).prune(set()) == [".building-family-a-1"]
+    assert ImageStore(home).prune(set(), cloud="local", discard=lambda _: None) == [".building-family-a-1"]
     assert list(home.images.iterdir()) == []
 
 
@@ -105,10 +105,10 @@ def test_prune_keeps_the_newest_of_each_family_what_runs_and_what_these_need(hom
     add(home, "family-a-1", "family", "a", "base-primary-1", "aux-a-1")
     add(home, "family-a-2", "family", "a", "base-primary-2", "aux-a-2")
     store = ImageStore(home)
-    assert store.prune({"family-a-1"}) == []
-    assert sorted(store.prune(set())) == ["aux-a-1", "base-primary-1", "family-a-1"]
+    assert store.prune({"family-a-1"}, cloud="local", discard=lambda _: None) == []
+    assert sorted(store.prune(set(), cloud="local", discard=lambda _: None)) == ["aux-a-1", "base-primary-1", "family-a-1"]
     assert sorted(image.name for image in store.all()) == ["aux-a-2", "base-primary-2", "family-a-2"]
-    assert len(store.prune(set(), everything=True)) == 3
+    assert len(store.prune(set(), cloud="local", discard=lambda _: None, everything=True)) == 3
     assert store.all() == []
 
 

@@ -1,0 +1,33 @@
+#!/bin/sh
+# What every base image has, whatever cloud boots it: the driver's program, sshd's settings, one user, CA certificates.
+# Works on a tree, or on the machine that runs it when TREE is /.
+# Usage: common.sh TREE FILES GUEST [CA_BUNDLE]
+set -eu
+tree=$1 files=$2 guest=$3 ca_bundle=${4:-}
+
+cp -R --no-preserve=ownership,mode "$files/." "$tree/"
+packages=$tree$(chroot "$tree" python3 -c 'import sys; print("/usr/local/lib/python3.%d/dist-packages" % sys.version_info[1])')
+mkdir -p "$tree/usr/lib/provisioner/guest" "$packages"
+cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
+mv "$tree"/usr/lib/provisioner/guest/metr_task_standard* "$packages/"
+chroot "$tree" python3 -m compileall -q "${packages#"$tree"}" /usr/lib/provisioner/guest
+# The agent has no business with the driver's program.
+chmod 0700 "$tree/usr/lib/provisioner"
+rm -f "$tree"/etc/ssh/ssh_host_*
+# pip installs into the system's Python, as in the python:3.11 image.
+find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete
+
+if [ -n "$ca_bundle" ]; then
+    mkdir -p "$tree/usr/local/share/ca-certificates/provisioner"
+    # One certificate per file is what update-ca-certificates hashes.
+    awk -v dir="$tree/usr/local/share/ca-certificates/provisioner" '
+        /-----BEGIN CERTIFICATE-----/ { n++; file = sprintf("%s/extra-%04d.crt", dir, n) }
+        file { print > file }
+        /-----END CERTIFICATE-----/ { close(file); file = "" }
+    ' "$ca_bundle"
+    chroot "$tree" update-ca-certificates > /dev/null 2>&1
+    # pip and requests bring certificates of their own unless told otherwise.
+    for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
+        printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"
+    done >> "$tree/etc/environment"
+fi

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Gives a machine its user. Works on a tree, or on the machine that runs it when TREE is /. Usage: users.sh TREE ROLE
+set -eu
+tree=$1 role=$2
+
+if [ "$role" = aux ]; then
+    # An aux VM is a plain Debian machine with the cloud image's user (Task Standard, VMSpec).
+    chroot "$tree" useradd --create-home --shell /bin/bash --uid 1001 admin
+    printf 'admin ALL=(ALL) NOPASSWD:ALL\n' > "$tree/etc/sudoers.d/admin"
+    chmod 0440 "$tree/etc/sudoers.d/admin"
+    exit
+fi
+# A primary machine, as the Task Standard's Dockerfile leaves it.
+chroot "$tree" groupadd --system protected
+chroot "$tree" useradd --create-home --shell /bin/bash --uid 1000 agent
+chmod 0755 "$tree/home/agent"
+mkdir "$tree/protected"
+: > "$tree/protected/score.log"
+chroot "$tree" chown -R root:protected /protected
+chmod 0750 "$tree/protected"
+chmod 0620 "$tree/protected/score.log"
+chmod 0700 "$tree/root"

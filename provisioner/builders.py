@@ -1,0 +1,154 @@
+"""A builder: the machine in which an image is made, with internet. It always goes, whatever comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from provisioner import machines
+from provisioner.clouds.base_image import GUEST
+from provisioner.environments import new_id
+from provisioner.errors import ImageBuildError, MachineLostError
+from provisioner.image_store import now
+from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
+from provisioner.session import Session
+from provisioner.ssh import Connection
+from provisioner.task_driver import TaskDriver
+
+POWER_OFF_SECONDS = 120
+# Shorter values would be found by accident.
+SECRET_SCAN_MIN_LENGTH = 8
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A machine in which an image is made.
+
+    Args:
+        label: whose image; for a family, its name.
+        base: what it boots from, and `image` that image's name.
+        disk_gib: its root volume in GiB.
+    """
+
+    label: str
+    base: BaseImage
+    image: str
+    disk_gib: int
+
+
+def build(
+    session: Session,
+    builder: Builder,
+    name: str,
+    directory: Path,
+    fill: Callable[[TaskDriver, Connection], Result],
+) -> Result:
+    """Boots a builder, fills it, powers it off and captures its disk as the image `name`. The builder always goes."""
+    with _booted(session, builder) as environment:
+        with machines.connect(session, environment, "primary") as connection:
+            result = fill(_driver(session, builder, environment, connection), connection)
+            _require_no_secrets(session, connection)
+            _clean_and_power_off(connection)
+        _wait_until_off(session, environment)
+        session.cloud.capture(environment, name, directory)
+    return result
+
+
+def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver], Result]) -> Result:
+    """Boots a builder and reads what its image holds."""
+    with _booted(session, builder) as environment, machines.connect(session, environment, "primary") as connection:
+        return read(_driver(session, builder, environment, connection))
+
+
+def _driver(session: Session, builder: Builder, environment: Environment, connection: Connection) -> TaskDriver:
+    logs = session.environments.logs(environment.id)
+    return TaskDriver(connection, builder.label, session.redactor, session.output, logs)
+
+
+@contextlib.contextmanager
+def _booted(session: Session, builder: Builder) -> Iterator[Environment]:
+    """A builder that is up, and that is gone afterwards."""
+    identity = new_id(f"build-{builder.label}", None)
+    size = session.cloud.builder_size(builder.base, builder.disk_gib)
+    environment = Environment(
+        id=identity,
+        kind="builder",
+        cloud=session.cloud.name,
+        stack=identity,
+        family=builder.label,
+        task=None,
+        status="creating",
+        created_at=now(),
+        setup=TaskSetup(),
+        full_internet=True,
+        machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},
+    )
+    with machines.held(session, environment):
+        try:
+            machines.record(session, environment)
+            [environment] = machines.create(session, [environment])
+            for connection in machines.boot(session, environment).values():
+                connection.close()
+            yield environment
+        except ImageBuildError as error:
+            error.hint = error.hint or f"provisioner logs {environment.id} shows all that it said."
+            raise
+        finally:
+            with session.shield():
+                machines.keep_logs(session, environment)
+                machines.destroy(session, environment)
+
+
+def _require_no_secrets(session: Session, connection: Connection) -> None:
+    """Looks for the environment file's values in every file that the build wrote.
+
+    Raises:
+        ImageBuildError: one was left; an image would keep it for every later environment and agent.
+    """
+    secrets = {name: value for name, value in session.variables.items() if len(value) >= SECRET_SCAN_MIN_LENGTH}
+    if not secrets:
+        return
+    program = (GUEST / "secret_scan.py").read_bytes()
+    found = connection.run(["python3", "-I", "-c", program.decode()], stdin=json.dumps(secrets).encode())
+    if found.exit_code != 0:
+        raise MachineLostError(
+            "The builder could not be searched for secrets.", details=found.stderr.decode(errors="replace")[-500:]
+        )
+    lines = found.stdout.decode(errors="replace").splitlines()
+    if lines:
+        raise ImageBuildError(
+            "Building left secrets in the image: " + session.redactor.redact("; ".join(lines[:10])),
+            hint="A secret must not stay in an image: read it in start(), through required_environment_variables.",
+        )
+
+
+def _clean_and_power_off(connection: Connection) -> None:
+    """Removes what belongs to the builder and not to the image, then powers it off."""
+    script = """
+    rm -rf /var/lib/provisioner /run/provisioner /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
+    rm -f /root/.bash_history /home/*/.bash_history /root/.python_history /var/log/apt/* /var/log/dpkg.log
+    [ -L /etc/resolv.conf ] || : > /etc/resolv.conf
+    : > /etc/machine-id
+    rm -rf /var/lib/cloud/instance /var/lib/cloud/instances /var/lib/cloud/data /var/lib/cloud/sem /var/log/cloud-init*
+    apt-get clean
+    sync
+    systemctl --no-block poweroff
+    """
+    connection.run(["sh", "-c", script])
+
+
+def _wait_until_off(session: Session, builder: Environment) -> None:
+    deadline = time.monotonic() + POWER_OFF_SECONDS
+    while session.cloud.alive(builder, "primary"):
+        if time.monotonic() > deadline:
+            raise MachineLostError(
+                "The builder does not power off.", details=session.cloud.console(builder, "primary")[-1500:]
+            )
+        time.sleep(0.2)

@@ -1,0 +1,441 @@
+"""The aws cloud: EC2. What exists is asked of EC2 by tag, never of a record."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from provisioner.clouds import Foundation
+from provisioner.clouds.aws import amis, leftovers, policy
+from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
+from provisioner.clouds.aws.instance_types import Market, choose_builder, choose_machines
+from provisioner.clouds.aws.market import market
+from provisioner.clouds.aws.network import (
+    NETWORK_TAG,
+    Network,
+    allowlist_subnet,
+    controller_networks,
+    find_network,
+    zones_of,
+)
+from provisioner.clouds.aws.placement import next_place, places, shortage
+from provisioner.clouds.aws.user_data import cloud_config
+from provisioner.errors import CapacityError, HostError, InfrastructureError, ProvisionerError, TerraformError
+from provisioner.image_store import Image, ImageStore, now
+from provisioner.manifest import Resources
+from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+from provisioner.paths import Home
+from provisioner.progress import Progress
+from provisioner.settings import Settings
+from provisioner.ssh import Connection
+
+SSH_PORT = 22
+# RunInstances: a bucket of five requests, refilled twice a second (EC2 API request throttling).
+PARALLELISM = 5
+# Of the provider: it repeats a lack of capacity for many minutes by default; what to try next is ours to decide.
+PROVIDER_RETRIES = 2
+ALIVE_SECONDS = 3.0
+SEAL_SECONDS = 180.0
+# Tagged on all that is made, for whoever finds it.
+LIFETIME = timedelta(hours=4)
+HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
+HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
+CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
+
+
+class AwsCloud:
+    """EC2 in one region, with others to go on to.
+
+    Args:
+        home: where records and images' descriptions live.
+        settings: the operator's settings.
+        regions: the first is used, the others where it lacks capacity; empty: the settings' or boto3's own.
+        profile: of the AWS configuration.
+        spot: whether to try spot instances first.
+        state: `s3://bucket/prefix` for Terraform's state, or empty for local files.
+    """
+
+    name = "aws"
+    parallelism: int | None = PARALLELISM
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Settings,
+        regions: tuple[str, ...] = (),
+        profile: str | None = None,
+        *,
+        spot: bool = False,
+        state: str | None = None,
+    ) -> None:
+        self._home = home
+        self._settings = settings
+        self._others = regions[1:]
+        self._profile = profile or settings.profile or ""
+        self._spot = spot
+        self._state = settings.state if state is None else state
+        self._images = ImageStore(home)
+        self._api = Api(self._profile, regions[0] if regions else settings.region)
+        self._region = self._api.region
+        self._networks: dict[str, Network] = {}
+        self._seen: dict[tuple[str, Role], tuple[float, bool]] = {}
+
+    # Before anything is created
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Whether there are credentials, and whether they have the rights."""
+        try:
+            identity = self._identity
+            refused = policy.refused(self._api, self._region, identity["Arn"])
+        except ProvisionerError as error:
+            return [(error.message, error.hint or "")]
+        if not refused:
+            return []
+        return [(f"{identity['Arn']} lacks rights: {', '.join(refused)}", RIGHTS_HINT)]
+
+    def notes(self) -> list[str]:
+        """Where machines start and what prices are from."""
+        try:
+            controllers = ", ".join(sorted(self._controllers))
+            return [
+                f"Account {self._identity['Account']}, region {self._region}; machines let in {controllers}.",
+                f"Prices: {self._market.source}.",
+            ]
+        except ProvisionerError as error:
+            return [error.message]
+
+    def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        """The cheapest machines that fit.
+
+        Raises:
+            UnavailableError: EC2 sells none, or for an unknown price.
+        """
+        chosen = choose_machines(resources, aux, self._market)
+        return {"primary": chosen["primary"], **({"aux": chosen["aux"]} if aux else {})}
+
+    def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
+        """The cheapest builder of an architecture."""
+        return choose_builder(base.architecture, disk_gib, self._market)
+
+    def fallback(self) -> AwsCloud | None:
+        """The same in the next region."""
+        if not self._others:
+            return None
+        return AwsCloud(self._home, self._settings, self._others, self._profile, spot=self._spot, state=self._state)
+
+    @cached_property
+    def _identity(self) -> dict[str, str]:
+        with asking("Asking AWS who we are"):
+            found = self._api.client("sts").get_caller_identity()
+        return {"Account": str(found["Account"]), "Arn": str(found["Arn"])}
+
+    @cached_property
+    def _market(self) -> Market:
+        account = self._identity["Account"]
+        return market(self._api, self._region, self._home.root / "market" / f"aws-{account}-{self._region}.json")
+
+    @cached_property
+    def _controllers(self) -> frozenset[str]:
+        return controller_networks(self._settings.controller_cidrs)
+
+    # Images
+
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
+        """The distribution's newest AMI, from which a builder makes the base image."""
+        ami_id, full_name = amis.vendor_ami(self._api, self._region, base)
+        where = sha256(f"{self._identity['Account']} {self._region} {ami_id}".encode()).hexdigest()[:8]
+        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', full_name.lower()).strip('-')[:60]}-{where}"
+        with self._images.building(name, progress) as directory:
+            if directory is not None:
+                amis.write(amis.Ami(id=ami_id, region=self._region, ours=False), directory)
+                self._images.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
+        return name
+
+    def holds(self, image: Path) -> bool:
+        """Whether the AMI is still there."""
+        return amis.exists(self._api, amis.read(image))
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        """Finds the AMI by its tag."""
+        found = amis.find(self._api, self._region, name)
+        if found:
+            amis.write(found, destination)
+        return found is not None
+
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
+        """Makes an AMI of the stopped builder."""
+        instance = environment.endpoints["primary"].instance_id or ""
+        made = amis.create(self._api, environment.placement["region"], instance, name, self._tags(environment))
+        amis.write(made, destination)
+
+    def discard(self, image: Path) -> None:
+        """Deregisters the AMI and deletes its snapshots; the distributions' own stay."""
+        ami = amis.read(image)
+        if ami.ours:
+            amis.remove(self._api, ami)
+
+    def _ami_id(self, name: str) -> str:
+        if self._images.finished(name):
+            return amis.read(self._images.path(name)).id
+        found = amis.find(self._api, self._region, name)
+        if found is None:
+            raise InfrastructureError(f"The image {name} is gone from {self._region}.", hint="Run the command again.")
+        return found.id
+
+    # Creating
+
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        """Keeps each machine's user data in the environment's directory."""
+        for role in environment.machines:
+            path = self._user_data(environment, role)
+            path.write_text(cloud_config(role, authorized_keys.get(role, {})))
+
+    def _user_data(self, environment: Environment, role: Role) -> Path:
+        return self._home.environments / environment.id / f"user-data-{role}"
+
+    def foundation(self, environment: Environment) -> Foundation | None:
+        """The region's network, where it is not there or does not know this controller's address.
+
+        Raises:
+            HostError: another controller made it, and its state is not shared.
+        """
+        region = environment.placement["region"]
+        found = find_network(self._api, region)
+        known = found.controllers if found else frozenset()
+        if found and self._controllers <= known:
+            self._networks[region] = found
+            return None
+        stack = f"network-aws-{self._identity['Account']}-{region}"
+        if found and not self._state and not (self._home.stacks / stack).exists():
+            raise HostError(
+                f"The network in {region} was made by another controller, and lets in {', '.join(sorted(known))} only.",
+                hint="Share its Terraform state (--state s3://bucket/prefix), or let that controller add "
+                f"{', '.join(sorted(self._controllers))} to its controller_cidrs.",
+            )
+        values = {
+            "region": region,
+            "availability_zones": zones_of(self._api, region),
+            "controller_cidrs": sorted(known | self._controllers),
+            "tags": {NETWORK_TAG: region, "provisioner:owner": self._owner},
+        }
+        return Foundation(stack=stack, values=values, root_files=self._root_files(region, stack))
+
+    def _network(self, region: str) -> Network:
+        if region not in self._networks:
+            found = find_network(self._api, region)
+            if found is None:
+                raise InfrastructureError(f"The network in {region} is not there, or not all of it.")
+            self._networks[region] = found
+        return self._networks[region]
+
+    def place(self, environment: Environment) -> dict[str, str]:
+        """The cheapest types in a zone; zones take turns from environment to environment."""
+        return self._places(environment)[0]
+
+    def elsewhere(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        """The next zone, type or market, by what EC2 says it lacks.
+
+        Raises:
+            CapacityError: that was the last one.
+            HostError: EC2 refuses these credentials.
+        """
+        for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
+            if code := next((code for code in codes if re.search(rf"\b{code}\b", error.said)), None):
+                raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
+        found = shortage(error.said)
+        if found is None:
+            return None
+        level, why = found
+        current = environment.placement
+        types = " and ".join(dict.fromkeys(current[role] for role in environment.machines))
+        reason = why.format(types=types, zone=current["zone"])
+        following = next_place(self._places(environment), current, level)
+        if following is None:
+            raise CapacityError(
+                f"{environment.id} could not be created: {reason}, and there is nothing else to try.",
+                hint="Allow another --region, widen the spec's ranges, or ask AWS for a larger quota.",
+                details=error.details,
+            )
+        return f"{reason}; trying {_words(following, environment)}", following
+
+    def _places(self, environment: Environment) -> list[dict[str, str]]:
+        region = environment.placement.get("region", self._region)
+        zones = sorted(self._zones(region))
+        turn = int.from_bytes(sha256(environment.id.encode()).digest()[:2], "big") % len(zones)
+        # A spot instance cannot be stopped, and a builder must be.
+        spot = self._spot and environment.kind == "task"
+        sizes = {str(role): machine.size for role, machine in environment.machines.items()}
+        where = {"region": region, "account": self._identity["Account"], "profile": self._profile}
+        return [{**where, "state": self._state, **one} for one in places(sizes, zones[turn:] + zones[:turn], spot=spot)]
+
+    def _zones(self, region: str) -> list[str]:
+        if region in self._networks or (found := find_network(self._api, region)) is None:
+            return (
+                list(self._networks[region].subnets["online"])
+                if region in self._networks
+                else zones_of(self._api, region)
+            )
+        self._networks[region] = found
+        return list(found.subnets["online"])
+
+    def stack_values(self, environment: Environment) -> dict[str, Any]:
+        """Network, instance types, user data and tags."""
+        placement = environment.placement
+        network = self._network(placement["region"])
+        kind = "online" if environment.full_internet else "offline"
+        allowlist = None
+        if environment.allowed_destinations:
+            allowlist = {
+                "cidr": allowlist_subnet(environment.id, network.taken),
+                "zone": placement["zone"],
+                "gateway_id": network.gateways["offline"],
+            }
+        return {
+            "images": {role: self._ami_id(machine.image) for role, machine in environment.machines.items()},
+            "vpc_id": network.vpcs[kind],
+            "subnet_id": network.subnets[kind][placement["zone"]],
+            "controller_cidrs": sorted(network.controllers),
+            "instance_types": {role: placement[role] for role in environment.machines},
+            "user_data": {role: self._user_data(environment, role).read_text() for role in environment.machines},
+            "spot": placement["market"] == "spot",
+            "shutdown_behavior": "stop" if environment.kind == "builder" else "terminate",
+            "allowlist": allowlist,
+            "tags": self._tags(environment),
+        }
+
+    def _tags(self, environment: Environment) -> dict[str, str]:
+        return {
+            "provisioner:owner": self._owner,
+            "provisioner:stack": environment.stack,
+            "provisioner:batch": "none",
+            "provisioner:expires-at": (environment.created_at + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+
+    @cached_property
+    def _owner(self) -> str:
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError):
+            return "unknown"
+
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        """The provider, and the backend of the state if it is not local."""
+        return self._root_files(environment.placement["region"], environment.stack)
+
+    def _root_files(self, region: str, stack: str) -> dict[str, str]:
+        account = {"region": region, **({"profile": self._profile} if self._profile else {})}
+        provider = {"provider": {"aws": [{**account, "max_retries": PROVIDER_RETRIES}]}}
+        files = {"provider.tf.json": json.dumps(provider, indent=2)}
+        if self._state:
+            bucket, _, prefix = self._state.removeprefix("s3://").partition("/")
+            key = "/".join(part for part in (prefix.strip("/"), stack, "terraform.tfstate") if part)
+            backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **account}
+            files["backend.tf.json"] = json.dumps({"terraform": {"backend": {"s3": backend}}}, indent=2)
+        return files
+
+    # Machines that are up
+
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        """The key that cloud-init printed on the console at the first boot."""
+        block = HOST_KEYS.search(self.console(environment, role).replace("\r", ""))
+        key = HOST_KEY.search(block[1]) if block else None
+        return f"{key[1]} {key[2]}" if key else None
+
+    def seal(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        """Writes the hosts files, and switches the metadata service off once cloud-init is done with it.
+
+        Raises:
+            InfrastructureError: AWS did not confirm that in time.
+        """
+        ec2 = self._api.client("ec2", environment.placement["region"])
+        for role, connection in connections.items():
+            try:
+                connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=SEAL_SECONDS)
+            except TimeoutError as error:
+                raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
+            connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
+        machines = [endpoint.instance_id for endpoint in environment.endpoints.values()]
+        with asking("Switching the metadata service off"):
+            for instance in machines:
+                ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
+        deadline = time.monotonic() + SEAL_SECONDS
+        while not all(self._sealed(one) for one in self._instances(environment) if one["InstanceId"] in machines):
+            if time.monotonic() > deadline:
+                raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
+            time.sleep(0.5)
+
+    @staticmethod
+    def _sealed(instance: dict[str, Any]) -> bool:
+        options = instance["MetadataOptions"]
+        return bool(options["HttpEndpoint"] == "disabled" and options["State"] == "applied")
+
+    def _instances(self, environment: Environment) -> list[dict[str, Any]]:
+        if "region" not in environment.placement:  # nothing was placed yet, so nothing was created
+            return []
+        return leftovers.instances(self._api, environment.placement["region"], environment.id)
+
+    def alive(self, environment: Environment, role: Role) -> bool:
+        """Whether EC2 calls the machine anything but stopped or terminated; asked every few seconds at most."""
+        key = (environment.id, role)
+        asked_at, answer = self._seen.get(key, (0.0, False))
+        if time.monotonic() - asked_at > ALIVE_SECONDS:
+            name = self._instance(environment, role)
+            states = {one["InstanceId"]: one["State"]["Name"] for one in self._instances(environment)}
+            answer = states.get(name, "terminated") not in ("stopped", "terminated")
+            self._seen[key] = (time.monotonic(), answer)
+        return answer
+
+    def _instance(self, environment: Environment, role: Role) -> str | None:
+        endpoint = environment.endpoints.get(role)
+        return endpoint.instance_id if endpoint else None
+
+    def console(self, environment: Environment, role: Role) -> str:
+        """The end of the serial console, as EC2 keeps it."""
+        instance = self._instance(environment, role)
+        if instance is None:
+            return ""
+        try:
+            with asking("Reading the console"):
+                ec2 = self._api.client("ec2", environment.placement["region"])
+                return str(ec2.get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
+        except InfrastructureError:  # an instance that is gone, or just coming, has none
+            return ""
+
+    def left(self, environment: Environment) -> list[str]:
+        """What EC2 still has with the environment's tag."""
+        if "region" not in environment.placement:
+            return []
+        return leftovers.left(self._api, environment.placement["region"], environment.id)
+
+    def remove(self, environment: Environment) -> None:
+        """Removes what has the environment's tag."""
+        leftovers.remove(self._api, environment.placement["region"], environment.id)
+
+    def gateways(self, environment: Environment) -> list[str]:
+        """The subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
+        block = "10.214.0" if environment.full_internet else "10.215.0"
+        return [f"{block}.1", f"{block}.2"]
+
+
+def _hosts(environment: Environment, role: Role) -> str:
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    addresses = {name: endpoint.private_address for name, endpoint in environment.endpoints.items()}
+    lines += [f"{address} {name}" for name, address in addresses.items() if address]
+    if not addresses[role]:
+        lines.append(f"127.0.1.1 {role}")
+    for destination in environment.allowed_destinations:
+        lines += [f"{destination.cidr.split('/')[0]} {name}" for name in destination.host_names]
+    return "\n".join(lines) + "\n"
+
+
+def _words(place: Mapping[str, str], environment: Environment) -> str:
+    types = " and ".join(dict.fromkeys(place[role] for role in environment.machines))
+    return f"{types} in {place['zone']} ({place['market']})"

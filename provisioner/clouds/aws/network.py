@@ -1,0 +1,120 @@
+"""A region's network, shared by all its environments: found again by tag, made by terraform/aws/network."""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.request
+from hashlib import sha256
+
+from provisioner.clouds.aws.api import Api, asking, tag, tagged
+from provisioner.errors import HostError, InfrastructureError
+from provisioner.models import Record
+
+NETWORK_TAG = "provisioner:network"
+KIND_TAG = "provisioner:network-kind"
+# In each VPC; AWS has two to six zones in a region.
+ZONES = 3
+# The upper half of the offline VPC is for environments with an allowlist, 16 addresses each (AWS takes five of them).
+ALLOWLIST_BLOCK = ipaddress.IPv4Network("10.215.128.0/17")
+ALLOWLIST_PREFIX = 28
+# "Check IP" of AWS: answers with the caller's public address.
+CHECK_IP = "https://checkip.amazonaws.com"
+
+
+class Network(Record):
+    """What terraform/aws/network has made, by kind (online, offline).
+
+    Args:
+        subnets: zone -> subnet id.
+        controllers: networks from which controllers reach machines.
+        taken: networks of the offline VPC's subnets.
+    """
+
+    vpcs: dict[str, str]
+    gateways: dict[str, str]
+    subnets: dict[str, dict[str, str]]
+    controllers: frozenset[str]
+    taken: tuple[str, ...]
+
+
+def find_network(api: Api, region: str) -> Network | None:
+    """The region's network, or None if there is none, or not all of it."""
+    ec2 = api.client("ec2", region)
+    ours = tagged(NETWORK_TAG, region)
+    with asking(f"Looking for the network in {region}"):
+        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=ours)["Vpcs"]}
+        if set(vpcs) != {"online", "offline"}:
+            return None
+        inside = [{"Name": "vpc-id", "Values": list(vpcs.values())}]
+        pages = ec2.get_paginator("describe_subnets").paginate(Filters=inside)
+        subnets = [subnet for page in pages for subnet in page["Subnets"]]
+        gateways = ec2.describe_internet_gateways(Filters=ours)["InternetGateways"]
+        tables = ec2.describe_route_tables(Filters=ours)["RouteTables"]
+    kinds = {vpc: kind for kind, vpc in vpcs.items()}
+    routes = [r for table in tables if table["VpcId"] == vpcs["offline"] for r in table["Routes"] if "GatewayId" in r]
+    found = Network(
+        vpcs=vpcs,
+        gateways={kinds[a["VpcId"]]: g["InternetGatewayId"] for g in gateways for a in g["Attachments"]},
+        subnets={
+            kind: {
+                s["AvailabilityZone"]: s["SubnetId"]
+                for s in subnets
+                if s["VpcId"] == vpcs[kind] and tag(s, NETWORK_TAG) == region
+            }
+            for kind in vpcs
+        },
+        controllers=frozenset(r["DestinationCidrBlock"] for r in routes if r["GatewayId"].startswith("igw-")),
+        taken=tuple(s["CidrBlock"] for s in subnets if s["VpcId"] == vpcs["offline"]),
+    )
+    whole = set(found.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in found.subnets.values())
+    return found if whole else None
+
+
+def zones_of(api: Api, region: str) -> list[str]:
+    """The availability zones that get subnets.
+
+    Raises:
+        InfrastructureError: there are fewer than two.
+    """
+    filters = [{"Name": "state", "Values": ["available"]}, {"Name": "zone-type", "Values": ["availability-zone"]}]
+    with asking(f"Listing the zones of {region}"):
+        zones = api.client("ec2", region).describe_availability_zones(Filters=filters)["AvailabilityZones"]
+    names = sorted(zone["ZoneName"] for zone in zones)[:ZONES]
+    if len(names) < 2:
+        raise InfrastructureError(f"{region} has fewer than two availability zones.", hint="Use another --region.")
+    return names
+
+
+def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
+    """The networks from which this controller reaches machines: as set, else its own public address.
+
+    Raises:
+        HostError: it is not set, and cannot be found out.
+    """
+    if given:
+        return frozenset(given)
+    try:
+        with urllib.request.urlopen(CHECK_IP, timeout=10) as answer:
+            return frozenset([f"{ipaddress.IPv4Address(answer.read(64).decode().strip())}/32"])
+    except (OSError, ValueError) as error:
+        raise HostError(
+            f"This machine's public address could not be found out: {error}",
+            hint='Set controller_cidrs = ["192.0.2.1/32"] in the configuration, or PROVISIONER_CONTROLLER_CIDRS.',
+        ) from error
+
+
+def allowlist_subnet(environment_id: str, taken: tuple[str, ...]) -> str:
+    """A free network in the offline VPC for an environment with an allowlist. Pure.
+
+    Raises:
+        InfrastructureError: all are taken.
+    """
+    count = 1 << (ALLOWLIST_PREFIX - ALLOWLIST_BLOCK.prefixlen)
+    first = int.from_bytes(sha256(environment_id.encode()).digest()[:4], "big")
+    step = 1 << (32 - ALLOWLIST_PREFIX)
+    for number in range(count):
+        offset = (first + number) % count * step
+        network = f"{ALLOWLIST_BLOCK.network_address + offset}/{ALLOWLIST_PREFIX}"
+        if network not in taken:
+            return network
+    raise InfrastructureError("The offline VPC has no room for one more environment with an allowlist.")

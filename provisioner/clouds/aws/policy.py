@@ -1,0 +1,125 @@
+"""The rights that the aws cloud needs: the IAM policy, and whether the credentials have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
+
+# Reading takes no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
+READ = (
+    "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
+    "ec2:DescribeInstanceAttribute", "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
+    "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroupRules",
+    "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots", "ec2:DescribeSubnets", "ec2:DescribeTags",
+    "ec2:DescribeVolumes", "ec2:DescribeVpcAttribute", "ec2:DescribeVpcs", "ec2:GetConsoleOutput",
+    "pricing:GetProducts", "sts:GetCallerIdentity",
+)  # fmt: skip
+# What makes something new; EC2 checks the tags that come with it.
+CREATE = (
+    "ec2:CreateImage", "ec2:CreateInternetGateway", "ec2:CreateNetworkAcl", "ec2:CreateRouteTable",
+    "ec2:CreateSecurityGroup", "ec2:CreateSubnet", "ec2:CreateVpc", "ec2:ImportKeyPair", "ec2:RunInstances",
+)  # fmt: skip
+# What changes or removes something; only with our tag.
+CHANGE = (
+    "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry", "ec2:CreateRoute", "ec2:DeleteInternetGateway",
+    "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl", "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface",
+    "ec2:DeleteRoute", "ec2:DeleteRouteTable", "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet",
+    "ec2:DeleteVolume", "ec2:DeleteVpc", "ec2:DeregisterImage", "ec2:DetachInternetGateway",
+    "ec2:DisassociateRouteTable", "ec2:ModifyInstanceAttribute", "ec2:ModifyInstanceMetadataOptions",
+    "ec2:ModifySecurityGroupRules", "ec2:ModifySubnetAttribute", "ec2:ModifyVpcAttribute",
+    "ec2:ReplaceNetworkAclAssociation", "ec2:ReplaceNetworkAclEntry", "ec2:ReplaceRoute",
+    "ec2:ReplaceRouteTableAssociation", "ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress",
+    "ec2:StopInstances", "ec2:TerminateInstances",
+)  # fmt: skip
+ROLE = (
+    "iam:CreateRole", "iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
+    "iam:ListAttachedRolePolicies", "iam:ListInstanceProfilesForRole", "iam:ListRolePolicies", "iam:PutRolePolicy",
+    "iam:TagRole",
+)  # fmt: skip
+TAGS = "provisioner:*"
+
+
+def policy(state: str) -> dict[str, Any]:
+    """The IAM policy with the rights that provisioner needs, and no more.
+
+    Args:
+        state: `s3://bucket/prefix` of the state, or empty.
+    """
+    ours = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
+    made_ours = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
+    parents = ["image/*", "snapshot/*", "key-pair/*", "security-group/*", "subnet/*", "vpc/*", "network-interface/*"]
+    arn = "arn:aws:ec2:*:*:"
+    new = ["instance/*", "volume/*", "vpc/*", "subnet/*", "internet-gateway/*", "route-table/*", "network-acl/*"]
+    new += ["security-group/*", "security-group-rule/*", "key-pair/*", "image/*", "snapshot/*"]
+    statements: list[dict[str, Any]] = [
+        _allow("Read", READ, "*"),
+        # A request names new things, which must bear our tag, and the old ones that they are made in or from.
+        _allow("CreateTagged", CREATE, [arn + one for one in new], made_ours),
+        _allow("CreateIn", CREATE, [arn + one for one in [*parents, "instance/*"]] + ["arn:aws:ec2:*::image/*"]),
+        _allow("ChangeOurs", CHANGE, "*", ours),
+        _allow("RulesOfOurGroups", ("ec2:AuthorizeSecurityGroup*",), f"{arn}security-group-rule/*"),
+        _allow("Tag", ("ec2:CreateTags",), [arn + one for one in new], {"Null": {"ec2:CreateAction": "false"}}),
+        _allow("TagOurs", ("ec2:CreateTags", "ec2:DeleteTags"), f"{arn}*", ours),
+        _allow("SchedulerRole", ROLE, "arn:aws:iam::*:role/provisioner-scheduler-*"),
+    ]
+    if state:
+        bucket, _, prefix = state.removeprefix("s3://").partition("/")
+        objects = f"arn:aws:s3:::{bucket}/{prefix.strip('/')}/*" if prefix.strip("/") else f"arn:aws:s3:::{bucket}/*"
+        statements.append(_allow("StateBucket", ("s3:ListBucket",), f"arn:aws:s3:::{bucket}"))
+        statements.append(_allow("State", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects))
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _allow(name: str, actions: tuple[str, ...], resources: Any, condition: Any = None) -> dict[str, Any]:
+    statement = {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def refused(api: Api, region: str, arn: str) -> list[str]:
+    """The actions that the credentials may not do, as far as AWS lets one ask without doing them.
+
+    EC2 answers a dry run with DryRunOperation where it would have done it. What creates nothing is simply called.
+
+    Args:
+        arn: who the credentials are.
+    """
+    ec2 = api.client("ec2", region)
+    tags = [{"Key": "provisioner:owner", "Value": "doctor"}]
+
+    def specification(kind: str) -> list[dict[str, Any]]:
+        return [{"ResourceType": kind, "Tags": tags}]
+
+    tries: dict[str, Callable[[], Any]] = {
+        "ec2:DescribeInstances": lambda: ec2.describe_instances(MaxResults=5),
+        "ec2:DescribeInstanceTypes": lambda: ec2.describe_instance_types(MaxResults=5),
+        "ec2:DescribeImages": lambda: ec2.describe_images(Owners=["self"]),
+        "ec2:CreateVpc": lambda: ec2.create_vpc(
+            CidrBlock="10.214.0.0/16", DryRun=True, TagSpecifications=specification("vpc")
+        ),
+        "ec2:CreateInternetGateway": lambda: ec2.create_internet_gateway(
+            DryRun=True, TagSpecifications=specification("internet-gateway")
+        ),
+        "ec2:ImportKeyPair": lambda: ec2.import_key_pair(
+            KeyName="provisioner-doctor",
+            PublicKeyMaterial=b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl",
+            DryRun=True,
+            TagSpecifications=specification("key-pair"),
+        ),
+    }
+    found = []
+    for action, attempt in tries.items():
+        with asking(f"Checking {action}"):
+            try:
+                attempt()
+            except ClientError as error:
+                if code_of(error) in REFUSED:
+                    found.append(action)
+                elif code_of(error) != "DryRunOperation":
+                    raise
+    return found

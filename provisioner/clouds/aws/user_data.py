@@ -1,0 +1,30 @@
+"""What cloud-init is told at a machine's first boot. Pure. Nothing in it is secret: the machine can read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+
+def cloud_config(hostname: str, authorized_keys: Mapping[str, str]) -> str:
+    """User data for cloud-init, which also gives root the key pair's public key and makes new host keys.
+
+    Args:
+        hostname: the machine's name.
+        authorized_keys: user -> lines of authorized_keys.
+    """
+    files = [
+        {"path": f"/etc/ssh/authorized_keys.d/{user}", "content": lines, "owner": "root:root", "permissions": "0644"}
+        for user, lines in sorted(authorized_keys.items())
+    ]
+    settings = {
+        "users": [],  # not the vendor's: what it may do, and its number, are ours to say
+        "disable_root": False,
+        "ssh_pwauth": False,
+        "ssh_deletekeys": True,
+        "manage_etc_hosts": False,
+        "hostname": hostname,
+        "write_files": files,
+    }
+    # JSON is YAML.
+    return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

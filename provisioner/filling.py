@@ -1,0 +1,188 @@
+"""What goes into a builder: the base image's files, a family's files, build steps, install()."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from provisioner.clouds.base_image import FILES, GUEST, packages
+from provisioner.errors import ImageBuildError, TaskError
+from provisioner.family_files import digest_files, list_files
+from provisioner.machine_types import MINIMUM_DISK_GIB
+from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
+from provisioner.session import Session
+from provisioner.setup_data import parse_setup_data
+from provisioner.ssh import Connection
+from provisioner.task_driver import TaskDriver
+from provisioner.task_family import TaskFamily
+
+# What the driver and most build steps need of an aux VM; Debian's own cloud image has it.
+AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
+PREPARATION = "/run/provisioner-base"
+AUX_SHELL = ["/bin/sh", "-e"]
+FAMILY_SHELL = ["bash", "-euo", "pipefail"]
+
+
+def preparation_digest(session: Session, base: BaseImage) -> str:
+    """A name for all that prepare_base does to a vendor's image, 16 hexadecimal digits."""
+    sha = hashlib.sha256(f"{base.model_dump_json()} {MINIMUM_DISK_GIB} {_packages(base.role)}".encode())
+    for root in (FILES, GUEST):
+        names = list_files(root, root)
+        sha.update(digest_files(root, tuple(name for name in names if not name.startswith("local/"))).encode())
+    if bundle := session.ca_bundle:
+        sha.update(bundle.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def prepare_base(session: Session, base: BaseImage, connection: Connection) -> None:
+    """Turns the vendor's system on a builder into a base image.
+
+    Raises:
+        ImageBuildError: a package could not be installed.
+    """
+    scripts = ("common.sh", "users.sh", "prepare.sh")
+    _send_tree(connection, FILES, [*scripts, *list_files(FILES, FILES / "rootfs")], PREPARATION)
+    _send_tree(connection, GUEST, list_files(GUEST, GUEST), f"{PREPARATION}/guest")
+    if bundle := session.ca_bundle:
+        with bundle.open("rb") as file:
+            connection.run(["sh", "-c", 'cat > "$1"', "sh", f"{PREPARATION}/ca.pem"], stdin=file)
+    done = connection.run(
+        ["sh", f"{PREPARATION}/prepare.sh", base.role, PREPARATION, *_packages(base.role)],
+        on_stdout=lambda data: session.output(data.decode(errors="replace")),
+        on_stderr=lambda data: session.output(data.decode(errors="replace")),
+    )
+    _require(done.exit_code, done.stdout[-1500:] + done.stderr, "preparing the base image")
+
+
+def _packages(role: Role) -> list[str]:
+    return packages() if role == "primary" else AUX_PACKAGES
+
+
+def files_of(family: TaskFamily, source: str) -> tuple[str, ...]:
+    """The files that a build step's source means, relative to the family's directory."""
+    path = family.directory / source
+    return list_files(family.directory, path) if path.is_dir() else (source,)
+
+
+def fill_family(session: Session, family: TaskFamily, driver: TaskDriver, connection: Connection) -> SetupData:
+    """Copies the family, runs its build steps and install(), and reads its setup data.
+
+    Raises:
+        ImageBuildError: a build step or install() failed.
+        TaskFamilyError: its setup data is not valid.
+    """
+    _send_tree(connection, family.directory, family.files, "/root")
+    run_steps(session, family, family.build_steps, driver, connection, FAMILY_SHELL, "/root", None)
+    answer = driver.call("install", environment=session.variables)
+    try:
+        answer.value("install()")
+    except TaskError as error:
+        raise ImageBuildError(f"{family.name}: {error.message}", details=error.details) from error
+    return read_setup(session, driver)
+
+
+def read_setup(session: Session, driver: TaskDriver) -> SetupData:
+    """Reads a family's setup data in a machine that has its image.
+
+    Raises:
+        TaskFamilyError: it is not valid.
+    """
+    read = driver.call("setup", given=dict(session.variables))
+    return parse_setup_data(read.value("reading the family's setup data"))
+
+
+def run_steps(
+    session: Session,
+    family: TaskFamily,
+    steps: tuple[BuildStep, ...],
+    driver: TaskDriver,
+    connection: Connection,
+    shell: list[str],
+    home: str,
+    user: str | None,
+) -> None:
+    """Runs build steps, one after the other.
+
+    Args:
+        shell: what runs the commands of a shell step.
+        home: where steps start, and what destinations are relative to.
+        user: who runs them; None for root, who also gets the environment file's variables.
+
+    Raises:
+        ImageBuildError: one failed.
+    """
+    for number, step in enumerate(steps, start=1):
+        what = f"{family.name}: build step {number} ({step.type})"
+        session.progress.note(what)
+        if isinstance(step, FileBuildStep):
+            _copy(connection, family, step.source, str(PurePosixPath(home) / step.destination), user, what)
+            continue
+        answer = driver.call(
+            "shell",
+            commands=list(step.commands),
+            shell=shell,
+            cwd=home,
+            user=user,
+            environment=session.variables if user is None else {},
+        )
+        try:
+            answer.value(what)
+        except TaskError as error:
+            raise ImageBuildError(error.message, details=error.details) from error
+
+
+def _copy(connection: Connection, family: TaskFamily, name: str, destination: str, user: str | None, what: str) -> None:
+    """Copies a file to `destination`, or a directory's contents into it."""
+    source = family.directory / name
+    if source.is_dir():
+        inside = [str(Path(file).relative_to(source.relative_to(family.directory))) for file in files_of(family, name)]
+        _send_tree(connection, source, inside, destination, user, what)
+        return
+    # A destination that is a directory, or ends like one, takes the file under its own name.
+    script = """
+    case $1 in */) mkdir -p "$1" ;; *) mkdir -p "$(dirname "$1")" ;; esac
+    [ ! -d "$1" ] || set -- "$1/$2" "$2" "$3"
+    cat > "$1"
+    chmod "$3" "$1"
+    """
+    mode = "755" if source.stat().st_mode & 0o100 else "644"
+    with source.open("rb") as file:
+        done = connection.run([*_as(user), "sh", "-ec", script, "sh", destination, source.name, mode], stdin=file)
+    _require(done.exit_code, done.stderr, what)
+
+
+def _as(user: str | None) -> list[str]:
+    return ["runuser", "-u", user, "--"] if user else []
+
+
+def _send_tree(
+    connection: Connection,
+    source: Path,
+    files: tuple[str, ...] | list[str],
+    destination: str,
+    user: str | None = None,
+    what: str = "copying the family's files",
+) -> None:
+    """Copies files into a directory of the machine: owned by root there, and closed to the agent in /root."""
+
+    def member(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0
+        info.uname = info.gname = "root"
+        info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+        return info
+
+    def fill(archive: tarfile.TarFile) -> None:
+        for name in files:
+            archive.add(source / name, arcname=name, recursive=False, filter=member)
+
+    script = 'mkdir -p "$1" && exec tar -x -C "$1" --no-same-owner --no-overwrite-dir'
+    done = connection.send_tree([*_as(user), "sh", "-c", script, "sh", destination], fill)
+    _require(done.exit_code, done.stderr, what)
+
+
+def _require(exit_code: int, stderr: bytes, what: str) -> None:
+    if exit_code != 0:
+        raise ImageBuildError(
+            f"{what} failed with exit code {exit_code}.", details=stderr.decode(errors="replace")[-2000:]
+        )

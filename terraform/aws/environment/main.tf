@@ -1,0 +1,226 @@
+# The machines of one environment and what joins them. Each has a security group of its environment alone: no group
+# ever refers to another's.
+
+locals {
+  tags = merge(var.tags, { "provisioner:environment" = var.environment_id })
+  # Without internet, only the primary machine can be reached from outside; the aux VM is reached through it.
+  public = { for role in keys(var.machines) : role => var.full_internet || role == "primary" }
+  # Exactly what may be reached has a route: the offline VPC's shared table has none but the controllers'.
+  ways_out  = var.allowlist == null ? toset([]) : toset(concat(tolist(var.controller_cidrs), var.allowed_destinations[*].cidr))
+  subnet_id = var.allowlist == null ? var.subnet_id : aws_subnet.allowlist[0].id
+  allowed   = { for destination in var.allowed_destinations : "${destination.cidr}:${destination.port}" => destination }
+}
+
+# An environment with an allowlist has a subnet of its own in the offline VPC, with a route for each destination and a
+# network ACL that lets no more pass.
+resource "aws_subnet" "allowlist" {
+  count = var.allowlist == null ? 0 : 1
+
+  vpc_id                  = var.vpc_id
+  availability_zone       = var.allowlist.zone
+  cidr_block              = var.allowlist.cidr
+  map_public_ip_on_launch = false
+  tags                    = merge(local.tags, { Name = var.environment_id })
+}
+
+resource "aws_route_table" "allowlist" {
+  count = var.allowlist == null ? 0 : 1
+
+  vpc_id = var.vpc_id
+  tags   = merge(local.tags, { Name = var.environment_id })
+}
+
+resource "aws_route" "allowlist" {
+  for_each = local.ways_out
+
+  route_table_id         = aws_route_table.allowlist[0].id
+  gateway_id             = var.allowlist.gateway_id
+  destination_cidr_block = each.value
+}
+
+resource "aws_route_table_association" "allowlist" {
+  count = var.allowlist == null ? 0 : 1
+
+  route_table_id = aws_route_table.allowlist[0].id
+  subnet_id      = aws_subnet.allowlist[0].id
+}
+
+resource "aws_network_acl" "allowlist" {
+  count = var.allowlist == null ? 0 : 1
+
+  vpc_id     = var.vpc_id
+  subnet_ids = [aws_subnet.allowlist[0].id]
+  tags       = merge(local.tags, { Name = var.environment_id })
+
+  dynamic "ingress" {
+    for_each = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
+    content {
+      rule_no    = ingress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = ingress.key
+      from_port  = 22
+      to_port    = 22
+    }
+  }
+
+  # Network ACLs keep no state: answers come in, and go out, on whatever port the client chose.
+  dynamic "egress" {
+    for_each = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
+    content {
+      rule_no    = egress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = egress.key
+      from_port  = 1024
+      to_port    = 65535
+    }
+  }
+
+  dynamic "egress" {
+    for_each = { for index, name in sort(keys(local.allowed)) : name => 200 + index }
+    content {
+      rule_no    = egress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = local.allowed[egress.key].cidr
+      from_port  = local.allowed[egress.key].port
+      to_port    = local.allowed[egress.key].port
+    }
+  }
+
+  dynamic "ingress" {
+    for_each = { for index, name in sort(keys(local.allowed)) : name => 200 + index }
+    content {
+      rule_no    = ingress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = local.allowed[ingress.key].cidr
+      from_port  = 1024
+      to_port    = 65535
+    }
+  }
+}
+
+resource "aws_key_pair" "this" {
+  for_each = var.machines
+
+  key_name   = "${var.environment_id}-${each.key}"
+  public_key = each.value.public_key
+  tags       = merge(local.tags, { "provisioner:role" = each.key })
+}
+
+# Terraform removes the rule that lets everything out, which AWS adds to each new group.
+resource "aws_security_group" "this" {
+  name        = var.environment_id
+  description = "provisioner environment ${var.environment_id}"
+  vpc_id      = var.vpc_id
+  tags        = merge(local.tags, { Name = var.environment_id })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "neighbours" {
+  security_group_id            = aws_security_group.this.id
+  referenced_security_group_id = aws_security_group.this.id
+  ip_protocol                  = "-1"
+  tags                         = local.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "neighbours" {
+  security_group_id            = aws_security_group.this.id
+  referenced_security_group_id = aws_security_group.this.id
+  ip_protocol                  = "-1"
+  tags                         = local.tags
+}
+
+resource "aws_vpc_security_group_ingress_rule" "controller" {
+  for_each = var.controller_cidrs
+
+  security_group_id = aws_security_group.this.id
+  cidr_ipv4         = each.value
+  ip_protocol       = "tcp"
+  from_port         = 22
+  to_port           = 22
+  tags              = local.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "internet" {
+  count = var.full_internet ? 1 : 0
+
+  security_group_id = aws_security_group.this.id
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "-1"
+  tags              = local.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "allowed" {
+  for_each = local.allowed
+
+  security_group_id = aws_security_group.this.id
+  cidr_ipv4         = each.value.cidr
+  ip_protocol       = "tcp"
+  from_port         = each.value.port
+  to_port           = each.value.port
+  tags              = local.tags
+}
+
+resource "aws_instance" "this" {
+  for_each = var.machines
+
+  ami                         = each.value.image
+  instance_type               = var.instance_types[each.key]
+  subnet_id                   = local.subnet_id
+  vpc_security_group_ids      = [aws_security_group.this.id]
+  key_name                    = aws_key_pair.this[each.key].key_name
+  associate_public_ip_address = local.public[each.key]
+  user_data                   = lookup(var.user_data, each.key, null)
+
+  instance_initiated_shutdown_behavior = var.shutdown_behavior
+
+  # No instance profile: a machine has no credentials to give away. Tokens do not pass a second hop, such as a
+  # container's; once cloud-init is done, the controller switches the whole service off.
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "disabled"
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = each.value.disk_gib
+    encrypted             = true
+    delete_on_termination = true
+    tags                  = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
+  }
+
+  # aws_spot_instance_request would leave the instance without tags, where no sweep finds it.
+  dynamic "instance_market_options" {
+    for_each = var.spot ? [1] : []
+    content {
+      market_type = "spot"
+      spot_options {
+        instance_interruption_behavior = "terminate"
+        spot_instance_type             = "one-time"
+      }
+    }
+  }
+
+  tags = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
+
+  lifecycle {
+    # The controller switches it off after boot: that is no drift.
+    ignore_changes = [metadata_options[0].http_endpoint]
+  }
+
+  # Rules first: a machine is never up before what it may reach is decided.
+  depends_on = [
+    aws_route.allowlist,
+    aws_route_table_association.allowlist,
+    aws_network_acl.allowlist,
+    aws_vpc_security_group_ingress_rule.neighbours,
+    aws_vpc_security_group_egress_rule.neighbours,
+    aws_vpc_security_group_ingress_rule.controller,
+    aws_vpc_security_group_egress_rule.internet,
+    aws_vpc_security_group_egress_rule.allowed,
+  ]
+}

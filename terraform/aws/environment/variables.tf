@@ -1,0 +1,166 @@
+variable "environment_id" {
+  description = "Id of the environment: tags all that it is made of."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9][a-z0-9-]{0,63}$", var.environment_id))
+    error_message = "environment_id must be 1 to 64 lower-case letters, digits and hyphens."
+  }
+}
+
+variable "full_internet" {
+  description = "Whether the task has the permission full_internet. Without it no machine reaches anything outside the environment but allowed_destinations."
+  type        = bool
+  nullable    = false
+}
+
+variable "allowed_destinations" {
+  description = "What an environment without internet may reach all the same: IPv4 networks and TCP ports."
+  type = list(object({
+    cidr = string
+    port = number
+  }))
+  default  = []
+  nullable = false
+
+  validation {
+    condition     = !var.full_internet || length(var.allowed_destinations) == 0
+    error_message = "An environment with full_internet takes no allowed_destinations."
+  }
+
+  validation {
+    condition = alltrue([
+      for destination in var.allowed_destinations :
+      can(cidrhost(destination.cidr, 0)) && !endswith(destination.cidr, "/0") && !strcontains(destination.cidr, ":")
+    ])
+    error_message = "Each cidr must be an IPv4 network in CIDR form, and not all of them: offline means no public egress."
+  }
+
+  validation {
+    condition = alltrue([
+      for destination in var.allowed_destinations :
+      destination.port >= 1 && destination.port <= 65535 && floor(destination.port) == destination.port
+    ])
+    error_message = "Each port must be a whole number from 1 to 65535."
+  }
+}
+
+variable "machines" {
+  description = "The environment's machines by role. image: id of the AMI; sizes in vCPUs and GiB; public_key: the controller's, in OpenSSH form."
+  type = map(object({
+    image      = string
+    cpus       = number
+    memory_gib = number
+    disk_gib   = number
+    public_key = string
+  }))
+  nullable = false
+
+  validation {
+    condition     = contains(keys(var.machines), "primary") && length(setsubtract(keys(var.machines), ["primary", "aux"])) == 0
+    error_message = "machines must have the role primary, may have the role aux, and no other."
+  }
+
+  validation {
+    condition = alltrue([
+      for machine in var.machines :
+      machine.cpus >= 1 && floor(machine.cpus) == machine.cpus && machine.memory_gib > 0 &&
+      machine.disk_gib >= 1 && floor(machine.disk_gib) == machine.disk_gib
+    ])
+    error_message = "Each machine needs a whole number of vCPUs, some memory and a disk of whole GiB."
+  }
+
+  validation {
+    condition     = alltrue([for machine in var.machines : can(regex("^ssh-ed25519 [A-Za-z0-9+/=]+$", machine.public_key))])
+    error_message = "Each public_key must be one Ed25519 public key in OpenSSH form."
+  }
+}
+
+variable "instance_types" {
+  description = "The instance type of each machine, by role."
+  type        = map(string)
+  nullable    = false
+
+  validation {
+    condition     = length(setsubtract(keys(var.machines), keys(var.instance_types))) == 0
+    error_message = "instance_types must name a type for each machine."
+  }
+}
+
+variable "vpc_id" {
+  description = "The VPC for this environment's permission: online with full_internet, else offline."
+  type        = string
+  nullable    = false
+}
+
+variable "subnet_id" {
+  description = "The subnet, and by it the availability zone, of all machines of an environment without allowlist."
+  type        = string
+  nullable    = false
+}
+
+variable "controller_cidrs" {
+  description = "IPv4 networks from which the controller reaches the machines by SSH."
+  type        = set(string)
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for cidr in var.controller_cidrs : can(cidrhost(cidr, 0)) && !endswith(cidr, "/0") && !strcontains(cidr, ":")])
+    error_message = "Each of controller_cidrs must be an IPv4 network in CIDR form, and not all of them."
+  }
+}
+
+variable "user_data" {
+  description = "What cloud-init gets, by role. It can be read in the machine: no secret may be in it."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for text in var.user_data : !strcontains(text, "PRIVATE KEY")])
+    error_message = "user_data must not hold a private key."
+  }
+}
+
+variable "allowlist" {
+  description = "Where the subnet of an environment with allowed_destinations lies: its network, its zone and the offline VPC's internet gateway. Null without any."
+  type = object({
+    cidr       = string
+    zone       = string
+    gateway_id = string
+  })
+  default  = null
+  nullable = true
+
+  validation {
+    condition     = (var.allowlist == null) == (length(var.allowed_destinations) == 0)
+    error_message = "allowlist and allowed_destinations go together."
+  }
+}
+
+variable "spot" {
+  description = "Whether the machines are spot instances, which AWS may end at any time."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "shutdown_behavior" {
+  description = "What becomes of a machine that powers itself off: terminate, or stop for an image's builder."
+  type        = string
+  default     = "terminate"
+  nullable    = false
+
+  validation {
+    condition     = contains(["terminate", "stop"], var.shutdown_behavior)
+    error_message = "shutdown_behavior must be terminate or stop."
+  }
+}
+
+variable "tags" {
+  description = "Tags of instances, volumes, groups and keys beside the environment's id: owner, stack, batch, expires-at."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

@@ -1,0 +1,167 @@
+# One network per region, for all environments (five VPCs per region is AWS's default quota). Environments with
+# internet and environments without live in VPCs of their own: what is offline has no route, no rule and no name
+# server that could lead out.
+
+locals {
+  vpcs = {
+    online  = { cidr = "10.214.0.0/16", dns = true }
+    offline = { cidr = "10.215.0.0/16", dns = false }
+  }
+  subnets = merge([
+    for kind, vpc in local.vpcs : {
+      for index, zone in var.availability_zones :
+      "${kind}-${zone}" => { kind = kind, zone = zone, cidr = cidrsubnet(vpc.cidr, 4, index) }
+    }
+  ]...)
+  # A network ACL holds 20 rules by default.
+  controllers = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
+  tags        = merge(var.tags, { "provisioner:network" = var.region })
+}
+
+resource "aws_vpc" "this" {
+  for_each = local.vpcs
+
+  cidr_block = each.value.cidr
+  # The resolver of a VPC answers whatever security groups say, and DNS carries data out.
+  enable_dns_support   = each.value.dns
+  enable_dns_hostnames = each.value.dns
+
+  tags = merge(local.tags, { Name = "provisioner-${each.key}", "provisioner:network-kind" = each.key })
+}
+
+# Emptied of all rules, so that nothing works by the default group.
+resource "aws_default_security_group" "this" {
+  for_each = aws_vpc.this
+
+  vpc_id = each.value.id
+  tags   = merge(local.tags, { Name = "provisioner-${each.key}-unused" })
+}
+
+resource "aws_internet_gateway" "this" {
+  for_each = aws_vpc.this
+
+  vpc_id = each.value.id
+  tags   = merge(local.tags, { Name = "provisioner-${each.key}" })
+}
+
+resource "aws_subnet" "this" {
+  for_each = local.subnets
+
+  vpc_id            = aws_vpc.this[each.value.kind].id
+  availability_zone = each.value.zone
+  cidr_block        = each.value.cidr
+  # Each instance says for itself whether it gets a public address.
+  map_public_ip_on_launch = false
+
+  tags = merge(local.tags, { Name = "provisioner-${each.key}", "provisioner:network-kind" = each.value.kind })
+}
+
+resource "aws_route_table" "this" {
+  for_each = aws_vpc.this
+
+  vpc_id = each.value.id
+  tags   = merge(local.tags, { Name = "provisioner-${each.key}" })
+}
+
+resource "aws_route" "internet" {
+  route_table_id         = aws_route_table.this["online"].id
+  gateway_id             = aws_internet_gateway.this["online"].id
+  destination_cidr_block = "0.0.0.0/0"
+}
+
+resource "aws_route" "controller" {
+  for_each = var.controller_cidrs
+
+  route_table_id         = aws_route_table.this["offline"].id
+  gateway_id             = aws_internet_gateway.this["offline"].id
+  destination_cidr_block = each.value
+}
+
+resource "aws_route_table_association" "this" {
+  for_each = local.subnets
+
+  route_table_id = aws_route_table.this[each.value.kind].id
+  subnet_id      = aws_subnet.this[each.key].id
+}
+
+# The third layer of "offline": no packet but the neighbours' and the controllers' SSH.
+resource "aws_network_acl" "offline" {
+  vpc_id     = aws_vpc.this["offline"].id
+  subnet_ids = [for name, subnet in local.subnets : aws_subnet.this[name].id if subnet.kind == "offline"]
+  tags       = merge(local.tags, { Name = "provisioner-offline" })
+}
+
+resource "aws_network_acl_rule" "neighbours" {
+  for_each = { in = false, out = true }
+
+  network_acl_id = aws_network_acl.offline.id
+  egress         = each.value
+  rule_number    = 50
+  rule_action    = "allow"
+  protocol       = "-1"
+  cidr_block     = local.vpcs.offline.cidr
+}
+
+resource "aws_network_acl_rule" "ssh_in" {
+  for_each = local.controllers
+
+  network_acl_id = aws_network_acl.offline.id
+  egress         = false
+  rule_number    = each.value
+  rule_action    = "allow"
+  protocol       = "tcp"
+  cidr_block     = each.key
+  from_port      = 22
+  to_port        = 22
+}
+
+# Network ACLs keep no state: the answers go to whatever port the controller's client chose.
+resource "aws_network_acl_rule" "ssh_answers" {
+  for_each = local.controllers
+
+  network_acl_id = aws_network_acl.offline.id
+  egress         = true
+  rule_number    = each.value
+  rule_action    = "allow"
+  protocol       = "tcp"
+  cidr_block     = each.key
+  from_port      = 1024
+  to_port        = 65535
+}
+
+# EventBridge Scheduler ends instances at their time limit by this role, and only instances of ours.
+data "aws_iam_policy_document" "scheduler_trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["scheduler.amazonaws.com"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "terminate" {
+  statement {
+    actions   = ["ec2:TerminateInstances"]
+    resources = ["arn:aws:ec2:${var.region}:*:instance/*"]
+
+    condition {
+      test     = "StringLike"
+      variable = "aws:ResourceTag/provisioner:environment"
+      values   = ["?*"]
+    }
+  }
+}
+
+resource "aws_iam_role" "scheduler" {
+  name               = "provisioner-scheduler-${var.region}"
+  assume_role_policy = data.aws_iam_policy_document.scheduler_trust.json
+  tags               = local.tags
+}
+
+resource "aws_iam_role_policy" "terminate" {
+  name   = "terminate-provisioner-instances"
+  role   = aws_iam_role.scheduler.id
+  policy = data.aws_iam_policy_document.terminate.json
+}

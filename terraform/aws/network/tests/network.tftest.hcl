@@ -1,0 +1,82 @@
+mock_provider "aws" {
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{\"Version\": \"2012-10-17\", \"Statement\": []}" }
+  }
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::123456789012:role/provisioner-scheduler" }
+  }
+}
+
+variables {
+  region             = "eu-west-1"
+  availability_zones = ["eu-west-1a", "eu-west-1b"]
+  controller_cidrs   = ["203.0.113.10/32", "198.51.100.0/24"]
+  tags               = { "provisioner:network" = "eu-west-1", "provisioner:owner" = "tests" }
+}
+
+run "network" {
+  command = apply
+
+  assert {
+    condition     = !aws_vpc.this["offline"].enable_dns_support && !aws_vpc.this["offline"].enable_dns_hostnames && aws_vpc.this["online"].enable_dns_support
+    error_message = "The offline VPC has no resolver."
+  }
+  assert {
+    condition     = toset([for route in aws_route.controller : route.destination_cidr_block]) == toset(["203.0.113.10/32", "198.51.100.0/24"])
+    error_message = "The offline VPC has routes to the controllers, and no others."
+  }
+  assert {
+    condition     = aws_route.internet.destination_cidr_block == "0.0.0.0/0" && aws_route.internet.route_table_id == aws_route_table.this["online"].id
+    error_message = "The default route is the online VPC's."
+  }
+  assert {
+    condition     = alltrue([for rule in aws_network_acl_rule.ssh_answers : rule.cidr_block != "0.0.0.0/0" && rule.egress && rule.protocol == "tcp"])
+    error_message = "The offline VPC's network ACL lets answers to controllers out, and nothing else."
+  }
+  assert {
+    condition     = alltrue([for rule in aws_network_acl_rule.ssh_in : rule.from_port == 22 && rule.to_port == 22 && !rule.egress])
+    error_message = "SSH alone comes in."
+  }
+  assert {
+    condition     = length(output.subnets["online"]) == 2 && length(output.subnets["offline"]) == 2
+    error_message = "Each VPC has a subnet in each zone."
+  }
+  assert {
+    condition     = alltrue([for subnet in aws_subnet.this : !subnet.map_public_ip_on_launch])
+    error_message = "No machine gets a public address unasked."
+  }
+  assert {
+    condition     = alltrue([for vpc in aws_vpc.this : vpc.tags["provisioner:network"] == "eu-west-1"])
+    error_message = "It is found again by its tag."
+  }
+}
+
+run "one_zone_is_not_enough" {
+  command = plan
+
+  variables {
+    availability_zones = ["eu-west-1a"]
+  }
+
+  expect_failures = [var.availability_zones]
+}
+
+run "a_controller_has_a_network" {
+  command = plan
+
+  variables {
+    controller_cidrs = []
+  }
+
+  expect_failures = [var.controller_cidrs]
+}
+
+run "half_the_internet_is_no_controller" {
+  command = plan
+
+  variables {
+    controller_cidrs = ["128.0.0.0/1"]
+  }
+
+  expect_failures = [var.controller_cidrs]
+}

@@ -1,0 +1,95 @@
+"""The stand-in for Debian's official AMI: a disk that is built once and cached."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from provisioner.clouds.base_image import SOURCES, SUITE
+
+FILES = Path(__file__).parent / "debian"
+# Of Debian's AMI, and of its stand-in.
+DISK_GIB = 8
+BUILD_SECONDS = 900
+# The initramfs knows the disk and its file system: the same small one as the local cloud's.
+_INITRAMFS = Path(__file__).parents[3] / "provisioner" / "base_image" / "local"
+
+
+def ensure(cache: Path, extra_packages: Sequence[str] = (), ca_bundle: Path | None = None) -> Path:
+    """Builds the image unless the cache holds it; a second builder waits for the first.
+
+    Args:
+        cache: where images are kept between test runs.
+        extra_packages: Debian packages to have installed in it, which Debian's AMI has not.
+        ca_bundle: PEM file of extra CA certificates that it trusts.
+
+    Returns:
+        A directory with `disk.raw`, `vmlinuz` and `initrd.img`, never written to again.
+
+    Raises:
+        subprocess.CalledProcessError: the build failed; `build.log` beside the image's place says why.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    finished = cache / f"debian-12-{_digest(extra_packages, ca_bundle)}"
+    with (cache / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if finished.is_dir():
+            return finished
+        building = cache / "building"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        with (cache / "build.log").open("w") as log:
+            tree = building / "tree.tar"
+            for argv in (
+                _mmdebstrap(tree, extra_packages, ca_bundle),
+                ["sh", str(FILES / "disk.sh"), str(tree), str(building), str(DISK_GIB)],
+            ):
+                _run(argv, building, log.fileno())
+            tree.unlink()
+        building.rename(finished)
+    return finished
+
+
+def _digest(extra_packages: Sequence[str], ca_bundle: Path | None) -> str:
+    sha = hashlib.sha256(f"{SOURCES} {DISK_GIB} {sorted(extra_packages)}".encode())
+    for path in sorted([*FILES.iterdir(), *_INITRAMFS.glob("**/initramfs-tools/*.d/*")]):
+        sha.update(f"{path.name}\0".encode() + path.read_bytes())
+    if ca_bundle:
+        sha.update(ca_bundle.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def _mmdebstrap(tree: Path, extra_packages: Sequence[str], ca_bundle: Path | None) -> list[str]:
+    lines = (FILES / "packages.txt").read_text().splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")] + list(extra_packages)
+    initramfs = "etc/initramfs-tools/conf.d usr/share/initramfs-tools/modules.d"
+    source = shlex.quote(str(_INITRAMFS))
+    before = f'cd {source} && for d in {initramfs}; do mkdir -p "$1/$d"; cp "$d"/* "$1/$d/"; done'
+    customize = [str(FILES / "customize.sh"), "TREE", str(FILES)]
+    if ca_bundle:
+        customize.append(str(ca_bundle.resolve()))
+    hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)
+    return [
+        *("mmdebstrap", "--mode=unshare", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
+        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages)),
+        *("--essential-hook=" + before, "--customize-hook=" + hook),
+        *(SUITE, str(tree), *SOURCES),
+    ]
+
+
+def _run(argv: list[str], directory: Path, log: int) -> None:
+    """Runs one program in namespaces of its own, so that a build cut short leaves no process and no mount."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
+    contained = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", *user, "--mount", "--pid", "--fork", "--kill-child"]
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    environment = {**os.environ, "LC_ALL": "C", "PATH": path, "TMPDIR": str(directory)}
+    subprocess.run(
+        [*contained, "--", *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        env=environment, check=True, timeout=BUILD_SECONDS,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""EC2 with real machines behind it: starts the server and tells how to reach it. What tests use.
+
+`with Ec2Cloud(cache) as cloud: cloud.client("ec2").run_instances(...)`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import IO, Any, Self
+
+import boto3
+
+from provisioner.clouds import qemu
+from tests.aws.ec2 import ami
+from tests.aws.ec2.server import DEBIAN_AMI_ID, Settings
+
+CHECKOUT = Path(__file__).parents[3]
+REGION = "us-east-1"
+CLOSE_SECONDS = 60
+
+
+class Ec2Cloud:
+    """The cloud, from `start` to `close`.
+
+    Args:
+        cache: directory that keeps the AMI between test runs; runs have their files there too while they last.
+        controller_address: the address that connections from this host have in the eyes of security groups and
+            network ACLs; TEST-NET-3 by default. Rules for the controller must name `controller_cidr`.
+        extra_packages: Debian packages that its AMI has beside those of Debian's.
+        outside: (address, port) -> port of the host's loopback that answers there, as a host of the internet.
+        metadata_off: what a disabled metadata service does: `silent`, or `forbidden` (403) as EC2's.
+    """
+
+    debian_ami_id = DEBIAN_AMI_ID
+    region = REGION
+
+    def __init__(
+        self,
+        cache: Path,
+        *,
+        controller_address: str = "203.0.113.10",
+        extra_packages: Sequence[str] = (),
+        outside: Mapping[tuple[str, int], int] | None = None,
+        metadata_off: str = "silent",
+    ) -> None:
+        bundle = Path(os.environ.get("SSL_CERT_FILE", ""))
+        self.controller_cidr = f"{IPv4Address(controller_address)}/32"
+        image = ami.ensure(cache, extra_packages, bundle if bundle.is_file() else None)
+        self._lock, self.directory = _new_directory(cache / "runs")
+        settings = Settings(
+            directory=str(self.directory),
+            ami=str(image),
+            controller_address=controller_address,
+            outside={f"{address}:{port}": ours for (address, port), ours in (outside or {}).items()},
+            silent_when_off={"silent": True, "forbidden": False}[metadata_off],
+        )
+        self._log = (self.directory / "server.log").open("wb")
+        # It ends with our end of its stdin, whatever ends us.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.aws.ec2.server", json.dumps(asdict(settings))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=CHECKOUT, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            log = self.server_log()
+            self.close()
+            raise RuntimeError(f"the server did not start:\n{log}")
+        self.endpoint_url = f"http://127.0.0.1:{json.loads(line)['port']}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server and all machines, and removes their files."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        finally:
+            self._process.kill()  # the machines end with it
+            self._process.wait()
+            self._process.stdout.close()
+            self._log.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory.with_suffix(".lock").unlink()
+            self._lock.close()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that lead the AWS SDKs, Terraform's provider and CLI here."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+    def client(self, service: str = "ec2") -> Any:
+        """A boto3 client of a service here."""
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def machines(self) -> dict[str, int]:
+        """The pid of the QEMU of each instance that has one."""
+        found = {path.parent.name: qemu.live_pid(path) for path in self.directory.glob("instances/*/qemu.pid")}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    def left(self) -> list[str]:
+        """Directories of instances, running or stopped, that are still there."""
+        return sorted(path.name for path in self.directory.glob("instances/*"))
+
+    def console(self, instance_id: str) -> str:
+        """An instance's serial console, for messages when a test fails."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.directory / "instances" / instance_id / "serial.log").read_text(errors="replace")
+        return ""
+
+    def server_log(self) -> str:
+        """What the server has said."""
+        return (self.directory / "server.log").read_text(errors="replace")
+
+
+def _new_directory(runs: Path) -> tuple[IO[str], Path]:
+    """Makes a run's directory, locked as long as the run lasts, and removes those of runs that were killed."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for lock_path in runs.glob("*.lock"):
+        with lock_path.open("w") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
+            lock_path.unlink()
+    directory = runs / secrets.token_hex(4)
+    lock = directory.with_suffix(".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    directory.mkdir()
+    return lock, directory

@@ -1,0 +1,58 @@
+#!/bin/sh
+# mmdebstrap's customize hook: turns a plain Debian 12 tree into the stand-in for Debian's AMI.
+# Usage: customize.sh TREE FILES [CA_BUNDLE]
+set -eu
+tree=$1 files=$2 ca_bundle=${3:-}
+
+cp --no-preserve=ownership,mode "$files/cloud.cfg" "$tree/etc/cloud/cloud.cfg"
+rm -f "$tree"/etc/cloud/cloud.cfg.d/*
+cp --no-preserve=ownership,mode "$files/power-button.service" "$tree/etc/systemd/system/"
+# cloud-init finds user data, metadata and network configuration where systemd puts the SMBIOS strings.
+mkdir -p "$tree/var/lib/cloud/seed"
+ln -s /run/credentials/@system "$tree/var/lib/cloud/seed/nocloud"
+
+rm -f "$tree"/etc/ssh/ssh_host_*
+: > "$tree/etc/fstab"
+printf 'localhost\n' > "$tree/etc/hostname"
+printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
+: > "$tree/etc/machine-id"
+# The address at which every VPC's resolver answers, where it answers.
+rm -f "$tree/etc/resolv.conf"
+printf 'nameserver 169.254.169.253\n' > "$tree/etc/resolv.conf"
+# Found before udev would: the network is up earlier.
+printf 'virtio_net\n' > "$tree/etc/modules-load.d/ec2.conf"
+printf 'UseDNS no\nPrintMotd no\nPrintLastLog no\n' > "$tree/etc/ssh/sshd_config.d/ec2.conf"
+# ping's capability gets lost on the way into the disk.
+printf 'net.ipv4.ping_group_range = 0 2147483647\n' > "$tree/etc/sysctl.d/ping.conf"
+# Families expect /tmp to be kept over a restart of an image's machine.
+mkdir -p "$tree/etc/tmpfiles.d"
+printf 'd /tmp 1777 root root -\nd /var/tmp 1777 root root -\n' > "$tree/etc/tmpfiles.d/tmp.conf"
+
+if [ -n "$ca_bundle" ]; then
+    mkdir -p "$tree/usr/local/share/ca-certificates/host"
+    awk -v dir="$tree/usr/local/share/ca-certificates/host" '
+        /-----BEGIN CERTIFICATE-----/ { n++; file = sprintf("%s/extra-%04d.crt", dir, n) }
+        file { print > file }
+        /-----END CERTIFICATE-----/ { close(file); file = "" }
+    ' "$ca_bundle"
+    chroot "$tree" update-ca-certificates > /dev/null 2>&1
+    for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
+        printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"
+    done >> "$tree/etc/environment"
+fi
+
+chroot "$tree" systemctl set-default --quiet multi-user.target
+chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service power-button.service
+# Nothing runs by itself, and boot waits for nothing that a throw-away machine does not need.
+chroot "$tree" systemctl mask --quiet \
+    apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer \
+    systemd-networkd-wait-online.service systemd-timesyncd.service systemd-pstore.service \
+    getty-static.service getty.target console-getty.service serial-getty@.service \
+    systemd-binfmt.service proc-sys-fs-binfmt_misc.automount dev-hugepages.mount dev-mqueue.mount \
+    sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount \
+    modprobe@configfs.service modprobe@dm_mod.service modprobe@fuse.service modprobe@loop.service \
+    modprobe@drm.service modprobe@efi_pstore.service \
+    systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-random-seed.service \
+    systemd-machine-id-commit.service systemd-firstboot.service systemd-network-generator.service \
+    systemd-remount-fs.service systemd-journal-flush.service kmod-static-nodes.service \
+    cloud-init.service cloud-config.service cloud-init-hotplugd.socket cloud-init-hotplugd.service

@@ -1,0 +1,178 @@
+"""One instance's QEMU machine: its disk, its SMBIOS strings for cloud-init, its processes. Knows nothing of moto.
+
+A machine's directory: disk.qcow2 (a layer over its image), smbios/ (what cloud-init reads), serial.log (the console
+of all its boots), qemu.pid (locked while it runs), qemu.log and passt.log.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from provisioner.clouds import kvm, qemu
+from tests.aws.ec2.packets import ROUTER_MAC
+
+KILL_SECONDS = 10
+# EC2 keeps the last 64 KiB of a console.
+CONSOLE_BYTES = 1 << 16
+# A child must not outlive us; passt, which changes its user, ends with its socket.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a machine is made of.
+
+    Args:
+        kernel, initrd, image: absolute paths; `image` is what the disk is a layer over.
+        address, network: the card's private address and its subnet.
+        public_address: where port 22 is forwarded from, or None.
+        seed: cloud-init's NoCloud files by name (`meta-data`, `user-data`, `network-config`).
+    """
+
+    kernel: Path
+    initrd: Path
+    image: Path
+    disk_gib: int
+    cpus: int
+    memory_mib: int
+    mac: str
+    address: IPv4Address
+    network: IPv4Network
+    public_address: IPv4Address | None
+    seed: dict[str, bytes]
+
+
+@dataclass
+class Machine:
+    """A machine, running or not."""
+
+    directory: Path
+    hardware: Hardware
+    _process: subprocess.Popen[bytes] | None = None
+    _passt: subprocess.Popen[bytes] | None = None
+    _power: socket.socket | None = field(default=None)
+
+    def make_disk(self) -> None:
+        """Makes the disk: a layer over the image, or over the raw disk of Debian's."""
+        image = self.hardware.image
+        kind = "raw" if image.suffix == ".raw" else "qcow2"
+        self.directory.mkdir(mode=0o700, parents=True)
+        size = f"{self.hardware.disk_gib}G"
+        create = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", kind, "disk.qcow2", size]
+        subprocess.run(create, cwd=self.directory, check=True, stdin=subprocess.DEVNULL, timeout=60)
+
+    def start(self) -> tuple[socket.socket, socket.socket]:
+        """Starts QEMU and passt, from a thread that lives as long as they shall.
+
+        Returns:
+            The other ends of the card and of passt, both for the fabric.
+        """
+        card, our_card = socket.socketpair()
+        link, our_link = socket.socketpair()
+        power, self._power = socket.socketpair()
+        with card, link, power:
+            strings = self._smbios_strings()
+            with (self.directory / "passt.log").open("ab") as log:
+                self._passt = subprocess.Popen(
+                    self._passt_command(link.fileno()), pass_fds=[link.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=log, cwd="/",
+                )  # fmt: skip
+            with (self.directory / "qemu.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*_WITH_US, *self._qemu_command(strings, card.fileno(), power.fileno())], stdin=subprocess.DEVNULL,
+                    pass_fds=[card.fileno(), power.fileno()], stdout=log, stderr=log, cwd=self.directory,
+                )  # fmt: skip
+        return our_card, our_link
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started and its end not yet taken notice of by `kill`."""
+        return self._process is not None
+
+    def alive(self) -> bool:
+        """Whether QEMU runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def failed(self) -> bool:
+        """Whether QEMU ended by anything but the guest's own power-off."""
+        return self._process is not None and self._process.poll() not in (None, 0)
+
+    def press(self, word: str) -> None:
+        """Sends `poweroff` or `reboot` to whoever minds the power button in the guest."""
+        if self._power:
+            with contextlib.suppress(OSError):
+                self._power.sendall(word.encode() + b"\n")
+
+    def kill(self) -> None:
+        """Ends its processes; the disk stays."""
+        for process in (self._process, self._passt):
+            if process:
+                process.kill()
+                process.wait(KILL_SECONDS)
+        if self._power:
+            self._power.close()
+        self._process = self._passt = self._power = None
+
+    def remove(self) -> None:
+        """Ends it and removes its directory."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def console(self) -> bytes:
+        """The end of the serial console's output."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.directory / "serial.log").read_bytes()[-CONSOLE_BYTES:]
+        return b""
+
+    def _smbios_strings(self) -> list[str]:
+        """Writes cloud-init's files as SMBIOS strings, which systemd turns into credentials, and names them."""
+        (self.directory / "smbios").mkdir(mode=0o700, exist_ok=True)
+        for name, content in self.hardware.seed.items():
+            text = f"io.systemd.credential.binary:{name}={base64.b64encode(content).decode()}"
+            (self.directory / "smbios" / name).write_text(text)
+        return [f"smbios/{name}" for name in self.hardware.seed]
+
+    def _qemu_command(self, strings: list[str], card: int, power: int) -> list[str]:
+        made = self.hardware
+        accelerated = kvm.kvm_works(made.kernel, made.kernel.with_name("kvm.json"))
+        machine_id = self.directory.name.removeprefix("i-").rjust(32, "0")
+        boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={machine_id}"
+        argv = [
+            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-machine", "q35,accel=" + ("kvm" if accelerated else "tcg")),
+            *("-cpu", "host" if accelerated else qemu.EMULATED_CPU),
+            *("-smp", str(made.cpus), "-m", f"{made.memory_mib}M"),
+            *("-kernel", str(made.kernel), "-initrd", str(made.initrd)),
+            *("-append", boot if accelerated else boot + " mitigations=off"),
+            *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+            *("-device", "virtio-blk-pci,drive=disk"),
+            *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
+            *("-chardev", "file,id=console,path=serial.log,append=on", "-serial", "chardev:console"),
+            *("-chardev", f"socket,id=power,fd={power}", "-serial", "chardev:power"),
+            *("-netdev", f"stream,id=card,server=off,addr.type=fd,addr.str={card}"),
+            *("-device", f"virtio-net-pci,netdev=card,mac={made.mac},romfile="),
+            *("-pidfile", "qemu.pid", "-sandbox", qemu.SANDBOX),
+        ]
+        for name in strings:
+            argv += ["-smbios", f"type=11,path={name}"]
+        return argv
+
+    def _passt_command(self, link: int) -> list[str]:
+        made = self.hardware
+        # As nobody, root's passt could not listen on port 22.
+        user = ["--runas", "0"] if os.geteuid() == 0 else []
+        forward = f"{made.public_address}/22" if made.public_address else "none"
+        return [
+            *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link), *user),
+            *("--no-dhcp", "--tcp-ports", forward, "--udp-ports", "none", "--dns-forward", "198.51.100.53"),
+            *("--address", str(made.address), "--netmask", str(made.network.prefixlen)),
+            *("--gateway", str(made.network.network_address + 1), "--mac-addr", ROUTER_MAC.hex(":")),
+        ]

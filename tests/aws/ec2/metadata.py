@@ -1,0 +1,104 @@
+"""The instance metadata service of one instance: version 2, and version 1 where the instance's options allow it.
+
+It is served on the host's loopback; the fabric gives the machine the way to it, under 169.254.169.254.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_TOKEN_PATH = "/latest/api/token"
+_TOKEN_SECONDS = range(1, 21601)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What matters of an instance's MetadataOptions."""
+
+    enabled: bool
+    tokens_required: bool
+
+
+class MetadataService:
+    """One instance's service, listening until closed.
+
+    Args:
+        values: paths below /latest/ (such as `meta-data/instance-id`, `user-data`) and their contents.
+        options: asked at every request.
+    """
+
+    def __init__(self, values: Mapping[str, bytes], options: Callable[[], Options]) -> None:
+        self._values = values
+        self._options = options
+        self._tokens: set[str] = set()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            server_version = "EC2ws"
+            timeout = 10
+
+            def do_GET(self) -> None:
+                token = self.headers.get("X-aws-ec2-metadata-token")
+                self._answer(*service.get(self.path, token))
+
+            def do_PUT(self) -> None:
+                wanted = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+                forwarded = "X-Forwarded-For" in self.headers
+                self._answer(*service.put(self.path, wanted, forwarded))
+
+            def _answer(self, status: int, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Its port on 127.0.0.1."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def get(self, path: str, token: str | None) -> tuple[int, bytes]:
+        """The status and body of a GET. A service that is off answers 403, as EC2's does."""
+        options = self._options()
+        if not options.enabled:
+            return 403, b""
+        if (token is None and options.tokens_required) or (token is not None and token not in self._tokens):
+            return 401, b""
+        name = path.strip("/").removeprefix("latest").strip("/")
+        if name in self._values:
+            return 200, self._values[name]
+        prefix = f"{name}/" if name else ""
+        below = {known.removeprefix(prefix) for known in self._values if known.startswith(prefix)}
+        if not below:
+            return 404, b""
+        entries = {entry.partition("/")[0] + ("/" if "/" in entry else "") for entry in below}
+        return 200, "\n".join(sorted(entries)).encode()
+
+    def put(self, path: str, ttl_seconds: str, forwarded: bool) -> tuple[int, bytes]:
+        """The status and body of a PUT: a token for so many seconds (which is longer than any test)."""
+        if not self._options().enabled or forwarded:
+            return 403, b""
+        if path != _TOKEN_PATH:
+            return 404, b""
+        if not ttl_seconds.isdigit() or int(ttl_seconds) not in _TOKEN_SECONDS:
+            return 400, b""
+        token = secrets.token_urlsafe(40)
+        self._tokens.add(token)
+        return 200, token.encode()

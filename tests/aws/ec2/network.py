@@ -1,0 +1,212 @@
+"""What EC2's network lets through, decided from the rules alone: security groups, routes, network ACLs. Pure.
+
+Each layer is judged by itself, so that a test sees which one holds a packet back, and that any one alone does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+ICMP, TCP, UDP = 1, 6, 17
+_PROTOCOLS = {"icmp": ICMP, "tcp": TCP, "udp": UDP}
+
+
+@dataclass(frozen=True)
+class GroupRule:
+    """One permission of a security group: from or to a network, or the members of a group.
+
+    Args:
+        protocol: `tcp`, `udp`, `icmp`, a number, or `-1` for all.
+        first, last: ports; for ICMP `first` is the type, -1 for all. Ignored when the protocol is `-1`.
+    """
+
+    protocol: str
+    first: int
+    last: int
+    network: IPv4Network | None = None
+    group_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A security group. What no rule permits is denied; answers always pass."""
+
+    id: str
+    ingress: tuple[GroupRule, ...]
+    egress: tuple[GroupRule, ...]
+
+
+@dataclass(frozen=True)
+class AclEntry:
+    """One line of a network ACL; the lowest number that matches decides. Protocol -1 means all."""
+
+    number: int
+    egress: bool
+    allow: bool
+    protocol: int
+    network: IPv4Network
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route. `internet`: it leads to an internet gateway that is attached; `local`: within the VPC."""
+
+    network: IPv4Network
+    local: bool
+    internet: bool
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """A subnet with the route table and the network ACL that hold for it."""
+
+    id: str
+    network: IPv4Network
+    routes: tuple[Route, ...]
+    acl: tuple[AclEntry, ...]
+
+
+@dataclass(frozen=True)
+class Vpc:
+    """A VPC; the first of its networks is the one in which its resolver lives."""
+
+    id: str
+    networks: tuple[IPv4Network, ...]
+    dns_support: bool
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A running instance's only network interface."""
+
+    instance_id: str
+    address: IPv4Address
+    public_address: IPv4Address | None
+    vpc: Vpc
+    subnet: Subnet
+    groups: tuple[Group, ...]
+    metadata: bool
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The first packet of a conversation. Of the two ends, at least one is an instance of the VPC."""
+
+    vpc_id: str
+    protocol: int
+    source: IPv4Address
+    source_port: int
+    destination: IPv4Address
+    destination_port: int
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """Each layer's own verdict on a flow."""
+
+    security_groups: bool
+    routes: bool
+    network_acls: bool
+
+    @property
+    def open(self) -> bool:
+        """Whether the flow comes through all layers."""
+        return self.security_groups and self.routes and self.network_acls
+
+
+class Network:
+    """All interfaces of a region, as they were at one moment."""
+
+    def __init__(self, interfaces: Iterable[Interface] = ()) -> None:
+        """Indexes the interfaces."""
+        self.interfaces = {interface.instance_id: interface for interface in interfaces}
+        self._by_address = {(found.vpc.id, found.address): found for found in self.interfaces.values()}
+
+    def at(self, vpc_id: str, address: IPv4Address) -> Interface | None:
+        """The interface with a private address."""
+        return self._by_address.get((vpc_id, address))
+
+
+def reachability(network: Network, flow: Flow) -> Reachability:
+    """Judges a flow between two instances of a VPC, or one and the outside.
+
+    An end outside must not lie within the VPC: an address there without an instance reaches nothing.
+    """
+    sender, receiver = network.at(flow.vpc_id, flow.source), network.at(flow.vpc_id, flow.destination)
+    return Reachability(
+        security_groups=_groups_permit(flow, sender, receiver),
+        routes=_routed(sender, receiver, flow.destination) and _routed(receiver, sender, flow.source),
+        network_acls=_acls_allow(flow, sender, receiver),
+    )
+
+
+def answers_dns(interface: Interface, address: IPv4Address) -> bool:
+    """Whether the VPC's resolver answers this instance at an address: no rule, no route stops it, only the VPC does."""
+    resolvers = (IPv4Address("169.254.169.253"), interface.vpc.networks[0].network_address + 2)
+    return interface.vpc.dns_support and address in resolvers
+
+
+def _groups_permit(flow: Flow, sender: Interface | None, receiver: Interface | None) -> bool:
+    def any_of(rules: Iterable[GroupRule], address: IPv4Address, other: Interface | None) -> bool:
+        return any(_rule_matches(rule, flow, address, other) for rule in rules)
+
+    if sender and not any_of((r for g in sender.groups for r in g.egress), flow.destination, receiver):
+        return False
+    return not receiver or any_of((r for g in receiver.groups for r in g.ingress), flow.source, sender)
+
+
+def _rule_matches(rule: GroupRule, flow: Flow, address: IPv4Address, other: Interface | None) -> bool:
+    if rule.network is not None:
+        if address not in rule.network:
+            return False
+    elif other is None or rule.group_id not in {group.id for group in other.groups}:
+        return False
+    if rule.protocol == "-1":
+        return True
+    protocol = _PROTOCOLS.get(rule.protocol) or int(rule.protocol)
+    if protocol != flow.protocol:
+        return False
+    if protocol == ICMP:
+        return rule.first in (-1, flow.destination_port)
+    return rule.first <= flow.destination_port <= rule.last
+
+
+def _routed(here: Interface | None, there: Interface | None, address: IPv4Address) -> bool:
+    """Whether `here`, if it is an instance, has a route to the other end."""
+    if here is None:
+        return True
+    matching = [route for route in here.subnet.routes if address in route.network]
+    if not matching:
+        return False
+    route = max(matching, key=lambda found: found.network.prefixlen)
+    if route.local or any(address in network for network in here.vpc.networks):
+        return there is not None
+    return route.internet and here.public_address is not None
+
+
+def _acls_allow(flow: Flow, sender: Interface | None, receiver: Interface | None) -> bool:
+    """Both directions, since an ACL remembers nothing; traffic within a subnet meets no ACL."""
+    if sender and receiver and sender.subnet.id == receiver.subnet.id:
+        return True
+    ways = []
+    if sender:
+        ways.append((sender.subnet, True, flow.destination, flow.destination_port))
+        ways.append((sender.subnet, False, flow.destination, flow.source_port))
+    if receiver:
+        ways.append((receiver.subnet, False, flow.source, flow.destination_port))
+        ways.append((receiver.subnet, True, flow.source, flow.source_port))
+    return all(_acl_allows(subnet, egress, flow.protocol, address, port) for subnet, egress, address, port in ways)
+
+
+def _acl_allows(subnet: Subnet, egress: bool, protocol: int, address: IPv4Address, port: int) -> bool:
+    for entry in sorted(subnet.acl, key=lambda found: found.number):
+        if entry.egress != egress or address not in entry.network or entry.protocol not in (-1, protocol):
+            continue
+        if entry.protocol in (TCP, UDP) and not entry.first <= port <= entry.last:
+            continue
+        return entry.allow
+    return False
