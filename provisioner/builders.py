@@ -134,7 +134,6 @@ def _clean_and_power_off(connection: Connection) -> None:
     script = """
     rm -rf /var/lib/provisioner /run/provisioner /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
     rm -f /root/.bash_history /home/*/.bash_history /root/.python_history /var/log/apt/* /var/log/dpkg.log
-    [ -L /etc/resolv.conf ] || : > /etc/resolv.conf
     : > /etc/machine-id
     rm -rf /var/lib/cloud/instance /var/lib/cloud/instances /var/lib/cloud/data /var/lib/cloud/sem /var/log/cloud-init*
     apt-get clean

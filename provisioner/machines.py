@@ -70,7 +70,7 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
     """
     cloud, stack = session.cloud, stack_of(session, environments[0])
     placed = {one.id: session.environments.update(one, placement=cloud.place(one)) for one in environments}
-    _lay_foundation(session, next(iter(placed.values())))
+    lay_foundation(session, next(iter(placed.values())))
     while True:
         specs = {name: _spec(session, one) for name, one in placed.items()}
         stack.write(render_stack(cloud.name, specs) | cloud.root_files(next(iter(placed.values()))))
@@ -85,7 +85,7 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
     ]
 
 
-def _lay_foundation(session: Session, environment: Environment) -> None:
+def lay_foundation(session: Session, environment: Environment) -> None:
     """Makes what all environments of a place share, unless it is there; one controller of this home at a time."""
     cloud = session.cloud
     if (wanted := cloud.foundation(environment)) is None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,10 @@ DETAIL_LINES = 20
 LINE_CHARACTERS = 300
 LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
+INITIALISED = ".terraform"
+LOCK_FILE = ".terraform.lock.hcl"
+# Files of `.terraform` that are worth copying are small.
+LENT_BYTES = 1 << 20
 # What Terraform could not write to its backend.
 ERRORED_STATE = "errored.tfstate"
 STATE_LOCKED = "error acquiring the state lock"
@@ -119,7 +124,8 @@ class Stack:
             if not self.exists:
                 self._delete()
             elif self._drop(environment_id):
-                self._apply(tell)
+                self._init(tell)
+                self._run("remove", tell)
             else:
                 self._destroy(tell)
                 self._delete()
@@ -186,22 +192,57 @@ class Stack:
 
     def _init(self, tell: Tell) -> None:
         """Initialises the root, unless that was done, to its end, for the same .tf files."""
-        done = self._directory / ".terraform" / "provisioner-initialised"
+        done = self._directory / INITIALISED / "provisioner-initialised"
         digest = self._digest()
         if not done.exists() or done.read_text() != digest:
-            self._run("init", tell)
+            if not self._borrow(digest):
+                self._run("init", tell)
             done.parent.mkdir(exist_ok=True)
             write_atomically(done, digest)
+            self._lend(digest)
         errored = self._directory / ERRORED_STATE
         if errored.exists():
             tell("Handing in the state that Terraform could not write before")
             self._run("state push", tell)
             errored.unlink()
 
+    def _borrow(self, digest: str) -> bool:
+        """Takes over what init made of the same files in another stack: it reads the provider's 600 MB each time."""
+        lent = self._lent / digest
+        links = [path for path in lent.rglob("*") if path.is_symlink()]
+        if not lent.is_dir() or not all(link.exists() for link in links):
+            return False
+        shutil.rmtree(self._directory / INITIALISED, ignore_errors=True)
+        shutil.copytree(lent / INITIALISED, self._directory / INITIALISED, symlinks=True)
+        if (lent / LOCK_FILE).exists():
+            shutil.copyfile(lent / LOCK_FILE, self._directory / LOCK_FILE)
+        return True
+
+    def _lend(self, digest: str) -> None:
+        lent = self._lent / digest
+        # What names a backend is this stack's own. A provider that was copied, not linked, would be copied each time.
+        copied = any(p.stat().st_size > LENT_BYTES for p in (self._directory / INITIALISED).rglob("*") if p.is_file())
+        if lent.exists() or copied or list(self._directory.glob("backend.tf*")):
+            return
+        lent.parent.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=lent.parent, prefix=".") as temporary:
+            whole = Path(temporary) / "whole"
+            shutil.copytree(self._directory / INITIALISED, whole / INITIALISED, symlinks=True)
+            if (self._directory / LOCK_FILE).exists():
+                shutil.copyfile(self._directory / LOCK_FILE, whole / LOCK_FILE)
+            with contextlib.suppress(OSError):  # another controller was faster
+                whole.rename(lent)
+
+    @property
+    def _lent(self) -> Path:
+        return self._directory.parent / ".initialised"
+
     def _digest(self) -> str:
-        files = sorted(self._directory.glob("*.tf")) + sorted(self._directory.glob("*.tf.json"))
+        files = sorted(self._directory.glob("*.tf")) + sorted(self._directory.glob("backend.tf.json"))
         files += sorted((self._directory / "modules").glob("*/*.tf"))
-        hashes = [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+        hashes = [
+            f"{path.relative_to(self._directory)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files
+        ]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:

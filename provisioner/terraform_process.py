@@ -41,7 +41,8 @@ def run(directory: Path, command: str, take: Take, patience_seconds: float, para
 
     Args:
         directory: the root. All that Terraform says is added to its terraform.log.
-        command: init, apply, destroy or `state push`, which hands in errored.tfstate.
+        command: init, apply, `remove` (an apply that only takes away, and so asks nothing about the rest), destroy,
+            or `state push`, which hands in errored.tfstate.
         take: told each message of Terraform's -json stream; a line that is not JSON comes as {"@message": line}.
         patience_seconds: how long Terraform may take to end its work once this thread is interrupted.
         parallelism: how many things an apply makes at once, if not as many as Terraform likes.
@@ -164,8 +165,10 @@ def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | Non
         common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}
         if command == "apply":
             started = launcher.apply(skip_plan=True, parallelism=parallelism, **common)
+        elif command == "remove":
+            started = launcher.apply(skip_plan=True, refresh=False, **common)
         elif command == "destroy":
-            started = launcher.destroy(force=None, auto_approve=IsFlagged, **common)
+            started = launcher.destroy(force=None, auto_approve=IsFlagged, refresh=False, **common)
         elif command == "state push":
             started = launcher.cmd("state", "push", "errored.tfstate")
         else:

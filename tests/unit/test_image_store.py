@@ -106,7 +106,11 @@ def test_prune_keeps_the_newest_of_each_family_what_runs_and_what_these_need(hom
     add(home, "family-a-2", "family", "a", "base-primary-2", "aux-a-2")
     store = ImageStore(home)
     assert store.prune({"family-a-1"}, cloud="local", discard=lambda _: None) == []
-    assert sorted(store.prune(set(), cloud="local", discard=lambda _: None)) == ["aux-a-1", "base-primary-1", "family-a-1"]
+    assert sorted(store.prune(set(), cloud="local", discard=lambda _: None)) == [
+        "aux-a-1",
+        "base-primary-1",
+        "family-a-1",
+    ]
     assert sorted(image.name for image in store.all()) == ["aux-a-2", "base-primary-2", "family-a-2"]
     assert len(store.prune(set(), cloud="local", discard=lambda _: None, everything=True)) == 3
     assert store.all() == []

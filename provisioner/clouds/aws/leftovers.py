@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     ),
     "describe_volumes": ("Volumes", "VolumeId", "volume", "delete_volume"),
     "describe_security_groups": ("SecurityGroups", "GroupId", "security group", "delete_security_group"),
-    "describe_key_pairs": ("KeyPairs", "KeyPairId", "key pair", "delete_key_pair"),
+    "describe_key_pairs": ("KeyPairs", "KeyName", "key pair", "delete_key_pair"),
     "describe_subnets": ("Subnets", "SubnetId", "subnet", "delete_subnet"),
     "describe_network_acls": ("NetworkAcls", "NetworkAclId", "network ACL", "delete_network_acl"),
     "describe_route_tables": ("RouteTables", "RouteTableId", "route table", "delete_route_table"),

@@ -1,0 +1,92 @@
+"""moto's API with something in front of it that fails chosen requests as AWS does."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+Request = dict[str, str]
+ERROR = (
+    '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
+    "<Message>injected by the tests</Message></Error></Errors><RequestID>fault</RequestID></Response>"
+)
+
+
+@dataclass
+class Fault:
+    """Fails requests of one action while `when` says so.
+
+    Args:
+        action: EC2's name, such as RunInstances; or an HTTP method and the end of a path, `PUT .tfstate`.
+        times: how often at most.
+    """
+
+    action: str
+    code: str
+    status: str = "400 Bad Request"
+    times: int = 1000
+    when: Callable[[Request], bool] = lambda _: True
+    hits: list[Request] = field(default_factory=list)
+
+
+class FaultyApi:
+    """The API as a WSGI application. Attributes: `faults` that are injected, `requests` that came."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.faults: list[Fault] = []
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+        self._moto = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body):
+            answer = ERROR.format(code=fault.code).encode()
+            start_response(fault.status, [("Content-Type", "text/xml"), ("Content-Length", str(len(answer)))])
+            return [answer]
+        found: Iterable[bytes] = self._moto(environ, start_response)
+        return found
+
+    def inject(self, fault: Fault) -> Fault:
+        """Adds a fault."""
+        self.faults.append(fault)
+        return fault
+
+    def _fault(self, method: str, path: str, body: bytes) -> Fault | None:
+        request = dict(urllib.parse.parse_qsl(body.decode("latin-1"))) if body.startswith(b"Action=") else {}
+        self.requests.append(request or {"Action": f"{method} {path}"})
+        for fault in self.faults:
+            wanted, _, end = fault.action.partition(" ")
+            matches = request.get("Action") == wanted or (method == wanted and end and path.endswith(end))
+            if matches and fault.when(request):  # which may ask the API itself
+                with self._lock:
+                    if len(fault.hits) < fault.times:
+                        fault.hits.append(request)
+                        return fault
+        return None
+
+
+@contextmanager
+def serving() -> Iterator[FaultyApi]:
+    """The API, listening on a port of the loopback."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    api = FaultyApi()
+    server = make_server("127.0.0.1", 0, api, threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    api.url = f"http://127.0.0.1:{server.server_port}"
+    yield api
+    server.shutdown()
+    thread.join()
+    server.server_close()

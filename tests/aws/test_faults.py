@@ -1,0 +1,121 @@
+"""What EC2 refuses, by faults put in front of moto: capacity and quota move on, throttling repeats, rights stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner import machines
+from provisioner.errors import CapacityError, HostError, TerraformError
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.aws.conftest import Account, MakeEnvironment
+from tests.aws.proxy import Fault, Request
+
+
+@pytest.fixture
+def session(account: Account) -> Iterator[Session]:
+    """A session whose environments are destroyed at the end."""
+    opened = account.session()
+    yield opened
+    account.api.faults.clear()
+    for made in opened.environments.all():
+        machines.destroy(opened, made)
+
+
+def zone_of(account: Account, request: Request) -> str:
+    subnet = request["NetworkInterface.1.SubnetId"] if "NetworkInterface.1.SubnetId" in request else request["SubnetId"]
+    found = account.client().describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"]
+    return str(found)
+
+
+def create(session: Session, made: Environment) -> Environment:
+    [created] = machines.create(session, [made])
+    return created
+
+
+def test_a_zone_without_capacity_is_left_for_the_next(
+    account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    made = environment(session, aux=False)
+    first = session.cloud.place(made)["zone"]
+    fault = account.api.inject(
+        Fault(
+            "RunInstances", "InsufficientInstanceCapacity", status="500 Error",
+            when=lambda request: zone_of(account, request) == first,
+        )
+    )  # fmt: skip
+    begin = time.monotonic()
+    created = create(session, made)
+    assert created.placement["zone"] != first
+    assert created.placement["primary"] == made.machines["primary"].size.types[0]
+    assert fault.hits
+    # The provider by itself would ask for many minutes.
+    assert time.monotonic() - begin < 120
+    assert any("no capacity for t3.small" in note and "trying t3.small" in note for note in account.progress.notes)
+
+
+def test_a_quota_moves_on_to_the_next_type(account: Account, session: Session, environment: MakeEnvironment) -> None:
+    fault = account.api.inject(
+        Fault("RunInstances", "VcpuLimitExceeded", when=lambda request: request["InstanceType"] == "t3.small")
+    )
+    created = create(session, environment(session, aux=False))
+    assert created.placement["primary"] == "t3.medium"
+    assert len(fault.hits) <= 3
+    described = account.client().describe_instances(InstanceIds=[created.endpoints["primary"].instance_id])
+    assert described["Reservations"][0]["Instances"][0]["InstanceType"] == "t3.medium"
+
+
+def test_spot_comes_first_and_on_demand_after_it(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session(spot=True)
+    made = environment(session, aux=False)
+    fault = account.api.inject(
+        Fault(
+            "RunInstances", "MaxSpotInstanceCountExceeded",
+            when=lambda request: request.get("InstanceMarketOptions.MarketType") == "spot",
+        )
+    )  # fmt: skip
+    created = create(session, made)
+    assert fault.hits
+    assert created.placement["market"] == "on-demand"
+    machines.destroy(session, created)
+
+
+def test_without_capacity_anywhere_all_places_are_tried_and_named(
+    account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    account.api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
+    made = environment(session, aux=False, types=("t3.small",))
+    with pytest.raises(CapacityError, match="nothing else to try") as caught:
+        create(session, made)
+    assert "--region" in (caught.value.hint or "")
+    zones = {zone_of(account, request) for request in account.api.requests if request["Action"] == "RunInstances"}
+    assert len(zones) >= 2
+    account.api.faults.clear()
+    machines.destroy(session, session.environments.find(made.id))
+
+
+def test_throttling_is_repeated_and_told(account: Account, session: Session, environment: MakeEnvironment) -> None:
+    fault = account.api.inject(Fault("CreateSecurityGroup", "RequestLimitExceeded", status="503 Error", times=4))
+    created = create(session, environment(session, aux=False))
+    assert len(fault.hits) == 4
+    assert created.endpoints
+    assert any("asks for fewer requests" in note for note in account.progress.notes)
+
+
+def test_missing_rights_stop_at_once_and_name_the_policy(
+    account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    fault = account.api.inject(Fault("RunInstances", "UnauthorizedOperation", status="403 Forbidden"))
+    with pytest.raises(HostError, match="UnauthorizedOperation") as caught:
+        create(session, environment(session, aux=False))
+    assert "aws policy" in (caught.value.hint or "")
+    assert len(fault.hits) == 1
+
+
+def test_any_other_failure_is_terraforms(account: Account, session: Session, environment: MakeEnvironment) -> None:
+    account.api.inject(Fault("RunInstances", "InvalidParameterValue"))
+    with pytest.raises(TerraformError, match="InvalidParameterValue"):
+        create(session, environment(session, aux=False))

@@ -1,0 +1,215 @@
+"""The real provider against moto: what is made, that nothing changes the second time, and that nothing is left."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any
+
+import pytest
+
+from provisioner import machines
+from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.network import find_network
+from provisioner.errors import HostError
+from provisioner.models import Destination, Environment
+from provisioner.session import Session
+from tests.aws.conftest import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
+
+
+def created(session: Session, *environments: Environment) -> list[Environment]:
+    """The environments, created by one apply."""
+    return machines.create(session, list(environments))
+
+
+def instances(account: Account, environment: Environment, region: str = REGION) -> dict[str, dict[str, Any]]:
+    """The environment's instances that are not terminated, by role."""
+    filters = [{"Name": "tag:provisioner:environment", "Values": [environment.id]}]
+    found = account.client(region=region).describe_instances(Filters=filters)["Reservations"]
+    running = [i for r in found for i in r["Instances"] if i["State"]["Name"] != "terminated"]
+    return {tags(i)["provisioner:role"]: i for i in running}
+
+
+def tags(thing: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in thing.get("Tags", [])}
+
+
+def network_of(account: Account, instance: dict[str, Any]) -> dict[str, Any]:
+    """What holds for an instance's packets: rules out, routes, ACL entries out, DNS."""
+    ec2 = account.client()
+    subnet, vpc = instance["SubnetId"], instance["VpcId"]
+    groups = [group["GroupId"] for group in instance["NetworkInterfaces"][0]["Groups"]]
+    out = [p for g in ec2.describe_security_groups(GroupIds=groups)["SecurityGroups"] for p in g["IpPermissionsEgress"]]
+    [table] = ec2.describe_route_tables(Filters=[{"Name": "association.subnet-id", "Values": [subnet]}])["RouteTables"]
+    [acl] = ec2.describe_network_acls(Filters=[{"Name": "association.subnet-id", "Values": [subnet]}])["NetworkAcls"]
+    dns = ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]["Value"]
+    return {
+        "groups": groups,
+        "rules": sorted(r["CidrIp"] for p in out for r in p["IpRanges"]),
+        "members": sorted(pair["GroupId"] for p in out for pair in p["UserIdGroupPairs"]),
+        "routes": sorted(r["DestinationCidrBlock"] for r in table["Routes"] if r.get("GatewayId") != "local"),
+        "acl": sorted(
+            f"{e['CidrBlock']} {e.get('PortRange', {}).get('From', '*')}"
+            for e in acl["Entries"]
+            if e["Egress"] and e["RuleAction"] == "allow"
+        ),
+        "dns": dns,
+    }
+
+
+def public(cidrs: list[str]) -> list[str]:
+    """Those of some networks that hold a public address which is not the controller's."""
+    controller = ipaddress.ip_network(CONTROLLER)
+    return [c for c in cidrs if not ipaddress.ip_network(c).is_private and ipaddress.ip_network(c) != controller]
+
+
+def test_an_offline_environment_has_three_layers_around_it_and_leaves_nothing(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    [made] = created(session, environment(session))
+    found = instances(account, made)
+    assert set(found) == {"primary", "aux"}
+    for instance in found.values():
+        network = network_of(account, instance)
+        # Each layer by itself lets nothing out, whatever the others say.
+        assert (network["rules"], network["members"]) == ([], network["groups"])
+        assert network["routes"] == [CONTROLLER]
+        assert network["acl"] == ["10.215.0.0/16 0", f"{CONTROLLER} 1024"]
+        assert not network["dns"]
+        options = instance["MetadataOptions"]
+        assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
+        assert "IamInstanceProfile" not in instance
+    assert "PublicIpAddress" not in found["aux"]
+    primary, aux = made.endpoints["primary"], made.endpoints["aux"]
+    assert (primary.host, primary.port, primary.jump) == (found["primary"]["PublicIpAddress"], 22, None)
+    assert (aux.host, aux.jump) == (found["aux"]["PrivateIpAddress"], "primary")
+    assert aux.private_address == aux.host
+
+    log = session.home.stacks / made.stack / "terraform.log"
+    log.unlink()
+    machines.create(session, [made])
+    changes = [json.loads(line)["changes"] for line in log.read_text().splitlines() if '"changes":' in line]
+    assert [(c["add"], c["change"], c["remove"]) for c in changes if c["operation"] == "apply"] == [(0, 0, 0)]
+
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING
+    assert session.cloud.left(made) == []
+    assert not (session.home.stacks / made.stack).exists()
+
+
+def test_everything_is_tagged_encrypted_and_of_the_right_size(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session()
+    [made] = created(session, environment(session))
+    ec2 = account.client()
+    wanted = {"provisioner:environment", "provisioner:owner", "provisioner:stack", "provisioner:batch"}
+    wanted |= {"provisioner:expires-at", "provisioner:role"}
+    found = instances(account, made)
+    for instance in found.values():
+        assert wanted <= tags(instance).keys()
+        [device] = instance["BlockDeviceMappings"]
+        assert device["Ebs"]["DeleteOnTermination"]
+        [volume] = ec2.describe_volumes(VolumeIds=[device["Ebs"]["VolumeId"]])["Volumes"]
+        assert (volume["Encrypted"], volume["VolumeType"], volume["Size"]) == (True, "gp3", 16)
+        assert wanted <= tags(volume).keys()
+        behavior = ec2.describe_instance_attribute(
+            InstanceId=instance["InstanceId"], Attribute="instanceInitiatedShutdownBehavior"
+        )
+        assert behavior["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+    assert {key["KeyName"] for key in ec2.describe_key_pairs()["KeyPairs"]} == {f"{made.id}-primary", f"{made.id}-aux"}
+    state = (session.home.stacks / made.stack / "terraform.tfstate").read_text()
+    assert "PRIVATE KEY" not in state
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING
+
+
+def test_an_online_environment_gets_out_and_lets_in_the_controller_alone(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    [made] = created(session, environment(session, full_internet=True))
+    found = instances(account, made)
+    network = network_of(account, found["aux"])
+    assert (network["rules"], network["routes"], network["dns"]) == (["0.0.0.0/0"], ["0.0.0.0/0"], True)
+    [group] = account.client().describe_security_groups(GroupIds=network["groups"])["SecurityGroups"]
+    ingress = [(p.get("FromPort"), [r["CidrIp"] for r in p["IpRanges"]]) for p in group["IpPermissions"]]
+    assert sorted(ingress, key=str) == [(22, [CONTROLLER]), (None, [])]
+    assert all(endpoint.jump is None for endpoint in made.endpoints.values())
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING
+
+
+def test_an_allowlist_opens_its_destinations_in_every_layer_and_nothing_else(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    allowed = (Destination(cidr="198.51.100.7/32", port=443), Destination(cidr="192.0.2.0/24", port=8080))
+    made, other = environment(session, allowed=allowed, stack="shared"), environment(session, stack="shared")
+    made, other = created(session, made, other)
+    network = network_of(account, instances(account, made)["primary"])
+    assert network["rules"] == ["192.0.2.0/24", "198.51.100.7/32"]
+    assert network["routes"] == ["192.0.2.0/24", "198.51.100.7/32", CONTROLLER]
+    assert network["acl"] == ["192.0.2.0/24 8080", "198.51.100.7/32 443", f"{CONTROLLER} 1024"]
+    assert not network["dns"]
+    neighbour = network_of(account, instances(account, other)["primary"])
+    assert (neighbour["rules"], neighbour["routes"]) == ([], [CONTROLLER])
+    for one in (made, other):
+        machines.destroy(session, one)
+    assert account.everything() == NOTHING
+
+
+def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    made = created(session, *[environment(session, stack="twenty", aux=False) for _ in range(20)])
+    found = {one.id: instances(account, one)["primary"] for one in made}
+    groups = {name: [g["GroupId"] for g in i["NetworkInterfaces"][0]["Groups"]] for name, i in found.items()}
+    assert len({group for ids in groups.values() for group in ids}) == 20
+    for name, instance in found.items():
+        assert network_of(account, instance)["members"] == groups[name]
+    zones = {instance["Placement"]["AvailabilityZone"] for instance in found.values()}
+    assert len(zones) > 1
+    assert len(list(session.home.stacks.glob("twenty*"))) == 1
+    # A finished one goes alone; the others stay.
+    machines.destroy(session, made[0])
+    assert len(account.everything()["instances"]) == 19
+    session.cloud.remove(made[1])
+    machines.destroy(session, made[1])
+    assert len(account.everything()["instances"]) == 18
+    stack = machines.stack_of(session, made[0])
+    stack.destroy(session.progress.note)
+    assert account.everything() == NOTHING
+
+
+def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(account: Account) -> None:
+    region = "eu-west-1"
+    first, second = account.session("first", (region,)), account.session("second", (region,))
+
+    def lay_foundation(session: Session) -> None:
+        machines.lay_foundation(session, account.record(session, region))
+
+    lay_foundation(first)
+    lay_foundation(second)
+    ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
+    assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
+    assert not list(second.home.stacks.glob("network*"))
+
+    stranger = account.session("third", (region,), controller_cidrs=("198.51.100.1/32",))
+    with pytest.raises(HostError, match="made by another controller"):
+        lay_foundation(stranger)
+    lay_foundation(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
+    found = find_network(Api(None, region), region)
+    assert found is not None
+    assert found.controllers == {CONTROLLER, "198.51.100.1/32"}
+    assert len(found.subnets["offline"]) >= 2
+
+
+def test_what_terraform_forgot_is_found_by_tag_and_removed(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session()
+    [made] = created(session, environment(session))
+    # As after a kill in the middle of an apply: nothing in the state, everything in the account.
+    (session.home.stacks / made.stack / "terraform.tfstate").unlink()
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING
+    assert any("Terraform left" in note for note in account.progress.notes)

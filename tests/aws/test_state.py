@@ -1,0 +1,76 @@
+"""Terraform's state in S3: shared, locked, and handed in again after a failure."""
+
+from __future__ import annotations
+
+import shutil
+import pytest
+
+from provisioner import machines
+from provisioner.errors import TerraformError
+from provisioner.session import Session
+from provisioner.terraform import ERRORED_STATE, Stack
+from tests.aws.conftest import NOTHING, Account, MakeEnvironment
+from tests.aws.proxy import Fault
+
+BUCKET = "provisioner-tests-state"
+
+
+@pytest.fixture
+def session(account: Account) -> Session:
+    """A session with its state in S3, on an account whose network exists."""
+    account.client("s3").create_bucket(Bucket=BUCKET)
+    local = account.session()
+    machines.lay_foundation(local, account.record(local, "us-east-1"))
+    return account.session(state=f"s3://{BUCKET}/team")
+
+
+def objects(account: Account) -> list[str]:
+    return sorted(found["Key"] for found in account.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", []))
+
+
+def test_two_controllers_on_one_stack_do_not_harm_each_other(
+    account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    [made] = machines.create(session, [environment(session, aux=False)])
+    state = f"team/{made.stack}/terraform.tfstate"
+    assert objects(account) == [state]
+    assert not (session.home.stacks / made.stack / "terraform.tfstate").exists()
+
+    other = session.home.stacks / "other-controller"
+    shutil.copytree(session.home.stacks / made.stack, other, symlinks=True)
+    lock = (
+        '{"ID":"11111111-2222-3333-4444-555555555555","Operation":"OperationTypeApply","Info":"","Who":"first@host",'
+        f'"Version":"1.11.0","Created":"2026-01-01T00:00:00Z","Path":"{BUCKET}/{state}"}}'
+    )
+    account.client("s3").put_object(Bucket=BUCKET, Key=f"{state}.tflock", Body=lock)
+    before = account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read()
+    with pytest.raises(TerraformError, match="another controller works on this stack") as caught:
+        Stack(other).apply(session.progress.note)
+    assert "first@host" in (caught.value.details or "")
+    assert account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read() == before
+    account.client("s3").delete_object(Bucket=BUCKET, Key=f"{state}.tflock")
+
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING
+
+
+def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
+    account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    made = environment(session, aux=False)
+    fault = account.api.inject(Fault("PUT .tfstate", "InternalError", status="500 Error"))
+    with pytest.raises(TerraformError):
+        machines.create(session, [made])
+    assert fault.hits
+    errored = session.home.stacks / made.stack / ERRORED_STATE
+    assert errored.exists()
+    account.api.faults.clear()
+    # The lock's release went the same way as the state.
+    for key in objects(account):
+        if key.endswith(".tflock"):
+            account.client("s3").delete_object(Bucket=BUCKET, Key=key)
+    machines.create(session, [made])
+    assert not errored.exists()
+    assert len(account.everything()["instances"]) == 1
+    machines.destroy(session, session.environments.find(made.id))
+    assert account.everything() == NOTHING
