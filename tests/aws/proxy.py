@@ -14,6 +14,8 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.aws.moto_gaps import close_gaps
+
 Request = dict[str, str]
 ERROR = (
     '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
@@ -81,6 +83,7 @@ class FaultyApi:
 def serving() -> Iterator[FaultyApi]:
     """The API, listening on a port of the loopback."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    close_gaps()
     api = FaultyApi()
     server = make_server("127.0.0.1", 0, api, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

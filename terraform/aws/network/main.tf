@@ -84,49 +84,55 @@ resource "aws_route_table_association" "this" {
   subnet_id      = aws_subnet.this[each.key].id
 }
 
-# The third layer of "offline": no packet but the neighbours' and the controllers' SSH.
+# The third layer of "offline": no packet but the neighbours' and the controllers' SSH. Its rules are part of it, since
+# another controller may move their numbers, and rules of their own could then not be made before the old ones go.
 resource "aws_network_acl" "offline" {
   vpc_id     = aws_vpc.this["offline"].id
   subnet_ids = [for name, subnet in local.subnets : aws_subnet.this[name].id if subnet.kind == "offline"]
   tags       = merge(local.tags, { Name = "provisioner-offline" })
-}
 
-resource "aws_network_acl_rule" "neighbours" {
-  for_each = { in = false, out = true }
+  ingress {
+    rule_no    = 50
+    action     = "allow"
+    protocol   = "-1"
+    cidr_block = local.vpcs.offline.cidr
+    from_port  = 0
+    to_port    = 0
+  }
 
-  network_acl_id = aws_network_acl.offline.id
-  egress         = each.value
-  rule_number    = 50
-  rule_action    = "allow"
-  protocol       = "-1"
-  cidr_block     = local.vpcs.offline.cidr
-}
+  egress {
+    rule_no    = 50
+    action     = "allow"
+    protocol   = "-1"
+    cidr_block = local.vpcs.offline.cidr
+    from_port  = 0
+    to_port    = 0
+  }
 
-resource "aws_network_acl_rule" "ssh_in" {
-  for_each = local.controllers
+  dynamic "ingress" {
+    for_each = local.controllers
+    content {
+      rule_no    = ingress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = ingress.key
+      from_port  = 22
+      to_port    = 22
+    }
+  }
 
-  network_acl_id = aws_network_acl.offline.id
-  egress         = false
-  rule_number    = each.value
-  rule_action    = "allow"
-  protocol       = "tcp"
-  cidr_block     = each.key
-  from_port      = 22
-  to_port        = 22
-}
-
-# Network ACLs keep no state: the answers go to whatever port the controller's client chose.
-resource "aws_network_acl_rule" "ssh_answers" {
-  for_each = local.controllers
-
-  network_acl_id = aws_network_acl.offline.id
-  egress         = true
-  rule_number    = each.value
-  rule_action    = "allow"
-  protocol       = "tcp"
-  cidr_block     = each.key
-  from_port      = 1024
-  to_port        = 65535
+  # Network ACLs keep no state: the answers go to whatever port the controller's client chose.
+  dynamic "egress" {
+    for_each = local.controllers
+    content {
+      rule_no    = egress.value
+      action     = "allow"
+      protocol   = "tcp"
+      cidr_block = egress.key
+      from_port  = 1024
+      to_port    = 65535
+    }
+  }
 }
 
 # EventBridge Scheduler ends instances at their time limit by this role, and only instances of ours.

@@ -32,10 +32,12 @@ from moto.ec2.responses.general import General
 from tests.aws.ec2.ami import DISK_GIB
 from tests.aws.ec2.launch import root_gib
 from tests.aws.ec2.reconciler import Reconciler
+from tests.aws.moto_gaps import close_gaps
 
 
 def install(machines: Reconciler) -> None:
     """Patches moto; `machines` does what moto only says."""
+    close_gaps()
     _replace(elastic_network_interfaces, random_public_ip=loopback_address)
     _patch_states(machines)
     _patch_launch()

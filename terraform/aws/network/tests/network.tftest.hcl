@@ -30,12 +30,16 @@ run "network" {
     error_message = "The default route is the online VPC's."
   }
   assert {
-    condition     = alltrue([for rule in aws_network_acl_rule.ssh_answers : rule.cidr_block != "0.0.0.0/0" && rule.egress && rule.protocol == "tcp"])
-    error_message = "The offline VPC's network ACL lets answers to controllers out, and nothing else."
+    condition = toset([for rule in aws_network_acl.offline.egress : "${rule.cidr_block} ${rule.protocol} ${rule.from_port}"]) == toset([
+      "10.215.0.0/16 -1 0", "198.51.100.0/24 tcp 1024", "203.0.113.10/32 tcp 1024",
+    ])
+    error_message = "The offline VPC's network ACL lets out to neighbours, and answers to controllers, and nothing else."
   }
   assert {
-    condition     = alltrue([for rule in aws_network_acl_rule.ssh_in : rule.from_port == 22 && rule.to_port == 22 && !rule.egress])
-    error_message = "SSH alone comes in."
+    condition = toset([for rule in aws_network_acl.offline.ingress : "${rule.cidr_block} ${rule.protocol} ${rule.to_port}"]) == toset([
+      "10.215.0.0/16 -1 0", "198.51.100.0/24 tcp 22", "203.0.113.10/32 tcp 22",
+    ])
+    error_message = "From outside, SSH alone comes in."
   }
   assert {
     condition     = length(output.subnets["online"]) == 2 && length(output.subnets["offline"]) == 2

@@ -1,0 +1,39 @@
+"""What moto says of instances that EC2 does not, and that Terraform takes for a change. Patches moto in this process.
+
+- A network interface without a public address has no association, where moto shows an empty one.
+- An instance that was launched with a network interface is in that interface's groups, where moto shows none.
+- ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.instances import Instance
+
+
+@cache
+def close_gaps() -> None:
+    """Patches moto; again makes no difference."""
+    association: Any = NetworkInterface.association
+    prep_nics: Any = Instance.prep_nics
+    modify_groups: Any = EC2Backend.modify_instance_security_groups
+
+    def shown_association(self: Any) -> Any:
+        return association.fget(self) or None
+
+    def patched_prep_nics(self: Any, *args: Any, **kwargs: Any) -> None:
+        prep_nics(self, *args, **kwargs)
+        if not self.security_groups:
+            self.security_groups = list(self.nics[0]._group_set)
+
+    def patched_modify_groups(self: Any, instance_id: str, groups: list[str]) -> None:
+        if groups:
+            modify_groups(self, instance_id, groups)
+
+    setattr(NetworkInterface, "association", property(shown_association))  # noqa: B010 - mypy forbids the assignment
+    setattr(Instance, "prep_nics", patched_prep_nics)  # noqa: B010
+    setattr(EC2Backend, "modify_instance_security_groups", patched_modify_groups)  # noqa: B010
