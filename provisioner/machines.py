@@ -72,8 +72,7 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
     placed = {one.id: session.environments.update(one, placement=cloud.place(one)) for one in environments}
     lay_foundation(session, next(iter(placed.values())))
     while True:
-        specs = {name: _spec(session, one) for name, one in placed.items()}
-        stack.write(render_stack(cloud.name, specs) | cloud.root_files(next(iter(placed.values()))))
+        stack.write(root_of(session, list(placed.values())))
         try:
             outputs = stack.apply(session.progress.note, cloud.parallelism)
             break
@@ -83,6 +82,13 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
         session.environments.update(environment, endpoints=_endpoints(outputs, environment))
         for environment in placed.values()
     ]
+
+
+def root_of(session: Session, environments: list[Environment]) -> dict[str, str]:
+    """The files of the Terraform root of placed environments."""
+    cloud = session.cloud
+    specs = {one.id: _spec(session, one) for one in environments}
+    return render_stack(cloud.name, specs) | cloud.root_files(environments[0])
 
 
 def lay_foundation(session: Session, environment: Environment) -> None:
@@ -254,36 +260,48 @@ def held(session: Session, environment: Environment) -> Iterator[Environment]:
         yield session.environments.reread(environment)
 
 
-def destroy(session: Session, environment: Environment) -> None:
-    """Destroys the machines, asks the cloud whether they are gone, removes what is not, and archives the record.
+def destroy(session: Session, *environments: Environment) -> None:
+    """Destroys machines, asks the cloud whether they are gone, removes what is not, and archives the records.
 
     Safe to repeat, and after a crash at any moment. Terraform's word is not taken for it: killed at the wrong
     moment it forgets a machine and then destroys nothing with exit code 0.
 
+    Args:
+        environments: of one stack; they take one run of Terraform.
+
     Raises:
-        StillThereError: something would not go; the record stays.
+        StillThereError: something would not go; its record stays.
     """
-    environment = session.environments.update(environment, status="destroying")
-    stack = stack_of(session, environment)
+    environments = tuple(session.environments.update(one, status="destroying") for one in environments)
+    stack = stack_of(session, environments[0])
     trouble: ProvisionerError | None = None
     try:
-        stack.remove(environment.id, session.progress.note)
+        stack.remove({one.id for one in environments}, session.progress.note)
     except (TerraformError, HostError) as error:
         trouble = error
-    if left := session.cloud.left(environment):
+    still_there = {one.id: left for one in environments if (left := _clear(session, one))}
+    gone = [one for one in environments if one.id not in still_there]
+    if trouble and gone:
+        # The cloud says that all is gone: what remains of the stack describes nothing.
+        stack.forget({one.id for one in gone})
+    for one in gone:
+        session.environments.archive(one)
+    if still_there:
+        raise StillThereError(
+            "; ".join(f"{name} is not gone: {', '.join(left)}" for name, left in still_there.items()),
+            hint=f"provisioner destroy {' '.join(still_there)} tries again.",
+            details=trouble.details if trouble else None,
+        )
+
+
+def _clear(session: Session, environment: Environment) -> list[str]:
+    """Removes what Terraform left of an environment, and says what would not go, as the cloud tells it."""
+    left = session.cloud.left(environment)
+    if left:
         session.progress.note(f"Terraform left {len(left)} things of {environment.id}; removing them")
         session.cloud.remove(environment)
         left = session.cloud.left(environment)
-    if left:
-        raise StillThereError(
-            f"{environment.id} is not gone: {'; '.join(left)}",
-            hint=f"provisioner destroy {environment.id} tries again.",
-            details=trouble.details if trouble else None,
-        )
-    if trouble:
-        # The cloud says that all is gone: what remains of the stack describes nothing.
-        stack.forget(environment.id)
-    session.environments.archive(environment)
+    return left
 
 
 def keep_logs(session: Session, environment: Environment) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from provisioner.clouds import Cloud
 from provisioner.errors import UsageError
 from provisioner.paths import Home
-from provisioner.settings import Settings
+from provisioner.settings import Settings, checked
 
 DEFAULT_CLOUD = "local"
 
@@ -46,6 +46,9 @@ def _local(home: Home, settings: Settings, where: Where) -> Cloud:
 def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
     from provisioner.clouds.aws.cloud import AwsCloud  # boto3 takes its time, and only this needs it
 
+    for region in where.regions:
+        checked(region=region)
+    checked(profile=where.profile or "", state=where.state or "")
     return AwsCloud(home, settings, where.regions, where.profile, spot=where.spot, state=where.state)
 
 

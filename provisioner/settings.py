@@ -81,6 +81,19 @@ class Settings(BaseModel):
         return path
 
 
+def checked(**values: object) -> Settings:
+    """Settings from values that did not come from a file.
+
+    Raises:
+        UsageError: one is not valid.
+    """
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise UsageError(f"{problem['loc'][0]} {problem['input']!r} is not valid: {problem['msg']}") from error
+
+
 def configuration_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the configuration file is looked for (XDG Base Directory Specification 0.8)."""
     config = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,8 +113,8 @@ class Stack:
         with self._turn(tell):
             self._destroy(tell)
 
-    def remove(self, environment_id: str, tell: Tell) -> None:
-        """Destroys one environment of the stack; the stack goes with its last one. Safe to repeat.
+    def remove(self, environment_ids: Collection[str], tell: Tell) -> None:
+        """Destroys environments of the stack; the stack goes with its last one. Safe to repeat.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
@@ -123,17 +123,17 @@ class Stack:
         with self._turn(tell):
             if not self.exists:
                 self._delete()
-            elif self._drop(environment_id):
+            elif self._drop(environment_ids):
                 self._init(tell)
                 self._run("remove", tell)
             else:
                 self._destroy(tell)
                 self._delete()
 
-    def forget(self, environment_id: str) -> None:
-        """Drops an environment that is gone from the stack, without Terraform; the stack goes with its last one."""
+    def forget(self, environment_ids: Collection[str]) -> None:
+        """Drops environments that are gone from the stack, without Terraform; the stack goes with its last one."""
         with self._turn(lambda _: None):
-            if not self._drop(environment_id):
+            if not self._drop(environment_ids):
                 self._delete()
 
     @contextlib.contextmanager
@@ -164,10 +164,9 @@ class Stack:
                 hint="End the processes that keep its terraform.lock open, and try again.",
             )
 
-    def _drop(self, environment_id: str) -> bool:
-        """Takes an environment out of the values; False, and the values as they were, if it was the last one."""
-        values = self._values()
-        values.pop(environment_id, None)
+    def _drop(self, environment_ids: Collection[str]) -> bool:
+        """Takes environments out of the values; False, and the values as they were, if no other is left."""
+        values = {name: value for name, value in self._values().items() if name not in environment_ids}
         if values:
             write_atomically(self._directory / VALUES, json.dumps({"environments": values}, indent=2))
         return bool(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from provisioner.clouds.local import LocalCloud
 from provisioner.paths import Home
 from provisioner.session import Session
 from provisioner.settings import load_settings
+from tests.provider_mirror import use_provider_mirror
+
+pytest_plugins = ["tests.aws.ec2.fixture"]
 
 
 def pytest_configure() -> None:
-    """Lets Terraform find the AWS provider where its registry cannot be reached."""
-    script = Path(__file__).parents[1] / "scripts" / "provider-mirror"
-    found = subprocess.run([str(script)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    if found:
-        os.environ["TF_CLI_CONFIG_FILE"] = found
-    else:
-        os.environ.pop("TF_CLI_CONFIG_FILE", None)
+    """Terraform's provider comes from where it can be had."""
+    use_provider_mirror()
 
 
 def _cache() -> Path:

@@ -10,6 +10,7 @@ import typer
 # Typer carries its own click, and exports only some of its exceptions.
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
+import provisioner.cli.aws_commands as aws_commands
 import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
 import provisioner.cli.image_commands as image_commands
@@ -30,7 +31,7 @@ app = typer.Typer(
     "4 an image could not be built; 5 infrastructure failed; 6 not isolated; 7 the family's own code failed; "
     "130 interrupted.",
 )
-for part in (family_commands, environment_commands, machine_commands, image_commands):
+for part in (family_commands, environment_commands, machine_commands, image_commands, aws_commands):
     part.register(app)
 
 

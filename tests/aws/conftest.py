@@ -3,110 +3,13 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 
-from provisioner import machines
-from provisioner.clouds.aws import amis
-from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.environments import new_id
-from provisioner.image_store import Image, ImageStore, now
-from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
-from provisioner.paths import Home
-from provisioner.session import Session
-from provisioner.settings import Settings
+from tests.aws.account import NOTHING, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import FaultyApi, serving
-
-REGION = "us-east-1"
-CONTROLLER = "203.0.113.10/32"
-IMAGE = "family-tests-0000000000000000"
-TYPES = ("t3.small", "t3.medium")
-
-
-class Notes:
-    """Progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def phase_started(self, name: str) -> None: ...
-
-    def phase_finished(self, name: str, seconds: float) -> None: ...
-
-    def output(self, text: str) -> None: ...
-
-
-class Account:
-    """An account, the API that can be made to fail, and sessions on it."""
-
-    def __init__(self, api: FaultyApi, directory: Path) -> None:
-        self.api, self.progress = api, Notes()
-        self._directory = directory
-
-    def client(self, service: str = "ec2", region: str = REGION) -> Any:
-        return boto3.client(service, region_name=region)
-
-    def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
-        """A controller with a home of its own, in which an image is ready."""
-        home = Home(self._directory / name)
-        home.make()
-        settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
-        images = ImageStore(home)
-        if not images.finished(IMAGE):
-            directory = home.images / ".building-tests"
-            directory.mkdir()
-            known = self.client().describe_images(Owners=["amazon"])["Images"]
-            ami = next(image["ImageId"] for image in known if image["Architecture"] == "x86_64")
-            amis.write(amis.Ami(id=ami, region=REGION, ours=False), directory)
-            images.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
-        return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
-
-    def record(self, session: Session, region: str) -> Environment:
-        """The record of an environment that is placed, and that nobody means to create."""
-        size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=TYPES)
-        return Environment(
-            id=new_id("tests", "placed"),
-            cloud="aws",
-            placement={"region": region},
-            stack="none",
-            family="tests",
-            task="main",
-            status="creating",
-            created_at=now(),
-            setup=TaskSetup(),
-            full_internet=False,
-            machines={"primary": MachineRecord(image=IMAGE, size=size, user="root")},
-        )
-
-    def everything(self, region: str = REGION) -> dict[str, list[str]]:
-        """All that environments could have left in the account, by kind."""
-        ec2 = self.client(region=region)
-        instances = [i for r in ec2.describe_instances()["Reservations"] for i in r["Instances"]]
-        groups = ec2.describe_security_groups()["SecurityGroups"]
-        return {
-            "instances": [i["InstanceId"] for i in instances if i["State"]["Name"] != "terminated"],
-            "volumes": [v["VolumeId"] for v in ec2.describe_volumes()["Volumes"]],
-            "groups": [g["GroupId"] for g in groups if g["GroupName"] != "default"],
-            "keys": [k["KeyName"] for k in ec2.describe_key_pairs()["KeyPairs"]],
-            "images": [i["ImageId"] for i in ec2.describe_images(Owners=["self"])["Images"]],
-            "subnets": [
-                s["SubnetId"]
-                for s in ec2.describe_subnets()["Subnets"]
-                if any(tag["Key"] == "provisioner:environment" for tag in s.get("Tags", []))
-            ],
-        }
-
-
-NOTHING: dict[str, list[str]] = {
-    "instances": [], "volumes": [], "groups": [], "keys": [], "images": [], "subnets": [],
-}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -118,14 +21,14 @@ def api() -> Iterator[FaultyApi]:
 
 @pytest.fixture
 def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    """The account; no test leaves anything in it but networks."""
+    """The account behind it; no test leaves anything in it but networks."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # no configuration of whoever runs the tests
     monkeypatch.setenv("AWS_ENDPOINT_URL", api.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    opened = Account(api, tmp_path)
+    opened = Account(tmp_path)
     yield opened
     api.faults.clear()
     api.requests.clear()
@@ -135,39 +38,7 @@ def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert left == NOTHING
 
 
-MakeEnvironment = Callable[..., Environment]
-
-
 @pytest.fixture
 def environment() -> MakeEnvironment:
     """Makes the record of an environment that does not exist yet."""
-
-    def make(
-        session: Session,
-        *,
-        aux: bool = True,
-        full_internet: bool = False,
-        stack: str | None = None,
-        allowed: tuple[Destination, ...] = (),
-        types: tuple[str, ...] = TYPES,
-    ) -> Environment:
-        roles: tuple[Role, ...] = ("primary", "aux") if aux else ("primary",)
-        size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=types)
-        identity = new_id("tests", "main")
-        made = Environment(
-            id=identity,
-            cloud="aws",
-            stack=stack or identity,
-            family="tests",
-            task="main",
-            status="creating",
-            created_at=now(),
-            setup=TaskSetup(),
-            full_internet=full_internet,
-            allowed_destinations=allowed,
-            machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
-        )
-        machines.record(session, made)
-        return made
-
-    return make
+    return make_environment

@@ -23,7 +23,7 @@ from tests.aws.ec2.cloud import Ec2Cloud
 from tests.aws.ec2.fixture import cache
 from tests.aws.ec2.site import ANYWHERE, BOOT_SECONDS, Site, asks, eventually, make_site, reaches, sh
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("fixture")]
 
 # A host of the internet that a server of the test stands for (TEST-NET-2: never a real host).
 OUTSIDE = ("198.51.100.7", 8080)

@@ -11,16 +11,16 @@ from provisioner import machines
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.models import Environment
 from provisioner.session import Session
-from tests.aws.conftest import Account, MakeEnvironment
-from tests.aws.proxy import Fault, Request
+from tests.aws.account import Account, MakeEnvironment
+from tests.aws.proxy import Fault, FaultyApi, Request
 
 
 @pytest.fixture
-def session(account: Account) -> Iterator[Session]:
+def session(api: FaultyApi, account: Account) -> Iterator[Session]:
     """A session whose environments are destroyed at the end."""
     opened = account.session()
     yield opened
-    account.api.faults.clear()
+    api.faults.clear()
     for made in opened.environments.all():
         machines.destroy(opened, made)
 
@@ -37,11 +37,11 @@ def create(session: Session, made: Environment) -> Environment:
 
 
 def test_a_zone_without_capacity_is_left_for_the_next(
-    account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     made = environment(session, aux=False)
     first = session.cloud.place(made)["zone"]
-    fault = account.api.inject(
+    fault = api.inject(
         Fault(
             "RunInstances", "InsufficientInstanceCapacity", status="500 Error",
             when=lambda request: zone_of(account, request) == first,
@@ -57,8 +57,10 @@ def test_a_zone_without_capacity_is_left_for_the_next(
     assert any("no capacity for t3.small" in note and "trying t3.small" in note for note in account.progress.notes)
 
 
-def test_a_quota_moves_on_to_the_next_type(account: Account, session: Session, environment: MakeEnvironment) -> None:
-    fault = account.api.inject(
+def test_a_quota_moves_on_to_the_next_type(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    fault = api.inject(
         Fault("RunInstances", "VcpuLimitExceeded", when=lambda request: request["InstanceType"] == "t3.small")
     )
     created = create(session, environment(session, aux=False))
@@ -68,10 +70,12 @@ def test_a_quota_moves_on_to_the_next_type(account: Account, session: Session, e
     assert described["Reservations"][0]["Instances"][0]["InstanceType"] == "t3.medium"
 
 
-def test_spot_comes_first_and_on_demand_after_it(account: Account, environment: MakeEnvironment) -> None:
+def test_spot_comes_first_and_on_demand_after_it(
+    api: FaultyApi, account: Account, environment: MakeEnvironment
+) -> None:
     session = account.session(spot=True)
     made = environment(session, aux=False)
-    fault = account.api.inject(
+    fault = api.inject(
         Fault(
             "RunInstances", "MaxSpotInstanceCountExceeded",
             when=lambda request: request.get("InstanceMarketOptions.MarketType") == "spot",
@@ -84,21 +88,23 @@ def test_spot_comes_first_and_on_demand_after_it(account: Account, environment: 
 
 
 def test_without_capacity_anywhere_all_places_are_tried_and_named(
-    account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    account.api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
+    api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
     made = environment(session, aux=False, types=("t3.small",))
     with pytest.raises(CapacityError, match="nothing else to try") as caught:
         create(session, made)
     assert "--region" in (caught.value.hint or "")
-    zones = {zone_of(account, request) for request in account.api.requests if request["Action"] == "RunInstances"}
+    zones = {zone_of(account, request) for request in api.requests if request["Action"] == "RunInstances"}
     assert len(zones) >= 2
-    account.api.faults.clear()
+    api.faults.clear()
     machines.destroy(session, session.environments.find(made.id))
 
 
-def test_throttling_is_repeated_and_told(account: Account, session: Session, environment: MakeEnvironment) -> None:
-    fault = account.api.inject(Fault("CreateSecurityGroup", "RequestLimitExceeded", status="503 Error", times=4))
+def test_throttling_is_repeated_and_told(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    fault = api.inject(Fault("CreateSecurityGroup", "RequestLimitExceeded", status="503 Error", times=4))
     created = create(session, environment(session, aux=False))
     assert len(fault.hits) == 4
     assert created.endpoints
@@ -106,16 +112,18 @@ def test_throttling_is_repeated_and_told(account: Account, session: Session, env
 
 
 def test_missing_rights_stop_at_once_and_name_the_policy(
-    account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    fault = account.api.inject(Fault("RunInstances", "UnauthorizedOperation", status="403 Forbidden"))
+    fault = api.inject(Fault("RunInstances", "UnauthorizedOperation", status="403 Forbidden"))
     with pytest.raises(HostError, match="UnauthorizedOperation") as caught:
         create(session, environment(session, aux=False))
     assert "aws policy" in (caught.value.hint or "")
     assert len(fault.hits) == 1
 
 
-def test_any_other_failure_is_terraforms(account: Account, session: Session, environment: MakeEnvironment) -> None:
-    account.api.inject(Fault("RunInstances", "InvalidParameterValue"))
+def test_any_other_failure_is_terraforms(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    api.inject(Fault("RunInstances", "InvalidParameterValue"))
     with pytest.raises(TerraformError, match="InvalidParameterValue"):
         create(session, environment(session, aux=False))

@@ -14,7 +14,7 @@ from provisioner.clouds.aws.network import find_network
 from provisioner.errors import HostError
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
-from tests.aws.conftest import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
+from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
 
 
 def created(session: Session, *environments: Environment) -> list[Environment]:

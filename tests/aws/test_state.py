@@ -10,8 +10,8 @@ from provisioner import machines
 from provisioner.errors import TerraformError
 from provisioner.session import Session
 from provisioner.terraform import ERRORED_STATE, Stack
-from tests.aws.conftest import NOTHING, Account, MakeEnvironment
-from tests.aws.proxy import Fault
+from tests.aws.account import NOTHING, Account, MakeEnvironment
+from tests.aws.proxy import Fault, FaultyApi
 
 BUCKET = "provisioner-tests-state"
 
@@ -30,7 +30,7 @@ def objects(account: Account) -> list[str]:
 
 
 def test_two_controllers_on_one_stack_do_not_harm_each_other(
-    account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     [made] = machines.create(session, [environment(session, aux=False)])
     state = f"team/{made.stack}/terraform.tfstate"
@@ -56,16 +56,16 @@ def test_two_controllers_on_one_stack_do_not_harm_each_other(
 
 
 def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
-    account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     made = environment(session, aux=False)
-    fault = account.api.inject(Fault("PUT .tfstate", "InternalError", status="500 Error"))
+    fault = api.inject(Fault("PUT .tfstate", "InternalError", status="500 Error"))
     with pytest.raises(TerraformError):
         machines.create(session, [made])
     assert fault.hits
     errored = session.home.stacks / made.stack / ERRORED_STATE
     assert errored.exists()
-    account.api.faults.clear()
+    api.faults.clear()
     # The lock's release went the same way as the state.
     for key in objects(account):
         if key.endswith(".tflock"):

@@ -13,17 +13,19 @@ from provisioner.errors import MachineLostError, UsageError
 from provisioner.lifecycle import AgentCommand
 from provisioner.session import Session
 from provisioner.task_family import load_family
+from tests.aws.ec2.fixture import ec2_session
 
 pytestmark = pytest.mark.vm
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(params=["local"])
-def session(request: pytest.FixtureRequest, open_session: Callable[[Mapping[str, str]], Session]) -> Session:
+@pytest.fixture(params=["local", pytest.param("aws", marks=pytest.mark.xdist_group("ec2"))])
+def session(request: pytest.FixtureRequest) -> Session:
     """A session on each cloud in turn."""
-    opened = open_session({})
-    assert opened.cloud.name == request.param
-    return opened
+    if request.param == "aws":
+        return ec2_session(request.getfixturevalue("ec2_home"))
+    open_session: Callable[[Mapping[str, str]], Session] = request.getfixturevalue("open_session")
+    return open_session({})
 
 
 def test_an_environment_lives_is_scored_and_leaves_nothing(session: Session) -> None:

@@ -80,7 +80,7 @@ def test_an_interrupted_apply_is_raised_and_what_it_made_can_be_destroyed(site: 
         site.stack.apply(silent)
     watcher.join()
     assert not is_locked(site.directory / "terraform.lock")
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/primary"]
 
 
@@ -133,7 +133,7 @@ def test_removing_ends_the_terraform_of_a_killed_controller_first(site: Site) ->
     controller.kill()
     controller.wait()
     began = time.monotonic()
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
     start = next(entry["pid"] for entry in site.journal if entry["operation"] == "start")
     assert not lives(start)
     assert site.done("destroy") == ["one/primary"]
@@ -151,7 +151,7 @@ def test_removing_ends_what_a_killed_terraform_left_running(site: Site, monkeypa
     controller.wait()
     os.kill(os.getsid(start), signal.SIGKILL)
     assert is_locked(site.directory / "terraform.lock")
-    Stack(site.directory, patience_seconds=0.3).remove("one", silent)
+    Stack(site.directory, patience_seconds=0.3).remove({"one"}, silent)
     assert not lives(start)
 
 
@@ -166,7 +166,7 @@ def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(site: Site
         told.append(text)
         sleep.unlink()
 
-    site.stack.remove("one", tell)
+    site.stack.remove({"one"}, tell)
     assert controller.wait(20) == 0
     assert len(told) == 1
     assert "waiting" in told[0]

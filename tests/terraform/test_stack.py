@@ -50,7 +50,7 @@ def test_an_environment_that_joins_leaves_the_others_alone(site: Site) -> None:
 def test_removing_an_environment_destroys_it_and_no_other(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")), site.spec("two"))
     site.stack.apply(silent)
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/aux", "one/primary"]
     assert (site.root / "two" / "primary" / "endpoint.json").exists()
     assert site.stack.exists
@@ -59,7 +59,7 @@ def test_removing_an_environment_destroys_it_and_no_other(site: Site) -> None:
 def test_the_stack_goes_with_its_last_environment(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/primary"]
     assert not site.directory.exists()
 
@@ -67,8 +67,8 @@ def test_the_stack_goes_with_its_last_environment(site: Site) -> None:
 def test_removing_what_is_gone_is_no_error(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
-    site.stack.remove("one", silent)
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
+    site.stack.remove({"one"}, silent)
     assert not site.directory.exists()
 
 
@@ -98,7 +98,7 @@ def test_another_environment_can_go_after_a_machines_directory_was_removed_by_ha
     site.write(site.spec("one"), site.spec("two"))
     site.stack.apply(silent)
     shutil.rmtree(site.root / "two")
-    site.stack.remove("one", silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/primary"]
 
 

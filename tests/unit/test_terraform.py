@@ -160,9 +160,9 @@ def test_forgetting_environments_needs_no_terraform(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
     stack = Stack(tmp_path / "stack")
     stack.write({"main.tf": "", "environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
-    stack.forget("one")
+    stack.forget({"one"})
     assert stack.exists
-    stack.forget("two")
+    stack.forget({"two"})
     assert not (tmp_path / "stack").exists()
 
 

@@ -1,4 +1,7 @@
-"""The fixture for a conftest: `from tests.aws.ec2.fixture import ec2_cloud`."""
+"""EC2 for tests: real machines behind moto's API, or a real account.
+
+With PROVISIONER_TEST_AWS=1 the tests use the account and region that boto3 finds, and pay for it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
+from provisioner.clouds.aws.cloud import AwsCloud
+from provisioner.clouds.base_image import packages
+from provisioner.paths import Home
+from provisioner.session import Session
+from provisioner.settings import load_settings
 from tests.aws.ec2.cloud import Ec2Cloud
+
+REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
 
 
 def cache() -> Path:
@@ -18,9 +29,37 @@ def cache() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ec2_cloud() -> Iterator[Ec2Cloud]:
-    """EC2 with real machines behind it, for the whole session; no instance may be left when all tests are over."""
-    with Ec2Cloud(cache()) as cloud:
-        yield cloud
-        left = cloud.left()
-    assert left == [], f"tests left instances behind: {left}"
+def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A provisioner home; while it lasts, this process's environment leads to EC2. Nothing may be left there."""
+    home = Home(tmp_path_factory.mktemp("ec2") / "home")
+    home.make()
+    with pytest.MonkeyPatch.context() as patch:
+        if REAL:
+            yield home
+            _prune(home)
+        else:
+            # What the base image installs is there already: the machines are emulated, and time is short.
+            with Ec2Cloud(cache(), extra_packages=packages(), metadata_off="forbidden") as cloud:
+                for name, value in cloud.variables.items():
+                    patch.setenv(name, value)
+                patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)
+                yield home
+                _prune(home)
+                assert cloud.left() == [], "tests left instances behind"
+
+
+def _prune(home: Home) -> None:
+    """Removes the AMIs, as an operator would, and proves that AWS has none of them left."""
+    session = ec2_session(home)
+    session.images.prune(set(), cloud="aws", discard=session.cloud.discard, everything=True)
+    ec2 = boto3.client("ec2")
+    ours = [{"Name": "tag-key", "Values": ["provisioner:image"]}]
+    left = ec2.describe_images(Owners=["self"], Filters=ours)["Images"]
+    left += ec2.describe_snapshots(OwnerIds=["self"], Filters=ours)["Snapshots"]
+    assert left == []
+
+
+def ec2_session(home: Home) -> Session:
+    """A session on it."""
+    settings = load_settings()
+    return Session(home=home, cloud=AwsCloud(home, settings), ca_bundle=settings.ca_bundle_path)

@@ -1,0 +1,155 @@
+"""Prints what the aws cloud costs the controller, beside plain Terraform on the same root, against a moto server.
+
+Usage: python benchmarks/aws.py [--environments 1 20]
+
+Each environment is two machines. "Ours" is create and destroy as the product does them, the cloud asked whether all is
+gone; "plain" is terraform init, apply and destroy. CPU seconds are those of this process and all that it started
+(Terraform, the provider), not moto's. Memory is the proportional set size of them together, sampled five times a
+second. The region's network exists beforehand. Most of the wall time is the provider's own waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from provisioner import machines  # noqa: E402
+from provisioner.models import Environment  # noqa: E402
+from provisioner.session import Session  # noqa: E402
+from provisioner.terraform import Stack  # noqa: E402
+from provisioner.terraform_process import terraform_environment  # noqa: E402
+from tests.aws.account import Account, make_environment  # noqa: E402
+from tests.provider_mirror import use_provider_mirror  # noqa: E402
+
+SERVER = """
+import sys, time
+from tests.aws.proxy import serving
+with serving() as api:
+    print(api.url, flush=True)
+    sys.stdin.read()
+"""
+SAMPLE_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """moto in a process of its own; its URL."""
+    argv = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found += descendants(int(child))
+    return found
+
+
+class Memory:
+    """Samples the memory of this process and its descendants, but for some.
+
+    Args:
+        without: processes that are not counted.
+    """
+
+    def __init__(self, without: set[int]) -> None:
+        self.peak_mib = 0.0
+        self._without = without
+        self._ended = threading.Event()
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            total = 0
+            for pid in set(descendants(os.getpid())) - self._without:
+                with contextlib.suppress(OSError, StopIteration):
+                    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                    total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            self.peak_mib = max(self.peak_mib, total / 1024)
+
+    def stop(self) -> None:
+        """Ends the sampling."""
+        self._ended.set()
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of all ended descendants."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def measured(name: str, count: int, work: Callable[[], None], without: set[int]) -> float:
+    """Does the work, prints its figures, and returns its CPU seconds."""
+    memory, cpu, begin = Memory(without), cpu_seconds(), time.monotonic()
+    work()
+    wall, cpu = time.monotonic() - begin, cpu_seconds() - cpu
+    memory.stop()
+    print(
+        f"{name:<6} {count:>4} environments: {wall:7.1f} s wall, {cpu:6.1f} CPU s, {cpu / count:6.2f} CPU s each, "
+        f"{memory.peak_mib:6.0f} MiB at most",
+        flush=True,
+    )
+    return cpu
+
+
+def ours(session: Session, environments: list[Environment]) -> None:
+    """Creates and destroys them as the product does."""
+    machines.destroy(session, *machines.create(session, environments))
+
+
+def plain(root: Path) -> None:
+    """The same root with plain Terraform."""
+    for arguments in (("init",), ("apply", "-auto-approve"), ("destroy", "-auto-approve")):
+        subprocess.run(
+            ["terraform", *arguments, "-input=false", "-no-color"], cwd=root, env=terraform_environment(os.environ),
+            stdout=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--environments", type=int, nargs="+", default=[1, 20])
+    counts = parser.parse_args().environments
+    use_provider_mirror()
+    with moto() as url, tempfile.TemporaryDirectory() as directory:
+        for name, value in (("AWS_ENDPOINT_URL", url), ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")):
+            os.environ[name] = value
+        without = set(descendants(os.getpid())) - {os.getpid()}
+        account = Account(Path(directory))
+        session = account.session()
+        for count in (0, *counts):
+            # The first round, of one environment, makes the network and what init leaves for later stacks.
+            environments = [make_environment(session, stack=f"stack-{count}") for _ in range(count or 1)]
+            if not count:
+                ours(session, environments)
+                continue
+            root = Path(directory) / f"plain-{count}"
+            placed = [one.model_copy(update={"placement": session.cloud.place(one)}) for one in environments]
+            Stack(root).write(machines.root_of(session, placed))
+            measured("ours", count, partial(ours, session, environments), without)
+            measured("plain", count, partial(plain, root), without)
+
+
+if __name__ == "__main__":
+    main()

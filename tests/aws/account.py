@@ -1,0 +1,143 @@
+"""An AWS account in tests: sessions on it, records of environments, and what is left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from provisioner import machines
+from provisioner.clouds.aws import amis
+from provisioner.clouds.aws.cloud import AwsCloud
+from provisioner.environments import new_id
+from provisioner.image_store import Image, ImageStore, now
+from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
+from provisioner.paths import Home
+from provisioner.session import Session
+from provisioner.settings import Settings
+
+REGION = "us-east-1"
+CONTROLLER = "203.0.113.10/32"
+IMAGE = "family-tests-0000000000000000"
+TYPES = ("t3.small", "t3.medium")
+
+
+class Notes:
+    """Progress that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def phase_started(self, name: str) -> None: ...
+
+    def phase_finished(self, name: str, seconds: float) -> None: ...
+
+    def output(self, text: str) -> None: ...
+
+
+class Account:
+    """An account that the environment's variables lead to.
+
+    Args:
+        directory: where the homes of its controllers are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.progress = Notes()
+        self._directory = directory
+
+    def client(self, service: str = "ec2", region: str = REGION) -> Any:
+        return boto3.client(service, region_name=region)
+
+    def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
+        """A controller with a home of its own, in which an image is ready."""
+        home = Home(self._directory / name)
+        home.make()
+        settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
+        images = ImageStore(home)
+        if not images.finished(IMAGE):
+            directory = home.images / ".building-tests"
+            directory.mkdir()
+            known = self.client().describe_images(Owners=["amazon"])["Images"]
+            ami = next(image["ImageId"] for image in known if image["Architecture"] == "x86_64")
+            amis.write(amis.Ami(id=ami, region=REGION, ours=False), directory)
+            images.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
+        return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
+
+    def record(self, session: Session, region: str) -> Environment:
+        """The record of an environment that is placed, and that nobody means to create."""
+        size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=TYPES)
+        return Environment(
+            id=new_id("tests", "placed"),
+            cloud="aws",
+            placement={"region": region},
+            stack="none",
+            family="tests",
+            task="main",
+            status="creating",
+            created_at=now(),
+            setup=TaskSetup(),
+            full_internet=False,
+            machines={"primary": MachineRecord(image=IMAGE, size=size, user="root")},
+        )
+
+    def everything(self, region: str = REGION) -> dict[str, list[str]]:
+        """All that environments could have left in the account, by kind."""
+        ec2 = self.client(region=region)
+        instances = [i for r in ec2.describe_instances()["Reservations"] for i in r["Instances"]]
+        groups = ec2.describe_security_groups()["SecurityGroups"]
+        return {
+            "instances": [i["InstanceId"] for i in instances if i["State"]["Name"] != "terminated"],
+            "volumes": [v["VolumeId"] for v in ec2.describe_volumes()["Volumes"]],
+            "groups": [g["GroupId"] for g in groups if g["GroupName"] != "default"],
+            "keys": [k["KeyName"] for k in ec2.describe_key_pairs()["KeyPairs"]],
+            "images": [i["ImageId"] for i in ec2.describe_images(Owners=["self"])["Images"]],
+            "subnets": [
+                s["SubnetId"]
+                for s in ec2.describe_subnets()["Subnets"]
+                if any(tag["Key"] == "provisioner:environment" for tag in s.get("Tags", []))
+            ],
+        }
+
+
+NOTHING: dict[str, list[str]] = {
+    "instances": [], "volumes": [], "groups": [], "keys": [], "images": [], "subnets": [],
+}  # fmt: skip
+
+
+MakeEnvironment = Callable[..., Environment]
+
+
+def make_environment(
+    session: Session,
+    *,
+    aux: bool = True,
+    full_internet: bool = False,
+    stack: str | None = None,
+    allowed: tuple[Destination, ...] = (),
+    types: tuple[str, ...] = TYPES,
+) -> Environment:
+    """Makes the record of an environment that does not exist yet."""
+    roles: tuple[Role, ...] = ("primary", "aux") if aux else ("primary",)
+    size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=types)
+    identity = new_id("tests", "main")
+    made = Environment(
+        id=identity,
+        cloud="aws",
+        stack=stack or identity,
+        family="tests",
+        task="main",
+        status="creating",
+        created_at=now(),
+        setup=TaskSetup(),
+        full_internet=full_internet,
+        allowed_destinations=allowed,
+        machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
+    )
+    machines.record(session, made)
+    return made

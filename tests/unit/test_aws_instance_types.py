@@ -1,0 +1,128 @@
+"""From what a machine asks for to the cheapest instance type."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.clouds.aws.instance_types import InstanceType, Market, Need, cheapest, choose_builder, choose_machines
+from provisioner.clouds.aws.market import snapshot
+from provisioner.errors import UnavailableError
+from provisioner.manifest import Resources
+from provisioner.models import GpuSpec, VMSpec
+
+MARKET = snapshot("us-east-1")
+
+
+def spec(**changes: object) -> VMSpec:
+    return VMSpec.model_validate({"cpu_count_range": (2, 4), "ram_gib_range": (4, 8), **changes})
+
+
+def aux(**changes: object) -> tuple[str, str]:
+    """The architecture and the first type that a spec leads to."""
+    size = choose_machines(Resources(), spec(**changes), MARKET)["aux"]
+    return size.architecture, size.types[0]
+
+
+def test_an_architecture_left_open_means_the_cheaper() -> None:
+    assert aux() == ("arm64", "t4g.medium")
+    assert aux(cpu_architecture="x64") == ("x64", "t3a.medium")
+    assert aux(cpu_architecture="arm64") == ("arm64", "t4g.medium")
+
+
+def test_alternatives_share_the_architecture_and_grow_dearer() -> None:
+    size = choose_machines(Resources(), spec(cpu_count_range=(2, 16), ram_gib_range=(4, 64)), MARKET)["aux"]
+    by_name = {one.name: one for one in MARKET.types}
+    assert {by_name[name].architecture for name in size.types} == {"arm64"}
+    prices = [MARKET.hourly_usd[name] for name in size.types]
+    assert prices == sorted(prices)
+    assert len(prices) > 2
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "name"),
+    [("t4", (1, 1), "g4dn.xlarge"), ("T4", (4, 4), "g4dn.12xlarge"), ("a10", (1, 2), "g5.xlarge"),
+     ("v100", (1, 1), "p3.2xlarge")],
+)  # fmt: skip
+def test_a_gpu_is_found_by_model_and_count(model: str, count: tuple[int, int], name: str) -> None:
+    gpu = {"model": model, "count_range": count}
+    assert aux(gpu_spec=gpu, cpu_count_range=(1, 96), ram_gib_range=(1, 512)) == ("x64", name)
+
+
+def test_a_machine_without_gpu_gets_none() -> None:
+    types = choose_machines(Resources(), spec(cpu_count_range=(4, 4), ram_gib_range=(16, 16)), MARKET)["aux"].types
+    assert not any(name.startswith(("g", "p")) for name in types)
+
+
+def test_the_primary_machine_is_x64_and_at_least_what_the_manifest_names() -> None:
+    size = choose_machines(Resources(cpus=3, memory_gb=20, storage_gb=40), None, MARKET)["primary"]
+    assert (size.architecture, size.disk_gib) == ("x64", 40)
+    assert size.cpus >= 3
+    assert size.memory_gib >= 20
+    assert choose_machines(Resources(), None, MARKET)["primary"].types[0] == "t3a.micro"
+
+
+def test_a_builder_is_of_the_images_architecture() -> None:
+    assert choose_builder("arm64", 16, MARKET).types[0] == "t4g.medium"
+    assert choose_builder("x64", 30, MARKET).disk_gib == 30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"cpu_count_range": (3, 3)}, "sells no such instance type"),
+        ({"gpu_spec": {"model": "h100", "count_range": (1, 1)}}, "1 h100 GPUs"),
+        ({"ram_gib_range": (5, 6)}, "5 to 6 GiB"),
+    ],
+)
+def test_what_nobody_sells_is_refused_in_words(wanted: dict[str, object], said: str) -> None:
+    with pytest.raises(UnavailableError, match=said):
+        aux(**wanted)
+
+
+def test_an_unknown_or_zero_price_is_never_taken_for_none() -> None:
+    one = InstanceType(name="free.large", vcpus=2, memory_gib=4, architecture="x64")
+    need = Need(cpus=(1, 4), memory_gib=(1, 8))
+    for prices in ({}, {"free.large": Decimal(0)}):
+        with pytest.raises(UnavailableError, match="no price is known"):
+            cheapest(need, "aux VM", [one], prices)
+    with pytest.raises(UnavailableError, match="no price is known"):
+        choose_machines(Resources(), None, snapshot("eu-nowhere-1"))
+
+
+TYPES = st.builds(
+    InstanceType,
+    name=st.text("abc", min_size=1, max_size=6),
+    vcpus=st.integers(1, 64),
+    memory_gib=st.integers(1, 256).map(float),
+    architecture=st.sampled_from(["x64", "arm64"]),
+    gpu_model=st.just("t4"),
+    gpu_count=st.integers(0, 4),
+)
+
+
+@given(st.lists(TYPES, max_size=20, unique_by=lambda one: one.name), st.data())
+def test_what_is_chosen_fits_and_nothing_that_fits_is_cheaper(types: list[InstanceType], data: st.DataObject) -> None:
+    prices = {one.name: Decimal(data.draw(st.integers(0, 500))) / 100 for one in types}
+    low, high = sorted(data.draw(st.tuples(st.integers(1, 64), st.integers(1, 64))))
+    gpu = data.draw(st.sampled_from([None, GpuSpec(model="T4", count_range=(1, 2))]))
+    need = Need(cpus=(low, high), memory_gib=(1, 256), gpu=gpu)
+    fitting = [
+        one for one in types
+        if low <= one.vcpus <= high and prices[one.name] > 0
+        and (1 <= one.gpu_count <= 2 if gpu else one.gpu_count == 0)
+    ]  # fmt: skip
+    try:
+        chosen = cheapest(need, "aux VM", types, prices)
+    except UnavailableError:
+        assert not fitting
+    else:
+        assert {one.name for one in chosen} == {one.name for one in fitting}
+        assert prices[chosen[0].name] == min(prices[one.name] for one in fitting)
+
+
+def test_a_market_survives_being_kept() -> None:
+    assert Market.model_validate_json(MARKET.model_dump_json()) == MARKET
