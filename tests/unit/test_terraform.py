@@ -69,7 +69,7 @@ def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tm
     stack.destroy(silent)
     apply, destroy = (set(line.split()) for line in runs(tmp_path))
     assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
-    assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color"}
+    assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
 
 
 def test_nothing_is_left_in_the_directory_for_temporary_files(
