@@ -11,7 +11,8 @@ from provisioner.paths import Home
 from tests.aws.account import NOTHING
 from tests.command_line import ROOT, provisioner
 
-pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("ec2")]
+# It builds four images and boots seven machines, one after the other.
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("ec2"), pytest.mark.timeout(2400)]
 EXAMPLE = str(ROOT / "examples" / "container_escape")
 SOLVER = str(ROOT / "examples" / "container_escape_agents" / "solver")
 

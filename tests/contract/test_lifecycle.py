@@ -19,7 +19,9 @@ pytestmark = pytest.mark.vm
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(params=["local", pytest.param("aws", marks=pytest.mark.xdist_group("ec2"))])
+@pytest.fixture(
+    params=["local", pytest.param("aws", marks=[pytest.mark.xdist_group("ec2"), pytest.mark.timeout(2400)])]
+)
 def session(request: pytest.FixtureRequest) -> Session:
     """A session on each cloud in turn."""
     if request.param == "aws":
