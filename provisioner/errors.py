@@ -11,6 +11,7 @@ ProvisionerError                 1
 ├── ImageBuildError              4   a build step or install() failed
 ├── InfrastructureError          5   ours broke: Terraform, QEMU, SSH, the cloud
 │   ├── TerraformError
+│   ├── CapacityError                the cloud has no machine to give
 │   ├── MachineLostError             a machine does not answer or ended by itself
 │   └── StillThereError              something of an environment outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises

@@ -92,7 +92,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     name = family_image_name(family, base, session.variables)
     with session.images.building(name, session.progress, session.cloud.holds) as directory:
         if directory is not None:
-            builder = Builder(label=family.name, base=kind, image=base, disk_gib=_disk_gib(family))
+            builder = Builder(label=family.name, base=kind, image=base, disk_gib=disk_gib(family))
             if session.cloud.adopt(name, directory):
                 session.progress.note(f"Reading the setup data of {family.name} from its image ({name})")
                 adopted = replace(builder, image=name)
@@ -116,7 +116,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     return name, session.images.setup_data(name)
 
 
-def _disk_gib(family: TaskFamily) -> int:
+def disk_gib(family: TaskFamily) -> int:
     """What the largest of the family's tasks asks for: all of them boot from one image."""
     sizes = [task.resources.storage_gb or 0 for task in family.manifest.tasks.values()]
     return max(MINIMUM_DISK_GIB, math.ceil(max(sizes, default=0)))

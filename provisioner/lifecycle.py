@@ -68,6 +68,9 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     if spec := setup.aux_vm_spec:
         sizes = session.cloud.choose(resources, spec)
         built["aux"] = images.aux_image(session, family, spec, sizes["aux"])
+    # No disk is smaller than that of the image, which holds the family's largest task.
+    primary = sizes["primary"].model_copy(update={"disk_gib": max(sizes["primary"].disk_gib, images.disk_gib(family))})
+    sizes = {**sizes, "primary": primary}
     records = {role: MachineRecord(image=built[role], size=sizes[role], user="root") for role in built}
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 

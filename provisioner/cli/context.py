@@ -149,16 +149,10 @@ def session_of(environment: Environment, opened: Session) -> Session:
     return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
 
 
-def environment_session(
-    name: str, env_file: Path | None = None, *, archived: bool = False
-) -> tuple[Session, Environment]:
-    """The environment that a name means, and a session on its cloud.
-
-    Args:
-        archived: look among destroyed ones too.
-    """
+def environment_session(name: str, env_file: Path | None = None) -> tuple[Session, Environment]:
+    """The environment that a name means, and a session on its cloud."""
     opened = session(env_file)
-    environment = opened.environments.find(name, archived=archived)
+    environment = opened.environments.find(name)
     return session_of(environment, opened), environment
 
 

@@ -270,7 +270,8 @@ def _age(environment: Environment) -> str:
 
 def show(env: PastEnvironmentArgument) -> Result:
     """One environment's record."""
-    opened, environment = environment_session(env, archived=True)
+    opened = session()
+    environment = opened.environments.find(env, archived=True)
     exists = opened.environments.directory(environment.id).exists()
     data = {**_data(environment), "exists": exists}
     lines = [
@@ -292,10 +293,11 @@ def show(env: PastEnvironmentArgument) -> Result:
 
 def logs(env: PastEnvironmentArgument) -> Result:
     """All logs of an environment."""
-    opened, environment = environment_session(env, archived=True)
+    opened = session()
+    environment = opened.environments.find(env, archived=True)
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
-        machines.keep_logs(opened, environment)
+        machines.keep_logs(session_of(environment, opened), environment)
     texts = {path.stem: path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))}
     shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
     return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")

@@ -45,10 +45,17 @@ def list_images() -> Result:
         for image in opened.images.all()
     ]
     rows = [
-        [i["name"], i["kind"], i["family"] or "-", f"{i['bytes'] / 1e6:,.0f} MB", "yes" if i["in_use"] else "no"]
+        [
+            i["name"],
+            i["kind"],
+            i["cloud"],
+            i["family"] or "-",
+            f"{i['bytes'] / 1e6:,.0f} MB",
+            "yes" if i["in_use"] else "no",
+        ]
         for i in found
     ]
-    return Result({"images": found}, table(["NAME", "KIND", "FAMILY", "DISK", "IN USE"], rows))
+    return Result({"images": found}, table(["NAME", "KIND", "CLOUD", "FAMILY", "DISK", "IN USE"], rows))
 
 
 def prune(

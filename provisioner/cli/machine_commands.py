@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
+from provisioner.ssh import Login
 
 MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
 # None: agent on the primary machine, admin on the aux VM.
@@ -77,20 +79,32 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
     opened, environment = environment_session(env)
     login = opened.environments.login(environment, machine, _user(user, machine))
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
-    known_hosts.write_text(f"{environment.id}-{machine} {login.host_key}\n")
+    try:
+        os.execvp("ssh", _ssh_command(login, known_hosts))  # noqa: S606 - no shell wanted
+    except FileNotFoundError as error:
+        raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client") from error
+
+
+def _ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
+    """OpenSSH's arguments for a login; writes the file with the only host key that it accepts."""
+    alias = f"{known_hosts.parent.parent.name}-{known_hosts.name.removeprefix('known_hosts_')}"
+    known_hosts.write_text(f"{alias} {login.host_key}\n")
     argv = ["ssh", "-F", "none", "-i", str(login.private_key), "-p", str(login.endpoint.port)]
-    for option in (
-        f"HostKeyAlias={environment.id}-{machine}",
+    options = [
+        f"HostKeyAlias={alias}",
         f'UserKnownHostsFile="{known_hosts}"',
         "StrictHostKeyChecking=yes",
         "IdentitiesOnly=yes",
         "LogLevel=ERROR",
-    ):
+    ]
+    if login.via:
+        through = _ssh_command(login.via, known_hosts.with_name(f"{known_hosts.name}-jump"), "-W", "HOST:PORT")
+        # OpenSSH gives it to a shell, after putting in what % stands for.
+        command = shlex.join(through).replace("%", "%%").replace("HOST:PORT", "%h:%p")
+        options.append(f"ProxyCommand=exec {command}")
+    for option in options:
         argv += ["-o", option]
-    try:
-        os.execvp("ssh", [*argv, f"{login.user}@{login.endpoint.host}"])  # noqa: S606 - no shell wanted
-    except FileNotFoundError as error:
-        raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client") from error
+    return [*argv, *more, f"{login.user}@{login.endpoint.host}"]
 
 
 def cp(

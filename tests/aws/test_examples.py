@@ -51,3 +51,32 @@ def test_container_escape_is_built_solved_and_destroyed_on_ec2(ec2_home: Home) -
     assert json.loads(built.stdout)["image"] in {image["name"] for image in images}
     assert "build step" not in built.stderr
     assert "Reading the setup data" in built.stderr
+
+
+def test_every_way_into_the_machines_works_on_ec2(ec2_home: Home) -> None:
+    up = provisioner(ec2_home, "up", EXAMPLE, "escape", "--cloud", "aws", "--json")
+    assert up.returncode == 0, up.stderr
+    env = json.loads(up.stdout)["environment"]
+    try:
+        # No option says which cloud: the record does.
+        for machine, user in (("primary", "agent"), ("aux", "admin"), ("aux", "root")):
+            done = provisioner(
+                ec2_home, "exec", env, "--machine", machine, "--user", user, "--", "sh", "-c", "id -un; hostname"
+            )
+            assert done.stdout == f"{user}\n{machine}\n", done.stderr
+            shell = provisioner(ec2_home, "ssh", env, "--machine", machine, "--user", user, stdin="id -un\n")
+            assert shell.stdout.strip().splitlines()[-1] == user, shell.stderr
+        # The aux VM's name leads to it; the internet's names lead nowhere.
+        found = provisioner(ec2_home, "exec", env, "--user", "root", "--", "getent", "hosts", "aux")
+        assert found.stdout.startswith("10.215."), found.stderr
+        # Another host key than the console's is refused, by our client and by OpenSSH.
+        keys = ec2_home.environments / env / "keys"
+        pinned = (keys / "host_aux.pub").read_text()
+        (keys / "host_aux.pub").write_text((keys / "host_primary.pub").read_text())
+        refused = provisioner(ec2_home, "exec", env, "--machine", "aux", "--", "true")
+        assert (refused.returncode, "host key" in refused.stderr) == (5, True)
+        assert provisioner(ec2_home, "ssh", env, "--machine", "aux", stdin="true\n").returncode == 255
+        (keys / "host_aux.pub").write_text(pinned)
+    finally:
+        gone = provisioner(ec2_home, "destroy", env)
+    assert gone.returncode == 0, gone.stderr

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner import machines
+from provisioner import lifecycle, machines
+from provisioner.clouds.aws import amis
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.models import Environment
 from provisioner.session import Session
-from tests.aws.account import Account, MakeEnvironment
+from provisioner.task_family import load_family
+from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi, Request
+from tests.command_line import ROOT
 
 
 @pytest.fixture
@@ -127,3 +130,19 @@ def test_any_other_failure_is_terraforms(
     api.inject(Fault("RunInstances", "InvalidParameterValue"))
     with pytest.raises(TerraformError, match="InvalidParameterValue"):
         create(session, environment(session, aux=False))
+
+
+def test_a_region_without_capacity_is_left_for_the_next_that_the_operator_allows(
+    api: FaultyApi, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(amis.VENDORS, "debian-12", ("amazon", "amzn*"))  # moto has none of Debian's
+    api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
+    session = account.session(regions=("us-east-1", "us-east-2"))
+    family = load_family(ROOT / "tests" / "contract" / "families" / "echo")
+    with pytest.raises(CapacityError, match="nothing else to try"):
+        lifecycle.up(session, family, "main")
+    tried = {note.split(" in ")[-1][:9] for note in account.progress.notes if "trying" in note}
+    assert tried == {"us-east-1", "us-east-2"}
+    assert any("Going on elsewhere" in note for note in account.progress.notes)
+    assert session.environments.all() == []
+    assert account.everything("us-east-2") == NOTHING
