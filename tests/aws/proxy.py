@@ -48,6 +48,8 @@ class FaultyApi:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self._lock = threading.Lock()
+        # moto's backends are not made for threads: a request may fail half done, and is then repeated.
+        self._one_at_a_time = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -57,7 +59,12 @@ class FaultyApi:
             answer = ERROR.format(code=fault.code).encode()
             start_response(fault.status, [("Content-Type", "text/xml"), ("Content-Length", str(len(answer)))])
             return [answer]
-        found: Iterable[bytes] = self._moto(environ, start_response)
+        try:
+            with self._one_at_a_time:
+                found: Iterable[bytes] = self._moto(environ, start_response)
+        except AttributeError:  # a service that this moto does not have at all, such as Pricing
+            start_response("501 Not Implemented", [("Content-Length", "0")])
+            return []
         return found
 
     def inject(self, fault: Fault) -> Fault:

@@ -132,11 +132,11 @@ def test_any_other_failure_is_terraforms(
         create(session, environment(session, aux=False))
 
 
-def test_a_region_without_capacity_is_left_for_the_next_that_the_operator_allows(
+def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
     api: FaultyApi, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(amis.VENDORS, "debian-12", ("amazon", "amzn*"))  # moto has none of Debian's
-    api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
+    api.inject(Fault("RunInstances", "VcpuLimitExceeded"))
     session = account.session(regions=("us-east-1", "us-east-2"))
     family = load_family(ROOT / "tests" / "contract" / "families" / "echo")
     with pytest.raises(CapacityError, match="nothing else to try"):

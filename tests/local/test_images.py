@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import images
+from provisioner import images, lifecycle, machines
 from provisioner.errors import ImageBuildError
 from provisioner.session import Session
 from provisioner.task_family import TaskFamily, load_family
@@ -83,3 +83,14 @@ def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp
         if image.family == "wanted":
             shutil.rmtree(session.images.path(image.name))
     assert_nothing_left(session, "wanted")
+
+
+def test_every_task_boots_from_an_image_that_was_built_on_the_largest_tasks_disk(session: Session) -> None:
+    large_family = load_family(Path(__file__).parent / "families" / "disks")
+    environment = lifecycle.up(session, large_family, "small")
+    try:
+        with machines.connect(session, environment, "primary") as connection:
+            done = connection.run(["df", "--output=size", "-B1G", "/"])
+        assert int(done.stdout.split()[-1]) >= 22
+    finally:
+        lifecycle.destroy(session, environment)

@@ -17,7 +17,7 @@ from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpe
 # The Task Standard's names of GPUs where AWS sells them under another.
 GPU_NAMES = {"a10": {"a10", "a10g"}}
 # So many types are tried, one after the other, where the cheapest have no capacity.
-ALTERNATIVES = 6
+ALTERNATIVES = 4
 
 
 class InstanceType(Record):

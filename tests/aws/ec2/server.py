@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 DEBIAN_AMI_ID = "ami-0deb12a64d00f1e1d"
 DEBIAN_OWNER = "136693071363"
@@ -67,7 +68,14 @@ def main() -> None:
     reconciler = Reconciler(directory, DEBIAN_AMI_ID, Path(settings.ami), fabric, outside)
     try:
         plugin.install(reconciler)
-        app = DomainDispatcherApplication(create_backend_app)
+        moto = DomainDispatcherApplication(create_backend_app)
+        one_at_a_time = threading.Lock()
+
+        def app(environ: Any, start_response: Any) -> Any:
+            # moto's backends are not made for threads: a request may fail half done, and is then repeated.
+            with one_at_a_time:
+                return moto(environ, start_response)
+
         server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(json.dumps({"port": server.server_port}), flush=True)
