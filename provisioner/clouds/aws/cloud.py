@@ -86,6 +86,7 @@ class AwsCloud:
         self._api = Api(self._profile, regions[0] if regions else settings.region)
         self._region = self._api.region
         self._networks: dict[str, Network] = {}
+        self._given: set[str] = set()
         self._seen: dict[tuple[str, Role], tuple[float, bool]] = {}
 
     # Before anything is created
@@ -220,6 +221,7 @@ class AwsCloud:
                 hint="Share its Terraform state (--state s3://bucket/prefix), or let that controller add "
                 f"{', '.join(sorted(self._controllers))} to its controller_cidrs.",
             )
+        self._networks.pop(region, None)  # it is about to change
         values = {
             "region": region,
             "availability_zones": zones_of(self._api, region),
@@ -273,18 +275,27 @@ class AwsCloud:
         # A spot instance cannot be stopped, and a builder must be.
         spot = self._spot and environment.kind == "task"
         sizes = {str(role): machine.size for role, machine in environment.machines.items()}
-        where = {"region": region, "account": self._identity["Account"], "profile": self._profile}
-        return [{**where, "state": self._state, **one} for one in places(sizes, zones[turn:] + zones[:turn], spot=spot)]
+        where = {"region": region, "account": self._identity["Account"], "profile": self._profile, "state": self._state}
+        where |= self._allowlist(environment, region)
+        return [{**where, **one} for one in places(sizes, zones[turn:] + zones[:turn], spot=spot)]
 
     def _zones(self, region: str) -> list[str]:
-        if region in self._networks or (found := find_network(self._api, region)) is None:
-            return (
-                list(self._networks[region].subnets["online"])
-                if region in self._networks
-                else zones_of(self._api, region)
-            )
+        found = self._networks.get(region) or find_network(self._api, region)
+        if found is None:
+            return zones_of(self._api, region)
         self._networks[region] = found
         return list(found.subnets["online"])
+
+    def _allowlist(self, environment: Environment, region: str) -> dict[str, str]:
+        """The network of the environment's own subnet, once chosen for good; none without an allowlist."""
+        if not environment.allowed_destinations:
+            return {}
+        chosen = environment.placement.get("allowlist")
+        if chosen is None:
+            network = self._networks.get(region)
+            chosen = allowlist_subnet(environment.id, {*(network.taken if network else ()), *self._given})
+            self._given.add(chosen)
+        return {"allowlist": chosen}
 
     def stack_values(self, environment: Environment) -> dict[str, Any]:
         """Network, instance types, user data and tags."""
@@ -294,7 +305,7 @@ class AwsCloud:
         allowlist = None
         if environment.allowed_destinations:
             allowlist = {
-                "cidr": allowlist_subnet(environment.id, network.taken),
+                "cidr": placement["allowlist"],
                 "zone": placement["zone"],
                 "gateway_id": network.gateways["offline"],
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.request
+from collections.abc import Collection
 from hashlib import sha256
 
 from provisioner.clouds.aws.api import Api, asking, tag, tagged
@@ -103,7 +104,7 @@ def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
         ) from error
 
 
-def allowlist_subnet(environment_id: str, taken: tuple[str, ...]) -> str:
+def allowlist_subnet(environment_id: str, taken: Collection[str]) -> str:
     """A free network in the offline VPC for an environment with an allowlist. Pure.
 
     Raises:

@@ -26,23 +26,27 @@ CREATE = (
 )  # fmt: skip
 # What changes or removes something; only with our tag.
 CHANGE = (
-    "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:AuthorizeSecurityGroupEgress",
-    "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry", "ec2:CreateRoute", "ec2:DeleteInternetGateway",
-    "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl", "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface",
-    "ec2:DeleteRoute", "ec2:DeleteRouteTable", "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet",
-    "ec2:DeleteVolume", "ec2:DeleteVpc", "ec2:DeregisterImage", "ec2:DetachInternetGateway",
-    "ec2:DisassociateRouteTable", "ec2:ModifyInstanceAttribute", "ec2:ModifyInstanceMetadataOptions",
-    "ec2:ModifySecurityGroupRules", "ec2:ModifySubnetAttribute", "ec2:ModifyVpcAttribute",
-    "ec2:ReplaceNetworkAclAssociation", "ec2:ReplaceNetworkAclEntry", "ec2:ReplaceRoute",
-    "ec2:ReplaceRouteTableAssociation", "ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress",
-    "ec2:StopInstances", "ec2:TerminateInstances",
+    "ec2:AuthorizeSecurityGroupEgress", "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry",
+    "ec2:CreateRoute", "ec2:DeleteInternetGateway", "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl",
+    "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface", "ec2:DeleteRoute", "ec2:DeleteRouteTable",
+    "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet", "ec2:DeleteVolume", "ec2:DeleteVpc",
+    "ec2:DeregisterImage", "ec2:ModifyInstanceAttribute", "ec2:ModifyInstanceMetadataOptions",
+    "ec2:ModifySecurityGroupRules", "ec2:ModifySubnetAttribute", "ec2:ModifyVpcAttribute", "ec2:ReplaceRoute",
+    "ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress", "ec2:StopInstances",
+    "ec2:TerminateInstances",
 )  # fmt: skip
+# What joins two things, one of which AWS itself may have made, without our tag: a VPC's default network ACL.
+JOIN = (
+    "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:DetachInternetGateway", "ec2:DisassociateRouteTable",
+    "ec2:ReplaceNetworkAclAssociation", "ec2:ReplaceRouteTableAssociation",
+)  # fmt: skip
+IN_A_VPC = ("ec2:CreateNetworkAcl", "ec2:CreateRouteTable", "ec2:CreateSecurityGroup", "ec2:CreateSubnet")
+RULES = ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*", "ec2:ModifySecurityGroupRules")
 ROLE = (
     "iam:CreateRole", "iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
     "iam:ListAttachedRolePolicies", "iam:ListInstanceProfilesForRole", "iam:ListRolePolicies", "iam:PutRolePolicy",
     "iam:TagRole",
 )  # fmt: skip
-TAGS = "provisioner:*"
 
 
 def policy(state: str) -> dict[str, Any]:
@@ -53,20 +57,25 @@ def policy(state: str) -> dict[str, Any]:
     """
     ours = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
     made_ours = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
-    parents = ["image/*", "snapshot/*", "key-pair/*", "security-group/*", "subnet/*", "vpc/*", "network-interface/*"]
     arn = "arn:aws:ec2:*:*:"
     new = ["instance/*", "volume/*", "vpc/*", "subnet/*", "internet-gateway/*", "route-table/*", "network-acl/*"]
     new += ["security-group/*", "security-group-rule/*", "key-pair/*", "image/*", "snapshot/*"]
+    # What a machine starts from and in; a distribution's image is not ours.
+    start = ["key-pair/*", "security-group/*", "subnet/*", "network-interface/*", "snapshot/*", "image/*"]
+    spot = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*"
     statements: list[dict[str, Any]] = [
         _allow("Read", READ, "*"),
-        # A request names new things, which must bear our tag, and the old ones that they are made in or from.
         _allow("CreateTagged", CREATE, [arn + one for one in new], made_ours),
-        _allow("CreateIn", CREATE, [arn + one for one in [*parents, "instance/*"]] + ["arn:aws:ec2:*::image/*"]),
+        _allow("CreateIn", IN_A_VPC, f"{arn}vpc/*", ours),
+        _allow("StartFrom", ("ec2:RunInstances",), [arn + one for one in start] + ["arn:aws:ec2:*::image/*"]),
+        _allow("ImageOf", ("ec2:CreateImage",), f"{arn}instance/*", ours),
         _allow("ChangeOurs", CHANGE, "*", ours),
-        _allow("RulesOfOurGroups", ("ec2:AuthorizeSecurityGroup*",), f"{arn}security-group-rule/*"),
+        _allow("RulesOfOurGroups", RULES, f"{arn}security-group-rule/*"),
+        _allow("Join", JOIN, "*"),
         _allow("Tag", ("ec2:CreateTags",), [arn + one for one in new], {"Null": {"ec2:CreateAction": "false"}}),
         _allow("TagOurs", ("ec2:CreateTags", "ec2:DeleteTags"), f"{arn}*", ours),
         _allow("SchedulerRole", ROLE, "arn:aws:iam::*:role/provisioner-scheduler-*"),
+        _allow("FirstSpot", ("iam:CreateServiceLinkedRole",), spot),
     ]
     if state:
         bucket, _, prefix = state.removeprefix("s3://").partition("/")

@@ -198,8 +198,10 @@ resource "aws_instance" "this" {
     volume_size           = each.value.disk_gib
     encrypted             = true
     delete_on_termination = true
-    tags                  = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
   }
+
+  # Not the block device's own tags: those come with a call of their own, after the volume.
+  volume_tags = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
   # aws_spot_instance_request would leave the instance without tags, where no sweep finds it.
   dynamic "instance_market_options" {

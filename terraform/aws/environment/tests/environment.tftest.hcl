@@ -59,7 +59,7 @@ run "offline" {
   }
   assert {
     condition = aws_instance.this["aux"].root_block_device[0].volume_size == 20 && alltrue([
-      for tags in [aws_instance.this["aux"].tags, aws_instance.this["aux"].root_block_device[0].tags, aws_security_group.this.tags] :
+      for tags in [aws_instance.this["aux"].tags, aws_instance.this["aux"].volume_tags, aws_security_group.this.tags] :
       tags["provisioner:environment"] == "family-task-bcdfgh" && tags["provisioner:owner"] == "tests"
     ])
     error_message = "All that it is made of carries the tags."
