@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 from provisioner.errors import TerraformError
+from provisioner.render import render_stack
+from provisioner.terraform import Stack
 from tests.terraform.conftest import Site, silent
 
 ENDPOINT = {"host": "127.0.0.1", "port": 2200, "private_address": None}
@@ -180,3 +182,25 @@ def test_an_initialisation_that_was_cut_short_is_done_again(site: Site) -> None:
     (modules / "modules.json").write_text('{"Modules":[{"Key":"","Source":"","Dir":"."}]}')
     site.stack.apply(silent)
     assert site.done("start") == ["one/primary"]
+
+
+def test_a_stack_borrows_what_init_made_of_the_same_files(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    assert "Initializing" in site.stack.log_text()
+    second = Stack(site.root / "second")
+    second.write(render_stack("local", {"two": site.spec("two")}))
+    second.apply(silent)
+    assert "Initializing" not in second.log_text()
+    assert site.done("start") == ["one/primary", "two/primary"]
+
+
+def test_a_stack_borrows_nothing_that_leads_nowhere(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.stack.apply(silent)
+    [lent] = (site.root / ".initialised").iterdir()
+    (lent / ".terraform" / "provider").symlink_to(site.root / "a-mirror-that-is-gone")
+    second = Stack(site.root / "second")
+    second.write(render_stack("local", {"two": site.spec("two")}))
+    second.apply(silent)
+    assert "Initializing" in second.log_text()

@@ -67,7 +67,9 @@ def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tm
     stack = program("exit 0")
     stack.apply(silent)
     stack.destroy(silent)
-    apply, destroy = (set(line.split()) for line in runs(tmp_path))
+    stack.apply(silent, 5)
+    apply, destroy, gently = (set(line.split()) for line in runs(tmp_path))
+    assert gently == {*apply, "-parallelism=5"}
     assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
     assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
 

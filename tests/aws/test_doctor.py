@@ -1,0 +1,64 @@
+"""What doctor says of an account, before anything is created in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.paths import Home
+from tests.aws.account import Account
+from tests.aws.proxy import Fault, FaultyApi
+from tests.command_line import provisioner
+
+
+def doctor(tmp_path: Path) -> tuple[int, Any]:
+    """The exit code and what it says."""
+    done = provisioner(Home(tmp_path / "home"), "doctor", "--cloud", "aws", "--region", "us-east-1", "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_an_account_with_all_rights_is_ready(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISIONER_CONTROLLER_CIDRS", "203.0.113.10/32")
+    code, said = doctor(tmp_path)
+    assert (code, said["problems"]) == (0, [])
+    assert "203.0.113.10/32" in said["notes"][0]
+    assert "snapshot of 20" in said["notes"][1]
+
+
+def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Account, tmp_path: Path) -> None:
+    api.inject(Fault("CreateVpc", "UnauthorizedOperation", status="403 Forbidden"))
+    code, said = doctor(tmp_path)
+    assert code == 3
+    [problem] = said["problems"]
+    assert "ec2:CreateVpc" in problem["problem"]
+    assert "aws policy" in problem["remedy"]
+
+
+def test_without_credentials_it_says_how_to_log_in(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        code, said = doctor(tmp_path)
+    assert code == 3
+    assert "No AWS credentials" in said["problems"][0]["problem"]
+    assert "aws configure" in said["problems"][0]["remedy"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+
+
+def test_expired_credentials_stop_a_run_before_anything_is_created(
+    api: FaultyApi, account: Account, tmp_path: Path
+) -> None:
+    api.inject(Fault("GetCallerIdentity", "ExpiredToken", status="403 Forbidden"))
+    family = Path(__file__).parents[1] / "contract" / "families" / "echo"
+    home = Home(tmp_path / "home")
+    done = provisioner(home, "run", str(family), "main", "--submission", "x", "--cloud", "aws", "--region", "us-east-1")
+    assert (done.returncode, "ExpiredToken" in done.stderr, "aws sso login" in done.stderr) == (3, True, True)
+    assert "Traceback" not in done.stderr
+    assert not any(request["Action"] in ("RunInstances", "CreateVpc") for request in api.requests)
