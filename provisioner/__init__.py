@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local import LocalCloud
     from provisioner.errors import ProvisionerError
     from provisioner.lifecycle import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AgentCommand": "lifecycle",
+    "AwsCloud": "clouds.aws.cloud",
     "Environment": "models",
     "Home": "paths",
     "LocalCloud": "clouds.local",
@@ -56,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "AgentCommand",
+    "AwsCloud",
     "Environment",
     "Home",
     "LocalCloud",
