@@ -99,9 +99,9 @@ def _ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
     ]
     if login.via:
         through = _ssh_command(login.via, known_hosts.with_name(f"{known_hosts.name}-jump"), "-W", "HOST:PORT")
-        # OpenSSH gives it to a shell, after putting in what % stands for.
+        # OpenSSH gives it to a shell, after putting in what % stands for and an "exec" of its own.
         command = shlex.join(through).replace("%", "%%").replace("HOST:PORT", "%h:%p")
-        options.append(f"ProxyCommand=exec {command}")
+        options.append(f"ProxyCommand={command}")
     for option in options:
         argv += ["-o", option]
     return [*argv, *more, f"{login.user}@{login.endpoint.host}"]

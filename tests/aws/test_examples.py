@@ -65,7 +65,7 @@ def test_every_way_into_the_machines_works_on_ec2(ec2_home: Home) -> None:
             )
             assert done.stdout == f"{user}\n{machine}\n", done.stderr
             shell = provisioner(ec2_home, "ssh", env, "--machine", machine, "--user", user, stdin="id -un\n")
-            assert shell.stdout.strip().splitlines()[-1] == user, shell.stderr
+            assert (shell.returncode, shell.stdout.strip().splitlines()[-1:]) == (0, [user]), shell.stderr
         # The aux VM's name leads to it; the internet's names lead nowhere.
         found = provisioner(ec2_home, "exec", env, "--user", "root", "--", "getent", "hosts", "aux")
         assert found.stdout.startswith("10.215."), found.stderr
