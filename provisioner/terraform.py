@@ -31,6 +31,8 @@ RETRYABLE = (
     ("throttling", "the cloud asks for fewer requests"),
     ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
     ("dependencyviolation", "something that is about to go still uses what shall be destroyed"),
+    # The provider repeats what it got no answer to. The whole ACL is made anew then.
+    ("networkaclentryalreadyexists", "an answer of the cloud was lost"),
     ("text file busy", "another process is just installing the provider"),
     ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
     ("connection reset by peer", "the network dropped a connection"),

@@ -10,7 +10,7 @@ import pytest
 from provisioner import lifecycle, machines
 from provisioner.clouds.aws import amis
 from provisioner.errors import CapacityError, HostError, TerraformError
-from provisioner.models import Environment
+from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from provisioner.task_family import load_family
 from tests.aws.account import NOTHING, Account, MakeEnvironment
@@ -112,6 +112,26 @@ def test_throttling_is_repeated_and_told(
     assert len(fault.hits) == 4
     assert created.endpoints
     assert any("asks for fewer requests" in note for note in account.progress.notes)
+
+
+def test_a_rule_whose_answer_was_lost_is_made_again(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    lost = api.inject(Fault("CreateNetworkAclEntry", "InternalError", status="500 Error", times=1, done=True))
+    allowed = (Destination(cidr="198.51.100.7/32", port=443),)
+    created = create(session, environment(session, aux=False, allowed=allowed))
+    assert len(lost.hits) == 1
+    assert any("an answer of the cloud was lost" in note for note in account.progress.notes)
+    acls = account.client().describe_network_acls(
+        Filters=[{"Name": "tag:provisioner:environment", "Values": [created.id]}]
+    )["NetworkAcls"]
+    out = [
+        entry["CidrBlock"]
+        for acl in acls
+        for entry in acl["Entries"]
+        if entry["Egress"] and entry["RuleAction"] == "allow"
+    ]
+    assert sorted(out) == ["198.51.100.7/32", "203.0.113.10/32"]
 
 
 def test_missing_rights_stop_at_once_and_name_the_policy(
