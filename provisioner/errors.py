@@ -17,6 +17,7 @@ ProvisionerError                 1
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or answered nonsense
 │   └── ScoringError
+├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
 """
 
@@ -136,6 +137,12 @@ class TaskError(ProvisionerError):
 
 class ScoringError(TaskError):
     """Scoring gave no number where one was due."""
+
+
+class BudgetError(ProvisionerError):
+    """A launch does not fit a budget. Raised before anything of it is created."""
+
+    exit_code = 8
 
 
 class Interrupted(ProvisionerError):

@@ -7,14 +7,31 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from provisioner.errors import UsageError
 
+Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
 # S3 user guide, "Bucket naming rules"; the prefix without what Terraform would evaluate.
 STATE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_./-]*)?")
+
+
+class Budget(BaseModel):
+    """Standing budgets, in US dollars.
+
+    Args:
+        month: of all launches of a calendar month (UTC); None for no such limit.
+        projects: of all launches of a project, by its name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    month: Money | None = None
+    projects: dict[str, Money] = {}
 
 
 class Settings(BaseModel):
@@ -27,6 +44,9 @@ class Settings(BaseModel):
         state: `s3://bucket/prefix` where the aws cloud keeps Terraform's state; empty for local files.
         controller_cidrs: IPv4 networks from which this controller reaches machines in a cloud; empty for its own
             public address.
+        prices: a price list of the operator's own (docs/costs.md); empty for none.
+        project: what launches are counted under.
+        budget: what launches may cost together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,6 +56,9 @@ class Settings(BaseModel):
     profile: str = ""
     state: str = ""
     controller_cidrs: tuple[str, ...] = ()
+    prices: str = ""
+    project: str = "default"
+    budget: Budget = Budget()
 
     @field_validator("state")
     @classmethod
@@ -58,6 +81,13 @@ class Settings(BaseModel):
         for text in value:
             if ipaddress.IPv4Network(text).prefixlen < 8:
                 raise ValueError(f"{text} is too large: at most a /8")
+        return value
+
+    @field_validator("project")
+    @classmethod
+    def _is_a_project(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
+            raise ValueError("a project is 1 to 64 letters, digits, and _ . -")
         return value
 
     @property
@@ -119,6 +149,8 @@ def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         values["ca_bundle"] = named
     if (networks := environment.get("PROVISIONER_CONTROLLER_CIDRS")) is not None:
         values["controller_cidrs"] = tuple(networks.replace(",", " ").split())
+    if project := environment.get("PROVISIONER_PROJECT"):
+        values["project"] = project
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

@@ -1,0 +1,245 @@
+"""The ledger: holds, settlements, budgets, and any number of controllers at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioner.errors import BudgetError, InfrastructureError
+from provisioner.ledger import Entry, Ledger, Limit, totals
+from provisioner.prices import cost, dollars, micro_usd
+from provisioner.settings import Budget, Settings
+from provisioner.spending import Spending
+from tests.unit.conftest import CommandLine
+
+BEGIN = datetime(2026, 1, 31, 23, tzinfo=UTC)
+
+
+def entry(name: str, held: int, command: str = "c1", **changes: Any) -> Entry:
+    values: dict[str, Any] = {
+        "environment": name, "kind": "task", "cloud": "aws", "region": "us-east-1", "family": "fam", "task": "main",
+        "batch": "", "project": "default", "command": command, "launched_at": BEGIN,
+        "expires_at": BEGIN + timedelta(hours=4), "held_micro_usd": held, **changes,
+    }  # fmt: skip
+    return Entry.model_validate(values)
+
+
+def budget(micro_usd: int, scope: str = "project", of: str = "default") -> list[Limit]:
+    return [Limit.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd, "name": "the budget"})]
+
+
+def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.hold(entry("a", 600_000), budget(1_000_000))
+    ledger.hold(entry("b", 300_000), budget(1_000_000))
+    ledger.settle("a", BEGIN + timedelta(hours=1), 150_000)
+    with pytest.raises(BudgetError) as refused:
+        ledger.hold(entry("c", 550_001), budget(1_000_000))
+    assert "0.1500 USD spent + 0.3000 USD held + 0.5501 USD for this launch" in refused.value.message
+    assert refused.value.exit_code == 8
+    assert [one.environment for one in ledger.entries()] == ["a", "b"]
+    ledger.hold(entry("c", 550_000), budget(1_000_000))
+    assert [one.environment for one in ledger.entries(unsettled=True)] == ["b", "c"]
+
+
+def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.settle("nobody", BEGIN, 5)
+    assert not (tmp_path / "ledger").exists()
+    ledger.hold(entry("a", 100))
+    ledger.settle("a", BEGIN + timedelta(hours=1), 40)
+    ledger.settle("a", BEGIN + timedelta(hours=9), 99)
+    [settled] = ledger.entries()
+    assert (settled.actual_micro_usd, settled.counted_micro_usd) == (40, 40)
+    assert settled.ended_at == BEGIN + timedelta(hours=1)
+
+
+def test_each_kind_of_budget_counts_what_is_its_own(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.hold(entry("a", 50, command="c1", project="p1"))
+    ledger.hold(entry("b", 50, command="c2", project="p1", launched_at=BEGIN + timedelta(hours=2)))
+    fits = [("command", "c1", 60), ("project", "p1", 110), ("month", "2026-01", 60), ("month", "2026-02", 60)]
+    for scope, of, least in fits:
+        changes = {"launched_at": BEGIN} if of != "2026-02" else {"launched_at": BEGIN + timedelta(hours=3)}
+        new = entry("c", 10, command="c1", project="p1", **changes)
+        with pytest.raises(BudgetError):
+            ledger.hold(new, budget(least - 1, scope, of))
+        ledger.hold(new, budget(least, scope, of))
+        ledger.settle("c", BEGIN, 0)
+
+
+def test_a_longer_hold_has_to_fit_too(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.hold(entry("a", 100))
+    later = BEGIN + timedelta(hours=8)
+    with pytest.raises(BudgetError):
+        ledger.extend("a", later, 200, lambda _: budget(199))
+    ledger.extend("a", later, 200, lambda _: budget(200))
+    [held] = ledger.entries()
+    assert (held.held_micro_usd, held.expires_at) == (200, later)
+    ledger.settle("a", BEGIN, 7)
+    ledger.extend("a", later, 999)
+    assert ledger.entries()[0].counted_micro_usd == 7
+
+
+def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    for name, after, expected in (("a", 1, 25), ("b", 99, 100)):
+        ledger.hold(entry(name, 100))
+        ledger.settle_late(name, BEGIN + timedelta(hours=after))
+        assert next(one for one in ledger.entries() if one.environment == name).actual_micro_usd == expected
+
+
+def test_a_damaged_ledger_stops_launches_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(b"no database" * 500)
+    with pytest.raises(InfrastructureError, match="cannot be used") as error:
+        Ledger(tmp_path / "ledger").hold(entry("a", 1))
+    assert "Nothing is launched" in (error.value.hint or "")
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["hold", "settle", "extend"]), st.integers(0, 5), st.integers(0, 120)), max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ACTIONS, st.integers(0, 200))
+def test_whatever_happens_the_budget_holds_and_the_sums_add_up(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], room: int
+) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("ledger") / "ledger")
+    model: dict[str, tuple[int, int | None]] = {}  # environment -> held, actual
+    for action, number, amount in actions:
+        name = f"e{number}"
+        others = sum(h if a is None else a for other, (h, a) in model.items() if other != name)
+        fits = others + amount <= room
+        held, actual = model.get(name, (0, None))
+        if action == "settle":
+            ledger.settle(name, BEGIN, min(amount, held))
+            if name in model and actual is None:
+                model[name] = (held, min(amount, held))
+        elif action == "hold" and name not in model:
+            try:
+                ledger.hold(entry(name, amount), budget(room))
+                model[name] = (amount, None)
+                assert fits
+            except BudgetError:
+                assert not fits
+        elif action == "extend" and name in model and actual is None and amount >= held:
+            try:
+                ledger.extend(name, BEGIN, amount, lambda _: budget(room))
+                model[name] = (amount, None)
+                assert fits
+            except BudgetError:
+                assert not fits
+        assert {one.environment: (one.held_micro_usd, one.actual_micro_usd) for one in ledger.entries()} == model
+        assert sum(one.counted_micro_usd for one in ledger.entries()) <= room
+
+
+def launch(path: Path, names: list[str], results: Any, start: Any) -> None:
+    """A controller that launches one after the other, and settles some of them."""
+    start.wait()
+    ledger = Ledger(path)
+    for name in names:
+        try:
+            ledger.hold(entry(name, micro_usd(Decimal("0.5"))), budget(micro_usd(Decimal(20))))
+            results.put((name, "ran"))
+        except BudgetError:
+            results.put((name, "refused"))
+
+
+def test_a_hundred_launches_from_eight_processes_never_overshoot(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results, start = context.Queue(), context.Event()
+    names = [f"env-{number}" for number in range(100)]
+    controllers = [
+        context.Process(target=launch, args=(tmp_path / "ledger", names[number::8], results, start))
+        for number in range(8)
+    ]
+    for controller in controllers:
+        controller.start()
+    start.set()
+    outcomes = [results.get(timeout=120)[1] for _ in names]
+    for controller in controllers:
+        controller.join()
+    assert (outcomes.count("ran"), outcomes.count("refused")) == (40, 60)
+    held = Ledger(tmp_path / "ledger").entries()
+    assert sum(one.held_micro_usd for one in held) == 20_000_000
+    # As they settle for less, there is room again, to the cent.
+    for one in held:
+        Ledger(tmp_path / "ledger").settle(one.environment, BEGIN, 125_000)
+    for number in range(30):
+        Ledger(tmp_path / "ledger").hold(entry(f"late-{number}", 500_000), budget(20_000_000))
+    with pytest.raises(BudgetError):
+        Ledger(tmp_path / "ledger").hold(entry("last", 1), budget(20_000_000))
+
+
+def test_a_controller_that_is_killed_in_the_middle_leaves_whole_entries(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for round_number in range(5):
+        results, start = context.Queue(), context.Event()
+        names = [f"r{round_number}-{number}" for number in range(200)]
+        controller = context.Process(target=launch, args=(tmp_path / "ledger", names, results, start))
+        controller.start()
+        start.set()
+        results.get(timeout=60)
+        os.kill(controller.pid or 0, signal.SIGKILL)
+        controller.join()
+        entries = Ledger(tmp_path / "ledger").entries()
+        assert sum(one.held_micro_usd for one in entries) <= 20_000_000
+        assert {one.held_micro_usd for one in entries} == {500_000}
+
+
+def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
+    assert cost(Decimal("0.0208"), timedelta(hours=4)) == 83_200
+    assert cost(Decimal("0.0000001"), timedelta(hours=1)) == 1
+    assert cost(Decimal("0.6"), timedelta(seconds=1)) == 10_000
+    assert dollars(83_201) == "0.0833 USD"
+
+
+def test_the_settings_become_limits() -> None:
+    standing = Budget(month=Decimal(500), projects={"a": Decimal(100), "b": Decimal(1)})
+    spending = Spending.of(Settings(project="a", budget=standing), Decimal(20))
+    limits = {one.scope: (one.of, one.micro_usd) for one in spending.limits(BEGIN)}
+    assert limits == {
+        "command": (spending.command, 20_000_000), "project": ("a", 100_000_000), "month": ("2026-01", 500_000_000),
+    }  # fmt: skip
+    assert Spending.of(Settings()).limits(BEGIN) == []
+
+
+def test_sums_are_by_what_was_asked_for() -> None:
+    entries = [
+        entry("a", 10, batch="b1"),
+        entry("b", 20, batch="b1", ended_at=BEGIN, actual_micro_usd=5),
+        entry("c", 40, launched_at=BEGIN + timedelta(hours=2)),
+    ]
+    by_batch = {one.group: (one.launches, one.held_micro_usd, one.actual_micro_usd) for one in totals(entries, "batch")}
+    assert by_batch == {"b1": (2, 10, 5), "": (1, 40, 0)}
+    assert [one.group for one in totals(entries, "day")] == ["2026-01-31", "2026-02-01"]
+
+
+def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None:
+    assert provisioner("costs").stdout == "Nothing was launched yet.\n"
+    provisioner.home.mkdir(exist_ok=True)
+    ledger = Ledger(provisioner.home / "ledger.sqlite")
+    ledger.hold(entry("env-a", 250_000))
+    ledger.hold(entry("env-b", 50_000))
+    ledger.settle("env-b", BEGIN + timedelta(hours=1), 12_500)
+    table = provisioner("costs").stdout
+    assert "env-a" in table
+    assert "0.2500 USD  0.0125 USD" in table.splitlines()[-1]
+    data = provisioner("costs", "--json", "--by", "family").json
+    assert (data["held_usd"], data["actual_usd"], data["totals"][0]["launches"]) == (0.25, 0.0125, 2)
+    rows = provisioner("costs", "--csv").stdout.splitlines()
+    assert rows[0].startswith("environment,kind,cloud,region,family,task")
+    assert rows[2].endswith("0.0125")
+    assert provisioner("costs", "--by", "moon").code == 2

@@ -1,0 +1,85 @@
+"""Durations and time limits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.errors import UsageError
+from provisioner.limits import LONGEST, checked_limit, extended, parse_duration, words
+from tests.unit.conftest import CommandLine
+
+BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), ("2d", 172800), (" 1H ", 3600), ("1d1h1m1s", 90061)],
+)
+def test_durations_are_read(text: str, seconds: int) -> None:
+    assert parse_duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4", "h", "-1h", "1.5h", "0s", "0h0m", "1h 2m", "4h4", "99999999s", "1m1h", "∞", "never"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_duration(text)
+
+
+@given(st.integers(1, 9999 * 86400))
+def test_words_can_be_read_again(seconds: int) -> None:
+    assert parse_duration(words(timedelta(seconds=seconds))).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("limit", [timedelta(seconds=59), LONGEST + timedelta(seconds=1)])
+def test_nothing_lives_for_a_moment_or_for_ever(limit: timedelta) -> None:
+    with pytest.raises(UsageError, match="cannot be"):
+        checked_limit(limit)
+    assert checked_limit(HOUR) == HOUR
+
+
+def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
+    end = BEGIN + 4 * HOUR
+    assert extended(BEGIN, end, HOUR, BEGIN + HOUR) == end + HOUR
+    with pytest.raises(UsageError, match="passed 1h ago"):
+        extended(BEGIN, end, HOUR, end + HOUR)
+    with pytest.raises(UsageError, match="longer than 7d"):
+        extended(BEGIN, end, LONGEST, BEGIN)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--ttl", "0s"),
+        ("--ttl", "never"),
+        ("--ttl", "30d"),
+        ("--budget", "much"),
+        ("--budget", "-1"),
+        ("--budget", "nan"),
+    ],
+)
+def test_a_bad_limit_or_budget_is_refused_before_anything_is_created(
+    provisioner: CommandLine, arguments: tuple[str, str]
+) -> None:
+    for command in (("up",), ("run", "--submission", "42"), ("test",)):
+        refused = provisioner(*command, "examples/number_guess", "easy", *arguments)
+        assert (refused.code, "Traceback" in refused.stderr) == (2, False), refused.stderr
+    assert not list(provisioner.home.glob("environments/*"))
+    assert not (provisioner.home / "ledger.sqlite").exists()
+
+
+def test_what_cannot_be_extended_or_swept_is_told(provisioner: CommandLine) -> None:
+    for arguments in (
+        ("extend", "nobody", "1h"), ("extend", "nobody", "soon"), ("extend", "nobody"),
+        ("sweep", "--older-than", "soon"), ("sweep", "--region", "eu-west-1"), ("sweep", "--cloud", "moon"),
+    ):  # fmt: skip
+        refused = provisioner(*arguments)
+        assert (refused.code, "Traceback" in refused.stderr) == (2, False), arguments
+    assert provisioner("sweep").stdout == "Nothing to remove.\n"
+    assert provisioner("sweep", "--json", "--dry-run").json["found"] == []
