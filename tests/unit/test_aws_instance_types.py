@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.clouds.aws.instance_types import InstanceType, Market, Need, cheapest, choose_builder, choose_machines
-from provisioner.clouds.aws.market import snapshot
+from provisioner.clouds.aws.market import shipped
 from provisioner.errors import UnavailableError
 from provisioner.manifest import Resources
 from provisioner.models import GpuSpec, VMSpec
 
-MARKET = snapshot("us-east-1")
+MARKET = shipped("us-east-1")
 
 
 def spec(**changes: object) -> VMSpec:
@@ -90,7 +90,7 @@ def test_an_unknown_or_zero_price_is_never_taken_for_none() -> None:
         with pytest.raises(UnavailableError, match="no price is known"):
             cheapest(need, "aux VM", [one], prices)
     with pytest.raises(UnavailableError, match="no price is known"):
-        choose_machines(Resources(), None, snapshot("eu-nowhere-1"))
+        choose_machines(Resources(), None, shipped("eu-nowhere-1"))
 
 
 TYPES = st.builds(

@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
-from provisioner.clouds.aws.market import parse_prices, parse_types, snapshot
+from provisioner.clouds.aws.market import parse_prices, parse_types, shipped
 
 
 def product(name: str, price: str, unit: str = "Hrs", currency: str = "USD") -> str:
@@ -56,11 +56,11 @@ def test_types_are_read_and_what_no_task_asks_for_is_left_out() -> None:
 
 
 def test_the_snapshot_says_what_it_is_and_prices_every_type() -> None:
-    found = snapshot("us-east-1")
-    assert "20" in found.source
-    assert {one.name for one in found.types} == found.hourly_usd.keys()
+    found = shipped("us-east-1")
+    assert all("aws.amazon.com" in price.source and price.as_of.year >= 2026 for price in found.prices.values())
+    assert {one.name for one in found.types} | {"gp3", "ipv4"} == found.prices.keys()
     assert min(found.hourly_usd.values()) > 0
-    assert snapshot("eu-west-1").hourly_usd == {}
+    assert shipped("eu-west-1").hourly_usd == {}
 
 
 def test_the_snapshot_names_no_type_twice() -> None:

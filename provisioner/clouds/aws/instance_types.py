@@ -13,6 +13,7 @@ from provisioner.errors import UnavailableError
 from provisioner.machine_types import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
 from provisioner.manifest import Resources
 from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpec
+from provisioner.prices import Price
 
 # The Task Standard's names of GPUs where AWS sells them under another.
 GPU_NAMES = {"a10": {"a10", "a10g"}}
@@ -53,13 +54,16 @@ class Market(Record):
     """What EC2 sells in a region and for how much.
 
     Args:
-        hourly_usd: price of an hour on demand in US dollars, by instance type.
-        source: where the prices are from, with their date.
+        prices: of an hour on demand, by instance type; of a GiB-month (`gp3`) and an address's hour (`ipv4`).
     """
 
     types: tuple[InstanceType, ...]
-    hourly_usd: dict[str, Decimal]
-    source: str
+    prices: dict[str, Price]
+
+    @property
+    def hourly_usd(self) -> dict[str, Decimal]:
+        """US dollars for an hour on demand, by instance type."""
+        return {one.name: self.prices[one.name].usd for one in self.types if one.name in self.prices}
 
 
 def choose_machines(resources: Resources, aux: VMSpec | None, market: Market) -> dict[str, MachineSize]:

@@ -1,0 +1,99 @@
+"""What an environment's machines cost on EC2: instances, volumes and public addresses. Pure.
+
+What is not in it: data that leaves AWS, which nobody knows before, and the images, which stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+
+from provisioner.clouds.aws.instance_types import Market
+from provisioner.clouds.aws.market import ADDRESS, STORAGE
+from provisioner.errors import UnavailableError
+from provisioner.models import MachineSize, Role
+from provisioner.prices import HOURS_PER_MONTH, CostLine, Price
+
+BURSTABLE = re.compile(r"t\d")
+# The same for all sizes, markets and regions; T4g's are a little cheaper.
+CREDITS = Price(
+    usd=Decimal("0.05"),
+    source="https://aws.amazon.com/ec2/pricing/on-demand/ (T3 unlimited mode, per vCPU-hour)",
+    as_of=date(2026, 11, 21),
+)
+
+
+def cost_lines(
+    sizes: Mapping[Role, MachineSize],
+    market: Market,
+    *,
+    full_internet: bool,
+    spot: Mapping[Role, Decimal] | None = None,
+) -> tuple[CostLine, ...]:
+    """What costs money by the hour, one line for each thing.
+
+    Burstable types are counted as if their CPUs never rested: what they do above their baseline costs extra.
+
+    Args:
+        spot: price of an hour on the spot market by role, where that market comes first. On demand comes after it, so
+            that the worst case does not get cheaper.
+
+    Raises:
+        UnavailableError: a price is not known. It never counts as none.
+    """
+    prices = market.prices
+    vcpus = {one.name: one.vcpus for one in market.types}
+    lines = []
+    for role, size in sizes.items():
+        found = [_price(prices, name, f"instance type {name}") for name in size.types]
+        dearest, first = max(found, key=lambda price: price.usd), found[0]
+        lines.append(
+            CostLine(
+                what=f"{role}: {size.types[0]}" + (" (spot)" if spot and role in spot else ""),
+                usd_per_hour=spot.get(role, first.usd) if spot else first.usd,
+                worst_usd_per_hour=dearest.usd,
+                source="EC2 spot price history" if spot and role in spot else first.source,
+                as_of=first.as_of,
+            )
+        )
+        if burstable := [name for name in size.types if BURSTABLE.match(name)]:
+            first_hour = CREDITS.usd * vcpus[size.types[0]] if BURSTABLE.match(size.types[0]) else Decimal(0)
+            lines.append(
+                CostLine(
+                    what=f"{role}: CPU credits at full load",
+                    usd_per_hour=first_hour,
+                    worst_usd_per_hour=CREDITS.usd * max(vcpus[name] for name in burstable),
+                    source=CREDITS.source,
+                    as_of=CREDITS.as_of,
+                )
+            )
+        volume = _price(prices, STORAGE, "gp3 volumes")
+        by_hour = volume.usd * size.disk_gib / HOURS_PER_MONTH
+        lines.append(_same(f"{role}: {size.disk_gib} GiB volume", by_hour, volume))
+        if full_internet or role == "primary":
+            address = _price(prices, ADDRESS, "public IPv4 addresses")
+            lines.append(_same(f"{role}: public IPv4 address", address.usd, address))
+    return tuple(lines)
+
+
+def placed(sizes: Mapping[Role, MachineSize], placement: Mapping[str, str]) -> dict[Role, MachineSize]:
+    """The sizes with the one instance type each that the placement names."""
+    return {role: size.model_copy(update={"types": (placement[role],)}) for role, size in sizes.items()}
+
+
+def _price(prices: Mapping[str, Price], name: str, what: str) -> Price:
+    if name not in prices:
+        raise UnavailableError(
+            f"The price of {what} is not known, and an unknown price is never taken for none.",
+            hint="May these credentials call pricing:GetProducts? `provisioner aws refresh-prices` reads AWS's public "
+            "price lists, and `prices` in the configuration names a list of your own.",
+        )
+    return prices[name]
+
+
+def _same(what: str, usd_per_hour: Decimal, price: Price) -> CostLine:
+    return CostLine(
+        what=what, usd_per_hour=usd_per_hour, worst_usd_per_hour=usd_per_hour, source=price.source, as_of=price.as_of
+    )

@@ -1,0 +1,87 @@
+"""What things cost in a region, by all that is known there: lists, the account's API, the spot market."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+
+from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.costs import cost_lines, placed
+from provisioner.clouds.aws.instance_types import Market
+from provisioner.clouds.aws.market import market, spot_price
+from provisioner.errors import ProvisionerError, UnavailableError
+from provisioner.models import Environment, MachineSize, Role
+from provisioner.prices import CostLine, hourly
+
+# What `refresh-prices` keeps, in the home's market directory.
+PRICE_LIST = "prices.json"
+
+
+class Pricing:
+    """The prices of a region for an account.
+
+    Args:
+        directory: where answers are kept.
+        own: the operator's price list.
+    """
+
+    def __init__(self, api: Api, region: str, account: str, directory: Path, own: Path | None) -> None:
+        self._api = api
+        self._region = region
+        self._kept = directory / f"aws-{account}-{region}.json"
+        self._lists = [directory / PRICE_LIST]
+        self._own = own
+
+    @cached_property
+    def market(self) -> Market:
+        """What EC2 sells, and for how much.
+
+        Raises:
+            UsageError: the operator's price list is not valid.
+        """
+        return market(self._api, self._region, self._kept, self._lists, self._own)
+
+    def sources(self) -> str:
+        """Where the prices are from, and of when."""
+        known = sorted({(price.as_of, price.source) for price in self.market.prices.values()}, reverse=True)
+        return "; ".join(f"{source} ({as_of})" for as_of, source in known) or "none known here"
+
+    def costs(
+        self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot_zone: str | None
+    ) -> tuple[CostLine, ...]:
+        """What an environment costs by the hour.
+
+        Args:
+            spot_zone: where its machines are tried on the spot market first; None: on demand alone.
+
+        Raises:
+            UnavailableError: a price is not known.
+        """
+        spot = self._spot(self._region, spot_zone, {role: size.types[0] for role, size in sizes.items()})
+        return cost_lines(sizes, self.market, full_internet=full_internet, spot=spot)
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        """What a placed environment costs where it is, in US dollars; what is not known counts as its worst."""
+        placement = environment.placement
+        sizes = placed({role: machine.size for role, machine in environment.machines.items()}, placement)
+        zone = placement["zone"] if placement["market"] == "spot" else None
+        spot = self._spot(placement["region"], zone, {role: placement[role] for role in sizes})
+        try:
+            lines = cost_lines(sizes, self.market, full_internet=environment.full_internet, spot=spot)
+        except UnavailableError:
+            return environment.worst_usd_per_hour
+        return min(hourly(lines), environment.worst_usd_per_hour)
+
+    def _spot(self, region: str, zone: str | None, types: Mapping[Role, str]) -> dict[Role, Decimal]:
+        """The spot prices that AWS tells now, by role."""
+        found: dict[Role, Decimal] = {}
+        for role, instance_type in types.items() if zone else ():
+            try:
+                price = spot_price(self._api, region, zone or "", instance_type)
+            except ProvisionerError:  # the on-demand price is an upper bound of it
+                continue
+            if price:
+                found[role] = price
+        return found
