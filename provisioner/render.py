@@ -29,8 +29,9 @@ EXTRA_VARIABLES: dict[str, dict[str, str]] = {
         "instance_types": "map(string)",
         "user_data": "map(string)",
         "spot": "bool",
-        "shutdown_behavior": "string",
         "allowlist": "object({ cidr = string, zone = string, gateway_id = string })",
+        "expires_at": "string",
+        "scheduler_role_arn": "string",
         "tags": "map(string)",
     },
 }

@@ -133,6 +133,8 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         internet_fd=internet.fileno() if internet else None,
         credentials=_smbios_strings(settings["public_key"]),
     )
+    # Before the machine: there is no moment at which it could run without its limit.
+    _start_beside("provisioner.clouds.watchdog")
     # Not -daemonize: it changes to /, and the private link's relative paths are resolved at every packet.
     # It takes a moment until QEMU locks its pidfile. What it inherits finds it, should this process be killed by then.
     with Path("qemu.log").open("wb") as log, Path(OPEN_FILE).open("wb") as inherited:
@@ -167,20 +169,22 @@ def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) 
 
     It ends when QEMU closes the other end, so there is nothing to stop by hand; its pid is kept all the same.
     """
-    argv = [sys.executable, "-m", "provisioner.clouds.relay", "--fd", str(theirs.fileno()), "--log", "network.log"]
+    arguments = ["--fd", str(theirs.fileno()), "--log", "network.log"]
     if allowed is None:
-        argv.append("--full-internet")
+        arguments.append("--full-internet")
     for destination in allowed or ():
-        argv += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=[theirs.fileno()],
-    )
-    Path("network.json").write_text(json.dumps({"pid": process.pid, "started": _start_time(process.pid)}))
+        arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
+    pid = _start_beside("provisioner.clouds.relay", *arguments, pass_fds=(theirs.fileno(),))
+    Path("network.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
+
+
+def _start_beside(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
+    """Starts a program of ours that outlives this one, in the machine's directory; returns its pid."""
+    argv = [sys.executable, "-m", module, *arguments]
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(
+        argv, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True, pass_fds=pass_fds
+    ).pid
 
 
 def _start_time(pid: int) -> str | None:
@@ -212,14 +216,18 @@ def destroy(directory: Path) -> None:
     if not directory.is_dir():
         return
     with _locked(directory):
-        _end(lambda: qemu.live_pid(directory / "qemu.pid"))
-        _end(lambda: network_pid(directory))
-        _end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
+        end(lambda: qemu.live_pid(directory / "qemu.pid"))
+        end(lambda: network_pid(directory))
+        end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
         shutil.rmtree(directory)
 
 
-def _end(find: Callable[[], int | None]) -> None:
-    """Asks a process to end, then makes it."""
+def end(find: Callable[[], int | None]) -> None:
+    """Asks a process to end, then makes it.
+
+    Raises:
+        MachineError: it would not.
+    """
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if (pid := find()) is None:
             return

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
+
+from provisioner.clouds.base_image import GUEST
 
 
-def cloud_config(hostname: str, authorized_keys: Mapping[str, str]) -> str:
+def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: datetime) -> str:
     """User data for cloud-init, which also gives root the key pair's public key and makes new host keys.
 
     Args:
         hostname: the machine's name.
         authorized_keys: user -> lines of authorized_keys.
+        expires_at: when the machine powers itself off, set at each boot before anything else.
     """
+    limit = (GUEST / "limit.sh").read_text()
     files = [
         {"path": f"/etc/ssh/authorized_keys.d/{user}", "content": lines, "owner": "root:root", "permissions": "0644"}
         for user, lines in sorted(authorized_keys.items())
@@ -25,6 +30,7 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str]) -> str:
         "manage_etc_hosts": False,
         "hostname": hostname,
         "write_files": files,
+        "bootcmd": [["sh", "-c", limit, "limit", str(int(expires_at.timestamp()))]],
     }
     # JSON is YAML.
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

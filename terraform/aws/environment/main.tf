@@ -3,6 +3,8 @@
 
 locals {
   tags = merge(var.tags, { "provisioner:environment" = var.environment_id })
+  # The controller moves it with the schedule.
+  limit = { "provisioner:expires-at" = "${var.expires_at}Z" }
   # Without internet, only the primary machine can be reached from outside; the aux VM is reached through it.
   public = { for role in keys(var.machines) : role => var.full_internet || role == "primary" }
   # Exactly what may be reached has a route: the offline VPC's shared table has none but the controllers'.
@@ -182,7 +184,7 @@ resource "aws_instance" "this" {
   associate_public_ip_address = local.public[each.key]
   user_data                   = lookup(var.user_data, each.key, null)
 
-  instance_initiated_shutdown_behavior = var.shutdown_behavior
+  instance_initiated_shutdown_behavior = "terminate"
 
   # No instance profile: a machine has no credentials to give away. Tokens do not pass a second hop, such as a
   # container's; once cloud-init is done, the controller switches the whole service off.
@@ -201,7 +203,7 @@ resource "aws_instance" "this" {
   }
 
   # Not the block device's own tags: those come with a call of their own, after the volume.
-  volume_tags = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
+  volume_tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
   # aws_spot_instance_request would leave the instance without tags, where no sweep finds it.
   dynamic "instance_market_options" {
@@ -215,7 +217,7 @@ resource "aws_instance" "this" {
     }
   }
 
-  tags = merge(local.tags, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
+  tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
   lifecycle {
     # The controller switches it off after boot: that is no drift.
@@ -233,4 +235,25 @@ resource "aws_instance" "this" {
     aws_vpc_security_group_egress_rule.internet,
     aws_vpc_security_group_egress_rule.allowed,
   ]
+}
+
+# The limit that no root user in a machine can cancel, and that needs no controller.
+resource "aws_scheduler_schedule" "limit" {
+  #checkov:skip=CKV_AWS_297:It holds instance ids and a time: nothing to keep from whoever may read them in EC2 anyway.
+  name        = var.environment_id
+  group_name  = "provisioner"
+  description = "Time limit of the provisioner environment ${var.environment_id}"
+
+  schedule_expression          = "at(${var.expires_at})"
+  schedule_expression_timezone = "UTC"
+
+  flexible_time_window {
+    mode = "OFF"
+  }
+
+  target {
+    arn      = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+    role_arn = var.scheduler_role_arn
+    input    = jsonencode({ InstanceIds = [for role in sort(keys(var.machines)) : aws_instance.this[role].id] })
+  }
 }

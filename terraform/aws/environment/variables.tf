@@ -146,20 +146,25 @@ variable "spot" {
   nullable    = false
 }
 
-variable "shutdown_behavior" {
-  description = "What becomes of a machine that powers itself off: terminate, or stop for an image's builder."
+variable "expires_at" {
+  description = "When the machines are terminated, whatever happens: UTC, as 2026-01-31T23:59:59."
   type        = string
-  default     = "terminate"
   nullable    = false
 
   validation {
-    condition     = contains(["terminate", "stop"], var.shutdown_behavior)
-    error_message = "shutdown_behavior must be terminate or stop."
+    condition     = can(regex("^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}$", var.expires_at))
+    error_message = "expires_at must be a time in UTC, as 2026-01-31T23:59:59."
   }
 }
 
+variable "scheduler_role_arn" {
+  description = "The role of the module network, by which EventBridge Scheduler terminates the machines."
+  type        = string
+  nullable    = false
+}
+
 variable "tags" {
-  description = "Tags of instances, volumes, groups and keys beside the environment's id: owner, stack, batch, expires-at."
+  description = "Tags of instances, volumes, groups and keys beside the environment's id: owner, home, stack, batch, created-at."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -129,6 +129,12 @@ resource "aws_network_acl" "offline" {
   }
 }
 
+# Each environment has a schedule in this group, which ends its machines at their time limit.
+resource "aws_scheduler_schedule_group" "this" {
+  name = "provisioner"
+  tags = local.tags
+}
+
 # EventBridge Scheduler ends instances at their time limit by this role, and only instances of ours.
 data "aws_iam_policy_document" "scheduler_trust" {
   statement {

@@ -18,6 +18,10 @@ variables {
   instance_types   = { primary = "t3.small", aux = "t3.medium" }
   user_data        = { primary = "#cloud-config\n{}\n", aux = "#cloud-config\n{}\n" }
   tags             = { "provisioner:owner" = "tests", "provisioner:stack" = "family-task-bcdfgh" }
+  expires_at       = "2026-01-31T23:59:59"
+
+  scheduler_role_arn = "arn:aws:iam::123456789012:role/provisioner-scheduler-eu-west-1"
+
   machines = {
     primary = { image = "ami-1", cpus = 2, memory_gib = 2, disk_gib = 16, public_key = "ssh-ed25519 AAAA" }
     aux     = { image = "ami-2", cpus = 2, memory_gib = 4, disk_gib = 20, public_key = "ssh-ed25519 AAAA" }
@@ -56,6 +60,16 @@ run "offline" {
       machine.root_block_device[0].delete_on_termination
     ])
     error_message = "Metadata by token only, no rights, no remains."
+  }
+  assert {
+    condition = (
+      aws_scheduler_schedule.limit.schedule_expression == "at(2026-01-31T23:59:59)" &&
+      aws_scheduler_schedule.limit.schedule_expression_timezone == "UTC" &&
+      aws_scheduler_schedule.limit.target[0].arn == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances" &&
+      aws_scheduler_schedule.limit.target[0].role_arn == var.scheduler_role_arn &&
+      length(jsondecode(aws_scheduler_schedule.limit.target[0].input).InstanceIds) == 2
+    )
+    error_message = "A schedule ends all its machines at the limit, and nothing else."
   }
   assert {
     condition = aws_instance.this["aux"].root_block_device[0].volume_size == 20 && alltrue([
@@ -116,18 +130,14 @@ run "allowlist" {
   }
 }
 
-run "a_builder_stops" {
+run "a_limit_is_a_time" {
   command = plan
 
   variables {
-    full_internet     = true
-    shutdown_behavior = "stop"
+    expires_at = "4h"
   }
 
-  assert {
-    condition     = aws_instance.this["primary"].instance_initiated_shutdown_behavior == "stop"
-    error_message = "A builder stops, so that its disk becomes an image."
-  }
+  expect_failures = [var.expires_at]
 }
 
 run "the_whole_internet_is_no_destination" {

@@ -8,6 +8,11 @@ credentials=/run/credentials/@system
 given() { [ -s "$credentials/provisioner.$1" ]; }
 said() { cat "$credentials/provisioner.$1"; }
 
+# The machine's end comes first, whatever else goes wrong.
+if given expires_at; then
+    sh /usr/lib/provisioner/guest/limit.sh "$(said expires_at)"
+fi
+
 # The interface with the MAC address $1, or nothing.
 interface() {
     for device in /sys/class/net/*; do
