@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import machines
+from provisioner import holds, machines
 from provisioner.clouds.base_image import GUEST
 from provisioner.environments import new_id
 from provisioner.errors import ImageBuildError, MachineLostError
@@ -55,6 +55,7 @@ def build(
         with machines.connect(session, environment, "primary") as connection:
             result = fill(_driver(session, builder, environment, connection), connection)
             _require_no_secrets(session, connection)
+            session.cloud.keep_when_off(environment)
             _clean_and_power_off(connection)
         _wait_until_off(session, environment)
         session.cloud.capture(environment, name, directory)
@@ -77,6 +78,7 @@ def _booted(session: Session, builder: Builder) -> Iterator[Environment]:
     """A builder that is up, and that is gone afterwards."""
     identity = new_id(f"build-{builder.label}", None)
     size = session.cloud.builder_size(builder.base, builder.disk_gib)
+    created_at = now()
     environment = Environment(
         id=identity,
         kind="builder",
@@ -85,12 +87,16 @@ def _booted(session: Session, builder: Builder) -> Iterator[Environment]:
         family=builder.label,
         task=None,
         status="creating",
-        created_at=now(),
+        attended=True,
+        batch=session.spending.batch,
+        created_at=created_at,
+        expires_at=created_at + session.builder_limit,
         setup=TaskSetup(),
         full_internet=True,
         machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},
     )
     with machines.held(session, environment):
+        environment = holds.take(session, environment)
         try:
             machines.record(session, environment)
             [environment] = machines.create(session, [environment])
@@ -132,7 +138,8 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
 def _clean_and_power_off(connection: Connection) -> None:
     """Removes what belongs to the builder and not to the image, then powers it off."""
     script = """
-    rm -rf /var/lib/provisioner /run/provisioner /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
+    rm -rf /var/lib/provisioner /var/lib/provisioner-limit /run/provisioner
+    rm -rf /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
     rm -f /root/.bash_history /home/*/.bash_history /root/.python_history /var/log/apt/* /var/log/dpkg.log
     : > /etc/machine-id
     rm -rf /var/lib/cloud/instance /var/lib/cloud/instances /var/lib/cloud/data /var/lib/cloud/sem /var/log/cloud-init*

@@ -48,6 +48,10 @@ class EnvironmentStore:
         """The file that whoever changes the environment keeps locked."""
         return self._home.locks / f"environment-{environment_id}"
 
+    def lease(self, environment_id: str) -> Path:
+        """The file that a command keeps locked as long as it looks after the environment."""
+        return self._home.locks / f"lease-{environment_id}"
+
     def save(self, environment: Environment) -> Environment:
         """Writes the record, atomically; the first time it makes the environment's directory."""
         directory = self.directory(environment.id)
@@ -197,3 +201,4 @@ class EnvironmentStore:
         if directory.exists():
             shutil.rmtree(directory)
         self.lock(environment_id).unlink(missing_ok=True)
+        self.lease(environment_id).unlink(missing_ok=True)

@@ -153,6 +153,11 @@ class ImageStore:
         for image in sorted((i for i in images if i.name in removed), key=lambda i: order[i.kind]):
             discard(self.path(image.name))
             self._remove(self.path(image.name))
+        return removed + self.remove_unfinished()
+
+    def remove_unfinished(self) -> list[str]:
+        """Removes what interrupted builds left; returns what that was called."""
+        removed = []
         for directory in self._home.images.glob(f"{UNFINISHED}*"):
             if not is_locked(self._lock(directory.name.removeprefix(UNFINISHED))):
                 remove_tree(directory)

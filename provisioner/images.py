@@ -116,6 +116,20 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     return name, session.images.setup_data(name)
 
 
+def built_family_image(session: Session, family: TaskFamily) -> str | None:
+    """The name of the family's image if it is built, on the newest base image; None otherwise."""
+    bases = [
+        i.name for i in session.images.all() if i.cloud == session.cloud.name and i.name.startswith("base-primary-")
+    ]
+    name = family_image_name(family, bases[-1], session.variables) if bases else ""
+    return name if bases and session.images.finished(name) else None
+
+
+def fitting_image(size: MachineSize, family: TaskFamily) -> MachineSize:
+    """A primary machine's size with a disk no smaller than the image's, which holds the family's largest task."""
+    return size.model_copy(update={"disk_gib": max(size.disk_gib, disk_gib(family))})
+
+
 def disk_gib(family: TaskFamily) -> int:
     """What the largest of the family's tasks asks for: all of them boot from one image."""
     sizes = [task.resources.storage_gb or 0 for task in family.manifest.tasks.values()]

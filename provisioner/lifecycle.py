@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import images, inside, machines, probes
+from provisioner import holds, images, inside, machines, probes
 from provisioner.environments import new_id
 from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.image_store import now
@@ -68,9 +68,7 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     if spec := setup.aux_vm_spec:
         sizes = session.cloud.choose(resources, spec)
         built["aux"] = images.aux_image(session, family, spec, sizes["aux"])
-    # No disk is smaller than that of the image, which holds the family's largest task.
-    primary = sizes["primary"].model_copy(update={"disk_gib": max(sizes["primary"].disk_gib, images.disk_gib(family))})
-    sizes = {**sizes, "primary": primary}
+    sizes = {**sizes, "primary": images.fitting_image(sizes["primary"], family)}
     records = {role: MachineRecord(image=built[role], size=sizes[role], user="root") for role in built}
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 
@@ -87,22 +85,36 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     Raises:
         ProvisionerError: what was created is destroyed again.
     """
+    environment = _up(session, family, task, allowed)
+    return _leave(session, environment)
+
+
+def _leave(session: Session, environment: Environment) -> Environment:
+    """Leaves an environment to the operator: it outlives this command, to its limit at most."""
+    environment = session.environments.update(environment, attended=False)
+    session.leases.release(environment.id)
+    return environment
+
+
+def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
+    """Brings an environment up that this command looks after, wherever the cloud has room for it."""
     try:
-        return _up(session, family, task, allowed)
+        return _up_here(session, family, task, allowed)
     except CapacityError as error:
         cloud = session.cloud.fallback()
         if cloud is None:
             raise
         session.progress.note(f"{error.message} Going on elsewhere.")
-        return up(replace(session, cloud=cloud), family, task, allowed)
+        return _up(replace(session, cloud=cloud), family, task, allowed)
 
 
-def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
+def _up_here(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
     phases = Phases(session.progress)
     with phases.phase("images"):
         planned = plan(session, family, task, allowed)
     environment = _new_environment(session, planned)
     with machines.held(session, environment):
+        environment = holds.take(session, environment)
         try:
             return _bring_up(session, planned, environment, phases)
         except BaseException:
@@ -115,6 +127,7 @@ def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinat
 
 def _new_environment(session: Session, planned: Plan) -> Environment:
     identity = new_id(planned.family.name, planned.task)
+    created_at = now()
     return Environment(
         id=identity,
         cloud=session.cloud.name,
@@ -122,7 +135,10 @@ def _new_environment(session: Session, planned: Plan) -> Environment:
         family=planned.family.name,
         task=planned.task,
         status="creating",
-        created_at=now(),
+        attended=True,
+        batch=session.spending.batch,
+        created_at=created_at,
+        expires_at=created_at + session.limit,
         setup=planned.setup,
         has_score=planned.setup_data.has_score,
         has_intermediate_score=planned.setup_data.has_intermediate_score,
@@ -260,7 +276,7 @@ def run(
         ProvisionerError: ours or the host's fault, or start() failed. A failed scoring is a result, not an error.
     """
     phases = Phases(session.progress)
-    environment = up(session, family, task, allowed)
+    environment = _up(session, family, task, allowed)
     phases.finished.extend(environment.phases)
     exit_code: int | None = None
     try:
@@ -334,12 +350,14 @@ def run_tests(
         the environment's record and pytest's exit code.
     """
     phases = Phases(session.progress)
-    environment = up(session, family, task, allowed)
+    environment = _up(session, family, task, allowed)
     try:
         with phases.phase("tests"), _driver(session, environment) as driver:
             code = inside.run_tests(session, environment, driver, arguments)
     finally:
-        if not keep:
+        if keep:
+            environment = _leave(session, environment)
+        else:
             with session.shield():
                 destroy(session, environment, phases)
     return environment, code

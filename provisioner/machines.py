@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from provisioner import holds
 from provisioner.errors import (
     CapacityError,
     HostError,
@@ -21,6 +22,7 @@ from provisioner.errors import (
     StillThereError,
     TerraformError,
 )
+from provisioner.image_store import now
 from provisioner.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.paths import locked, write_atomically
@@ -32,6 +34,8 @@ from provisioner.terraform import Stack
 # Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
 BOOT_SECONDS = 300
 POLL_SECONDS = 1.0
+# Stacks of what environments share have names that begin so.
+NETWORK_STACK = "network-"
 AUX_USER = "admin"
 
 T = TypeVar("T")
@@ -79,8 +83,8 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
         except TerraformError as error:
             placed |= _elsewhere(session, placed, error)
     return [
-        session.environments.update(environment, endpoints=_endpoints(outputs, environment))
-        for environment in placed.values()
+        session.environments.update(one, endpoints=_endpoints(outputs, one), usd_per_hour=cloud.usd_per_hour(one))
+        for one in placed.values()
     ]
 
 
@@ -173,8 +177,9 @@ def connect(session: Session, environment: Environment, role: Role, user: str = 
         return Connection(login, wait_seconds=60, alive=lambda: session.cloud.alive(environment, role))
     except MachineLostError as error:
         if not session.cloud.alive(environment, role):
+            why = " Its time limit has passed." if environment.expires_at <= now() else ""
             raise MachineLostError(
-                f"The {role} machine of {environment.id} is not running any more.",
+                f"The {role} machine of {environment.id} is not running any more.{why}",
                 hint=f"provisioner destroy {environment.id} clears it away.",
             ) from error
         raise
@@ -270,8 +275,9 @@ def destroy(session: Session, *environments: Environment) -> None:
         environments: of one stack; they take one run of Terraform.
 
     Raises:
-        StillThereError: something would not go; its record stays.
+        StillThereError: something would not go, or the cloud could not be asked; its record and its hold stay.
     """
+    ran = {one.id: holds.runs(session, one) for one in environments}
     environments = tuple(session.environments.update(one, status="destroying") for one in environments)
     stack = stack_of(session, environments[0])
     trouble: ProvisionerError | None = None
@@ -279,13 +285,15 @@ def destroy(session: Session, *environments: Environment) -> None:
         stack.remove({one.id for one in environments}, session.progress.note)
     except (TerraformError, HostError) as error:
         trouble = error
-    still_there = {one.id: left for one in environments if (left := _clear(session, one))}
+    still_there = {one.id: left for one in environments if (left := _verify(session, one))}
     gone = [one for one in environments if one.id not in still_there]
     if trouble and gone:
         # The cloud says that all is gone: what remains of the stack describes nothing.
         stack.forget({one.id for one in gone})
     for one in gone:
+        holds.settle(session, one, ran=ran[one.id])
         session.environments.archive(one)
+        session.leases.release(one.id)
     if still_there:
         raise StillThereError(
             "; ".join(f"{name} is not gone: {', '.join(left)}" for name, left in still_there.items()),
@@ -294,14 +302,32 @@ def destroy(session: Session, *environments: Environment) -> None:
         )
 
 
-def _clear(session: Session, environment: Environment) -> list[str]:
+def _verify(session: Session, environment: Environment) -> list[str]:
     """Removes what Terraform left of an environment, and says what would not go, as the cloud tells it."""
-    left = session.cloud.left(environment)
-    if left:
-        session.progress.note(f"Terraform left {len(left)} things of {environment.id}; removing them")
-        session.cloud.remove(environment)
+    try:
         left = session.cloud.left(environment)
-    return left
+        if left:
+            session.progress.note(f"Terraform left of {environment.id}: {', '.join(left)}; removing it")
+            session.cloud.remove(environment)
+            left = session.cloud.left(environment)
+        return left
+    except StillThereError as error:
+        return [error.message]
+    except ProvisionerError as error:
+        session.environments.update(environment, status="unverified")
+        return [f"the cloud did not say what is left: {error.message}"]
+
+
+def forget_stacks(session: Session) -> None:
+    """Removes the directories of stacks that no environment belongs to: a crash came in the middle of their removal."""
+    # The directories first: a record is there before its stack.
+    directories = [path for path in session.home.stacks.glob("*/") if not path.name.startswith((".", NETWORK_STACK))]
+    if session.environments.unreadable():
+        return
+    known = {one.stack for one in session.environments.readable()}
+    for directory in directories:
+        if directory.name not in known:
+            Stack(directory).discard()
 
 
 def keep_logs(session: Session, environment: Environment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -156,7 +157,7 @@ class ScoreLogEntry(Record):
     elapsed_seconds: float
 
 
-Status = Literal["creating", "ready", "destroying"]
+Status = Literal["creating", "ready", "destroying", "unverified"]
 
 
 class MachineRecord(Record):
@@ -171,7 +172,13 @@ class Environment(Record):
     """The record of one environment (or image builder), kept in its directory as environment.json.
 
     Args:
+        status: `unverified` after a destroy whose end the cloud could not be asked for.
+        attended: it ends with the command that made it; if that command is gone, nobody needs it.
         placement: where in the cloud it is, in the cloud's own words (region, zone, machine types).
+        batch: what it belongs to; empty for none.
+        expires_at: when its machines end, whatever happens.
+        usd_per_hour: what it costs where it was created; None until it is.
+        worst_usd_per_hour: the most that it may cost.
     """
 
     id: str
@@ -182,7 +189,12 @@ class Environment(Record):
     family: str
     task: str | None
     status: Status
+    attended: bool = False
+    batch: str = ""
     created_at: datetime
+    expires_at: datetime
+    usd_per_hour: Decimal | None = None
+    worst_usd_per_hour: Decimal = Decimal(0)
     setup: TaskSetup
     has_score: bool = False
     has_intermediate_score: bool = False

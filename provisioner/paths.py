@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -57,6 +58,23 @@ class Home:
     def archive(self) -> Path:
         """archive/ID/: record and logs of what is gone. No key, no disk."""
         return self.root / "archive"
+
+    @property
+    def ledger(self) -> Path:
+        """ledger.sqlite: what launches may cost and did cost."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def identity(self) -> str:
+        """A word for this home, the same for ever: what it makes in a cloud is tagged with it."""
+        path = self.root / "id"
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text().strip()
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self.locks / "home-id"):
+            if not path.exists():
+                write_atomically(path, secrets.token_hex(8))
+        return path.read_text().strip()
 
     def make(self) -> None:
         """Makes the directories."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +15,14 @@ from provisioner.clouds import Cloud
 from provisioner.environments import EnvironmentStore
 from provisioner.image_store import ImageStore
 from provisioner.interrupts import no_shield
+from provisioner.leases import Leases
+from provisioner.ledger import Ledger
+from provisioner.limits import BUILDER_LIMIT, DEFAULT_LIMIT
 from provisioner.models import Phase
 from provisioner.paths import Home
 from provisioner.progress import Progress, Silence
 from provisioner.redaction import Redactor
+from provisioner.spending import Spending
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Session:
         variables: the environment file's secrets.
         shield: keeps signals from cutting a clean-up short.
         ca_bundle: PEM file of extra CA certificates that images trust.
+        limit: how long an environment of this command may live.
+        builder_limit: how long a machine in which an image is built may live.
+        spending: what this command may spend.
+        leases: the environments that this process looks after.
     """
 
     home: Home
@@ -39,6 +48,10 @@ class Session:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     shield: Callable[[], AbstractContextManager[None]] = no_shield
     ca_bundle: Path | None = None
+    limit: timedelta = DEFAULT_LIMIT
+    builder_limit: timedelta = BUILDER_LIMIT
+    spending: Spending = field(default_factory=Spending)
+    leases: Leases = field(default_factory=Leases)
 
     @cached_property
     def environments(self) -> EnvironmentStore:
@@ -49,6 +62,11 @@ class Session:
     def images(self) -> ImageStore:
         """The finished images."""
         return ImageStore(self.home)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What launches may cost and did cost."""
+        return Ledger(self.home.ledger)
 
     @cached_property
     def redactor(self) -> Redactor:

@@ -138,6 +138,11 @@ class Stack:
             if not self._drop(environment_ids):
                 self._delete()
 
+    def discard(self) -> None:
+        """Removes the directory, whatever its state says. Only once the cloud has confirmed that all is gone."""
+        with self._turn(lambda _: None):
+            self._delete()
+
     @contextlib.contextmanager
     def _turn(self, tell: Tell) -> Iterator[None]:
         """Waits for other controllers, then ends a Terraform that outlived its own. The lock is on the directory."""

@@ -11,9 +11,11 @@ import typer
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 import provisioner.cli.aws_commands as aws_commands
+import provisioner.cli.cost_commands as cost_commands
 import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
 import provisioner.cli.image_commands as image_commands
+import provisioner.cli.limit_commands as limit_commands
 import provisioner.cli.machine_commands as machine_commands
 from provisioner.cli.output import render_error, unwritable
 from provisioner.cli.streams import prepare, silence
@@ -29,9 +31,17 @@ app = typer.Typer(
     help="Runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.\n\n"
     "Exit codes: 0 done; 1 other failure; 2 bad input, nothing created; 3 this host lacks something; "
     "4 an image could not be built; 5 infrastructure failed; 6 not isolated; 7 the family's own code failed; "
-    "130 interrupted.",
+    "8 over budget; 130 interrupted.",
 )
-for part in (family_commands, environment_commands, machine_commands, image_commands, aws_commands):
+for part in (
+    family_commands,
+    environment_commands,
+    limit_commands,
+    cost_commands,
+    machine_commands,
+    image_commands,
+    aws_commands,
+):
     part.register(app)
 
 

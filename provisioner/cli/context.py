@@ -10,7 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +21,15 @@ import typer
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
 from provisioner.cli.streams import stderr
 from provisioner.destinations import parse_destination, resolve
-from provisioner.errors import HostError, Interrupted, ProvisionerError
+from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageError
 from provisioner.interrupts import Interrupts
+from provisioner.limits import DEFAULT_LIMIT, checked_limit, parse_duration
 from provisioner.models import Destination, Environment
 from provisioner.paths import Home
 from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
 from provisioner.settings import load_settings
+from provisioner.spending import Spending
 from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.variables import load_env_file
 
@@ -93,6 +97,21 @@ AllowOption = Annotated[
     list[str] | None,
     typer.Option("--allow", metavar="HOST:PORT", help="What an environment without internet may reach. Repeatable."),
 ]
+LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "ttl": (
+        Annotated[
+            str | None, typer.Option("--ttl", metavar="TIME", help="How long it may live at most, as 30m. Default: 4h.")
+        ],
+        None,
+    ),
+    "budget": (
+        Annotated[
+            str | None,
+            typer.Option("--budget", metavar="USD", help="What this command may cost at most.", show_default=False),
+        ],
+        None,
+    ),
+}
 WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "cloud": (Annotated[str, typer.Option("--cloud", help="Where machines run: local or aws.")], DEFAULT_CLOUD),
     "region": (
@@ -120,16 +139,60 @@ _progress = TerminalProgress()
 _interrupts = Interrupts(_progress.note)
 
 
-def family_session(family: Path, env_file: Path | None, where: Where) -> tuple[Session, TaskFamily]:
+@dataclass(frozen=True)
+class Launch:
+    """How long what a command launches may live, and what it may cost; None for the defaults."""
+
+    ttl: str | None = None
+    budget: str | None = None
+
+    @property
+    def limit(self) -> timedelta:
+        """The time limit.
+
+        Raises:
+            UsageError: it is none that an environment may have.
+        """
+        return DEFAULT_LIMIT if self.ttl is None else checked_limit(parse_duration(self.ttl))
+
+    @property
+    def usd(self) -> Decimal | None:
+        """The budget in US dollars.
+
+        Raises:
+            UsageError: it is no amount.
+        """
+        if self.budget is None:
+            return None
+        try:
+            amount = Decimal(self.budget)
+        except InvalidOperation:
+            amount = Decimal(-1)
+        if not amount.is_finite() or amount < 0:
+            raise UsageError(f"--budget {self.budget!r} is no amount of US dollars.", hint="Write it as 20 or 0.50.")
+        return amount
+
+
+def family_session(
+    family: Path, env_file: Path | None, where: Where, launch: Launch | None = None
+) -> tuple[Session, TaskFamily]:
     """The session of a command that works on a family, and the family; its secrets must lie outside it."""
     loaded = load_family(family)
     if env_file:
         refuse_env_file_inside(loaded, env_file)
-    return session(env_file, where), loaded
+    return session(env_file, where, launch), loaded
 
 
-def session(env_file: Path | None = None, where: Where | None = None) -> Session:
+def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
+    """The same for a command that builds images and nothing else: its limit is theirs."""
+    opened, loaded = family_session(family, env_file, where, launch)
+    return replace(opened, builder_limit=opened.limit), loaded
+
+
+def session(env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None) -> Session:
     """The session of one command."""
+    launch = launch or Launch()
+    limit, budget = launch.limit, launch.usd
     home, settings = _home(), load_settings()
     return Session(
         home=home,
@@ -138,6 +201,8 @@ def session(env_file: Path | None = None, where: Where | None = None) -> Session
         variables=load_env_file(env_file) if env_file else {},
         shield=shield,
         ca_bundle=settings.ca_bundle_path,
+        limit=limit,
+        spending=Spending.of(settings, budget),
     )
 
 
@@ -181,7 +246,8 @@ def destinations(allow: list[str] | None) -> tuple[Destination, ...]:
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Registers a function that returns a Result as a command, with --json and --debug.
 
-    A function that streams output by itself takes a parameter `as_json`; one that is told a cloud takes `where`.
+    A function that streams output by itself takes a parameter `as_json`; one that is told a cloud takes `where`,
+    and one that creates machines takes `launch`.
 
     Args:
         app: the Typer application.
@@ -199,13 +265,17 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
                 given = {option: arguments.pop(option) for option in WHERE_OPTIONS}
                 regions = tuple(given["region"] or ())
                 arguments["where"] = Where(given["cloud"], regions, given["profile"], given["spot"], given["state"])
+            if wants_launch:
+                arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
             raise typer.Exit(_run(lambda: function(**arguments), as_json=as_json, debug=debug))
 
         signature = inspect.signature(function, eval_str=True)
         wants_json, wants_where = "as_json" in signature.parameters, "where" in signature.parameters
+        wants_launch = "launch" in signature.parameters
         options = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for option, (annotation, default) in {
+                **(LAUNCH_OPTIONS if wants_launch else {}),
                 **(WHERE_OPTIONS if wants_where else {}),
                 "json": (JsonOption, False),
                 "debug": (DebugOption, False),
@@ -214,7 +284,7 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in signature.parameters.items()
-            if name not in ("as_json", "where")
+            if name not in ("as_json", "where", "launch")
         ]
         wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*parameters, *options], return_annotation=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from provisioner.cli.context import (
     EnvFileOption,
     EnvironmentArgument,
     FamilyArgument,
+    Launch,
     PastEnvironmentArgument,
     TaskArgument,
     command,
@@ -28,6 +30,7 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result, table
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.image_store import now
+from provisioner.limits import words
 from provisioner.models import Environment
 from provisioner.registry import Where
 from provisioner.scoring import ScoreResult
@@ -66,9 +69,10 @@ def up(
     allow: AllowOption = None,
     *,
     where: Where,
+    launch: Launch,
 ) -> Result:
     """Brings an environment up."""
-    opened, loaded = family_session(family, env_file, where)
+    opened, loaded = family_session(family, env_file, where, launch)
     environment = lifecycle.up(opened, loaded, task, destinations(allow))
     text = "\n".join(
         [
@@ -77,6 +81,8 @@ def up(
             f"  provisioner ssh {environment.id}            a shell as the agent",
             f"  provisioner score {environment.id}          score its submission file",
             f"  provisioner destroy {environment.id}        remove it",
+            "",
+            f"It ends by itself at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` moves that.",
         ]
     )
     return Result(_data(environment), text)
@@ -109,6 +115,7 @@ def run(
     allow: AllowOption = None,
     *,
     where: Where,
+    launch: Launch,
 ) -> Result:
     """Does it all and always tears down."""
     if (agent is None) != (agent_command is None):
@@ -119,7 +126,7 @@ def run(
         raise UsageError("--command is empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
-    opened, loaded = family_session(family, env_file, where)
+    opened, loaded = family_session(family, env_file, where, launch)
     work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
     result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
@@ -196,9 +203,10 @@ def run_tests(
     allow: AllowOption = None,
     *,
     where: Where,
+    launch: Launch,
 ) -> Result:
     """Runs the family's tests; the exit code is pytest's."""
-    opened, loaded = family_session(family, env_file, where)
+    opened, loaded = family_session(family, env_file, where, launch)
     arguments = pytest_arguments or []
     environment, code = lifecycle.run_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
     data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}
@@ -252,11 +260,12 @@ def list_environments() -> Result:
             e.task or "-",
             e.cloud,
             _age(e),
+            _left(e),
             "internet" if e.full_internet else "offline",
         ]
         for e in found
     ]
-    text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "NETWORK"], rows)
+    text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
     for error in unreadable.values():
         opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
     data = {"environments": [_data(environment) for environment in found], "unreadable": sorted(unreadable)}
@@ -268,6 +277,11 @@ def _age(environment: Environment) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
 
 
+def _left(environment: Environment) -> str:
+    left = environment.expires_at - now()
+    return words(left) if left > timedelta(0) else "past its limit"
+
+
 def show(env: PastEnvironmentArgument) -> Result:
     """One environment's record."""
     opened = session()
@@ -277,7 +291,8 @@ def show(env: PastEnvironmentArgument) -> Result:
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}",
         f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
-        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC",
+        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
     ]
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)

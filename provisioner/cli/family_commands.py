@@ -6,7 +6,7 @@ import typer
 
 from provisioner import doctor as checks
 from provisioner import images
-from provisioner.cli.context import EnvFileOption, FamilyArgument, command, family_session, session
+from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
 from provisioner.registry import Where
@@ -19,9 +19,9 @@ def register(app: typer.Typer) -> None:
     command(app, "doctor", help="Say what this machine lacks, and how to get it.")(doctor)
 
 
-def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where) -> Result:
+def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
     """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
-    opened, loaded = family_session(family, env_file, where)
+    opened, loaded = builder_session(family, env_file, where, launch)
     with Phases(opened.progress).phase("images"):
         name, setup = images.family_image(opened, loaded)
     rows = [

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from provisioner import images
-from provisioner.cli.context import EnvFileOption, FamilyArgument, command, family_session, session
+from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.registry import Where
 from provisioner.session import Phases, Session
@@ -22,9 +22,9 @@ def register(app: typer.Typer) -> None:
     command(group, "prune", help="Remove images that newer ones replace, and unfinished builds.")(prune)
 
 
-def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where) -> Result:
+def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
     """Builds what is missing."""
-    opened, loaded = family_session(family, env_file, where)
+    opened, loaded = builder_session(family, env_file, where, launch)
     phases = Phases(opened.progress)
     with phases.phase("images"):
         name, aux = images.build_all(opened, loaded)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydantic takes them a tenth of a second
+    from datetime import datetime
+    from decimal import Decimal
+
     from provisioner.errors import TerraformError
     from provisioner.manifest import Resources
     from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+    from provisioner.prices import CostLine
     from provisioner.progress import Progress
     from provisioner.ssh import Connection
 
@@ -30,10 +34,35 @@ class Foundation:
     root_files: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a cloud holds under the id of one environment, however it got there.
+
+    Args:
+        environment: the id that its tags, or its paths, name.
+        things: in words.
+        region: where; empty where a cloud has none.
+        home: the identity of the provisioner home that made it; empty where that is not known.
+        owner: who made it.
+        created_at, expires_at, leased_until: as its tags and the cloud say; None where they do not.
+    """
+
+    environment: str
+    things: tuple[str, ...]
+    region: str = ""
+    home: str = ""
+    owner: str = ""
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    leased_until: datetime | None = None
+
+
 class Cloud(Protocol):
     """A place to run. Back ends do not import the registry that lists them."""
 
     name: str
+    region: str
+    """Where in the cloud environments start; empty where it has no regions."""
     parallelism: int | None
     """How many things Terraform may make at once; None: as many as it likes."""
 
@@ -50,6 +79,19 @@ class Cloud(Protocol):
             UnavailableError: the cloud cannot give them.
         """
 
+    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+        """What an environment costs by the hour; nothing where nobody bills.
+
+        Args:
+            spot: whether it may be on the spot market, if the operator wants that.
+
+        Raises:
+            UnavailableError: a price is not known.
+        """
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        """What a created environment costs where it is, in US dollars; never raises for want of a price."""
+
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """The machine in which an image is built."""
 
@@ -61,6 +103,9 @@ class Cloud(Protocol):
 
     def adopt(self, name: str, destination: Path) -> bool:
         """Describes in a directory an image that another controller has made; False: the cloud has none."""
+
+    def keep_when_off(self, environment: Environment) -> None:
+        """Lets a builder's machine stay when it powers itself off: until then that would have been its end."""
 
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Turns the powered-off builder's disk into an image, described in a directory."""
@@ -101,6 +146,26 @@ class Cloud(Protocol):
 
     def console(self, environment: Environment, role: Role) -> str:
         """What the machine wrote to its console, bounded; empty where there is none."""
+
+    def move_limit(self, environment: Environment) -> None:
+        """Moves the limits outside the machines to the record's `expires_at`. Safe to repeat."""
+
+    def renew(self, environment: Environment) -> None:
+        """Tells other controllers that this one looks after the environment."""
+
+    def survey(self, regions: Sequence[str] | None) -> list[Found]:
+        """All that exists in the cloud and carries our tags, or lies in this home.
+
+        Args:
+            regions: where to look; None for all.
+        """
+
+    def clear(self, found: Found) -> None:
+        """Removes what was found. Safe to repeat.
+
+        Raises:
+            StillThereError: something would not go.
+        """
 
     def left(self, environment: Environment) -> list[str]:
         """What still exists of an environment, asked of the cloud; empty: it is gone."""

@@ -11,12 +11,13 @@ import ipaddress
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import base_image, kvm, machine, qemu, relay
+from provisioner.clouds import Found, base_image, kvm, machine, qemu, relay, strays, watchdog
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.image_store import Image, ImageStore, now
 from provisioner.keys import ed25519_key_pair
@@ -30,7 +31,8 @@ from provisioner.machine_types import (
 )
 from provisioner.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.paths import Home
+from provisioner.paths import Home, write_atomically
+from provisioner.prices import CostLine
 from provisioner.progress import Progress
 from provisioner.settings import Settings
 from provisioner.ssh import Connection
@@ -62,6 +64,7 @@ class LocalCloud:
     """
 
     name = "local"
+    region = ""
     parallelism: int | None = None
 
     def __init__(self, home: Home, settings: Settings) -> None:
@@ -108,6 +111,14 @@ class LocalCloud:
             check_local_limits(sizes["aux"], host_memory_gib=memory_gib, spec=aux)
         check_local_memory(sizes.values(), host_memory_gib=memory_gib)
         return sizes
+
+    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+        """Nobody sends a bill for one's own machine."""
+        return ()
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        """Nobody sends a bill for one's own machine."""
+        return Decimal(0)
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Every builder is the same."""
@@ -160,6 +171,7 @@ class LocalCloud:
         for role, record in environment.machines.items():
             host_key = ed25519_key_pair()
             credentials = {"hostname": role, "hosts": "\n".join(hosts) + "\n", "host_key": host_key.private}
+            credentials["expires_at"] = str(int(environment.expires_at.timestamp()))
             credentials |= {f"authorized_keys.{user}": lines for user, lines in authorized_keys[role].items()}
             if len(environment.machines) > 1:
                 credentials["private_address"] = str(addresses[role])
@@ -172,6 +184,7 @@ class LocalCloud:
             directory = self.machine_directory(environment, role)
             self._write_credentials(directory, credentials)
             (directory / HOST_KEY).write_text(host_key.public)
+            _write_limit(directory, environment)
             kernel = self._images.disk(record.image).with_name("vmlinuz")
             works = kvm.kvm_works(kernel, self._home.root / KVM_ANSWER)
             (directory / "accelerator").write_text("kvm" if works else "tcg")
@@ -228,6 +241,9 @@ class LocalCloud:
         """Whether QEMU holds its pidfile's lock."""
         return qemu.live_pid(self.machine_directory(environment, role) / "qemu.pid") is not None
 
+    def keep_when_off(self, environment: Environment) -> None:
+        """A machine that is off keeps its disk."""
+
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Moves the powered-off builder's disk to `destination` and hangs it on its base image by a relative path."""
         base = self._images.disk(environment.machines["primary"].image)
@@ -249,6 +265,23 @@ class LocalCloud:
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()[-CONSOLE_LIMIT_BYTES:].decode(errors="replace")
         return ""
+
+    def move_limit(self, environment: Environment) -> None:
+        """Tells the machines' watchdogs."""
+        for role in environment.machines:
+            if (directory := self.machine_directory(environment, role)).is_dir():
+                _write_limit(directory, environment)
+
+    def renew(self, environment: Environment) -> None:
+        """The lease is a lock, which all controllers here see."""
+
+    def survey(self, regions: Sequence[str] | None) -> list[Found]:
+        """The directories of this home's environments, and what runs in them, even if they are gone."""
+        return strays.survey(self._home)
+
+    def clear(self, found: Found) -> None:
+        """Ends the processes and removes the directory."""
+        strays.clear(self._home, found.environment)
 
     def left(self, environment: Environment) -> list[str]:
         """Processes and directories of the environment's machines that are still there."""
@@ -277,6 +310,10 @@ class LocalCloud:
                 raise StillThereError(f"{role} machine of {environment.id}: {error}") from error
             except OSError as error:
                 raise InfrastructureError(f"{role} machine of {environment.id}: {error}") from error
+
+
+def _write_limit(directory: Path, environment: Environment) -> None:
+    write_atomically(directory / watchdog.LIMIT, str(environment.expires_at.timestamp()))
 
 
 def private_addresses(environment_id: str) -> dict[Role, ipaddress.IPv4Interface]:

@@ -6,18 +6,18 @@ import getpass
 import json
 import re
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import Foundation
-from provisioner.clouds.aws import amis, leftovers, policy
+from provisioner.clouds import Found, Foundation
+from provisioner.clouds.aws import amis, leftovers, policy, schedules, sealing
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
-from provisioner.clouds.aws.instance_types import Market, choose_builder, choose_machines
-from provisioner.clouds.aws.market import market
+from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.network import (
     NETWORK_TAG,
     Network,
@@ -27,12 +27,22 @@ from provisioner.clouds.aws.network import (
     zones_of,
 )
 from provisioner.clouds.aws.placement import next_place, places, shortage
+from provisioner.clouds.aws.pricing import Pricing
 from provisioner.clouds.aws.user_data import cloud_config
-from provisioner.errors import CapacityError, HostError, InfrastructureError, ProvisionerError, TerraformError
+from provisioner.errors import (
+    CapacityError,
+    HostError,
+    InfrastructureError,
+    ProvisionerError,
+    StillThereError,
+    TerraformError,
+)
 from provisioner.image_store import Image, ImageStore, now
+from provisioner.leases import LEASE
 from provisioner.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.paths import Home
+from provisioner.prices import CostLine
 from provisioner.progress import Progress
 from provisioner.settings import Settings
 from provisioner.ssh import Connection
@@ -43,12 +53,8 @@ PARALLELISM = 5
 # Of the provider: it repeats a lack of capacity for many minutes by default; what to try next is ours to decide.
 PROVIDER_RETRIES = 2
 ALIVE_SECONDS = 3.0
-SEAL_SECONDS = 180.0
-# Tagged on all that is made, for whoever finds it.
-LIFETIME = timedelta(hours=4)
-HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
-HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
-CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
+# Regions asked at once.
+SURVEYS = 8
 
 
 class AwsCloud:
@@ -84,7 +90,7 @@ class AwsCloud:
         self._state = settings.state if state is None else state
         self._images = ImageStore(home)
         self._api = Api(self._profile, regions[0] if regions else settings.region)
-        self._region = self._api.region
+        self.region = self._region = self._api.region
         self._networks: dict[str, Network] = {}
         self._given: set[str] = set()
         self._seen: dict[tuple[str, Role], tuple[float, bool]] = {}
@@ -108,7 +114,7 @@ class AwsCloud:
             controllers = ", ".join(sorted(self._controllers))
             return [
                 f"Account {self._identity['Account']}, region {self._region}; machines let in {controllers}.",
-                f"Prices: {self._market.source}.",
+                f"Prices: {self._pricing.sources()}.",
             ]
         except ProvisionerError as error:
             return [error.message]
@@ -119,12 +125,25 @@ class AwsCloud:
         Raises:
             UnavailableError: EC2 sells none, or for an unknown price.
         """
-        chosen = choose_machines(resources, aux, self._market)
+        chosen = choose_machines(resources, aux, self._pricing.market)
         return {"primary": chosen["primary"], **({"aux": chosen["aux"]} if aux else {})}
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """The cheapest builder of an architecture."""
-        return choose_builder(base.architecture, disk_gib, self._market)
+        return choose_builder(base.architecture, disk_gib, self._pricing.market)
+
+    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+        """Instances, volumes and public addresses.
+
+        Raises:
+            UnavailableError: a price is not known.
+        """
+        zone = sorted(self._zones(self._region))[0] if spot and self._spot else None
+        return self._pricing.costs(sizes, full_internet=full_internet, spot_zone=zone)
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        """By the types and the market that the environment got; what is not known counts as its worst."""
+        return self._pricing.usd_per_hour(environment)
 
     def fallback(self) -> AwsCloud | None:
         """The same in the next region."""
@@ -139,9 +158,9 @@ class AwsCloud:
         return {"Account": str(found["Account"]), "Arn": str(found["Arn"])}
 
     @cached_property
-    def _market(self) -> Market:
-        account = self._identity["Account"]
-        return market(self._api, self._region, self._home.root / "market" / f"aws-{account}-{self._region}.json")
+    def _pricing(self) -> Pricing:
+        own = Path(self._settings.prices).expanduser() if self._settings.prices else None
+        return Pricing(self._api, self._region, self._identity["Account"], self._home.root / "market", own)
 
     @cached_property
     def _controllers(self) -> frozenset[str]:
@@ -171,6 +190,14 @@ class AwsCloud:
             amis.write(found, destination)
         return found is not None
 
+    def keep_when_off(self, environment: Environment) -> None:
+        """From here on the instance stops when it is powered off; until here that would have terminated it."""
+        instance = environment.endpoints["primary"].instance_id
+        with asking("Letting the builder stop"):
+            self._api.client("ec2", environment.placement["region"]).modify_instance_attribute(
+                InstanceId=instance, InstanceInitiatedShutdownBehavior={"Value": "stop"}
+            )
+
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Makes an AMI of the stopped builder."""
         instance = environment.endpoints["primary"].instance_id or ""
@@ -197,7 +224,7 @@ class AwsCloud:
         """Keeps each machine's user data in the environment's directory."""
         for role in environment.machines:
             path = self._user_data(environment, role)
-            path.write_text(cloud_config(role, authorized_keys.get(role, {})))
+            path.write_text(cloud_config(role, authorized_keys.get(role, {}), environment.expires_at))
 
     def _user_data(self, environment: Environment, role: Role) -> Path:
         return self._home.environments / environment.id / f"user-data-{role}"
@@ -317,17 +344,19 @@ class AwsCloud:
             "instance_types": {role: placement[role] for role in environment.machines},
             "user_data": {role: self._user_data(environment, role).read_text() for role in environment.machines},
             "spot": placement["market"] == "spot",
-            "shutdown_behavior": "stop" if environment.kind == "builder" else "terminate",
             "allowlist": allowlist,
+            "expires_at": schedules.moment(environment.expires_at),
+            "scheduler_role_arn": schedules.role_arn(self._identity["Account"], placement["region"]),
             "tags": self._tags(environment),
         }
 
     def _tags(self, environment: Environment) -> dict[str, str]:
         return {
-            "provisioner:owner": self._owner,
+            leftovers.OWNER_TAG: self._owner,
+            leftovers.HOME_TAG: self._home.identity,
             "provisioner:stack": environment.stack,
-            "provisioner:batch": "none",
-            "provisioner:expires-at": (environment.created_at + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "provisioner:batch": environment.batch or "none",
+            leftovers.CREATED_TAG: leftovers.when(environment.created_at),
         }
 
     @cached_property
@@ -343,7 +372,9 @@ class AwsCloud:
 
     def _root_files(self, region: str, stack: str) -> dict[str, str]:
         account = {"region": region, **({"profile": self._profile} if self._profile else {})}
-        provider = {"provider": {"aws": [{**account, "max_retries": PROVIDER_RETRIES}]}}
+        # Leases come and go without Terraform.
+        ignored = {"keys": [leftovers.LEASE_TAG]}
+        provider = {"provider": {"aws": [{**account, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}]}}
         files = {"provider.tf.json": json.dumps(provider, indent=2)}
         if self._state:
             bucket, _, prefix = self._state.removeprefix("s3://").partition("/")
@@ -356,37 +387,15 @@ class AwsCloud:
 
     def host_key(self, environment: Environment, role: Role) -> str | None:
         """The key that cloud-init printed on the console at the first boot."""
-        block = HOST_KEYS.search(self.console(environment, role).replace("\r", ""))
-        key = HOST_KEY.search(block[1]) if block else None
-        return f"{key[1]} {key[2]}" if key else None
+        return sealing.host_key(self.console(environment, role))
 
     def seal(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
-        """Writes the hosts files, and switches the metadata service off once cloud-init is done with it.
+        """Writes the hosts files, and switches the metadata service off.
 
         Raises:
             InfrastructureError: AWS did not confirm that in time.
         """
-        ec2 = self._api.client("ec2", environment.placement["region"])
-        for role, connection in connections.items():
-            try:
-                connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=SEAL_SECONDS)
-            except TimeoutError as error:
-                raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
-            connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
-        machines = [endpoint.instance_id for endpoint in environment.endpoints.values()]
-        with asking("Switching the metadata service off"):
-            for instance in machines:
-                ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
-        deadline = time.monotonic() + SEAL_SECONDS
-        while not all(self._sealed(one) for one in self._instances(environment) if one["InstanceId"] in machines):
-            if time.monotonic() > deadline:
-                raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
-            time.sleep(0.5)
-
-    @staticmethod
-    def _sealed(instance: dict[str, Any]) -> bool:
-        options = instance["MetadataOptions"]
-        return bool(options["HttpEndpoint"] == "disabled" and options["State"] == "applied")
+        sealing.seal(self._api, environment, connections)
 
     def _instances(self, environment: Environment) -> list[dict[str, Any]]:
         if "region" not in environment.placement:  # nothing was placed yet, so nothing was created
@@ -420,6 +429,40 @@ class AwsCloud:
         except InfrastructureError:  # an instance that is gone, or just coming, has none
             return ""
 
+    def move_limit(self, environment: Environment) -> None:
+        """Moves the schedule, and what the tags say of it."""
+        region = environment.placement["region"]
+        schedules.move(self._api, region, environment.id, environment.expires_at)
+        leftovers.retag(
+            self._api, region, environment.id, {leftovers.EXPIRY_TAG: leftovers.when(environment.expires_at)}
+        )
+
+    def renew(self, environment: Environment) -> None:
+        """Says in a tag how long others shall take this controller for alive."""
+        until = {leftovers.LEASE_TAG: leftovers.when(now() + LEASE)}
+        leftovers.retag(self._api, environment.placement["region"], environment.id, until)
+
+    def survey(self, regions: Sequence[str] | None) -> list[Found]:
+        """All that carries our tags, region by region."""
+        places = self._all_regions() if regions is None else regions
+        with ThreadPoolExecutor(max_workers=SURVEYS) as pool:
+            return [one for found in pool.map(lambda r: leftovers.survey(self._api, r), places) for one in found]
+
+    def _all_regions(self) -> list[str]:
+        with asking("Listing regions"):
+            found = self._api.client("ec2").describe_regions()["Regions"]
+        return sorted(str(region["RegionName"]) for region in found)
+
+    def clear(self, found: Found) -> None:
+        """Removes what has the environment's tag.
+
+        Raises:
+            StillThereError: something would not go.
+        """
+        leftovers.remove(self._api, found.region, found.environment)
+        if still := leftovers.left(self._api, found.region, found.environment):
+            raise StillThereError(f"{found.environment} is not gone: {', '.join(still)}")
+
     def left(self, environment: Environment) -> list[str]:
         """What EC2 still has with the environment's tag."""
         if "region" not in environment.placement:
@@ -434,17 +477,6 @@ class AwsCloud:
         """The subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
         block = "10.214.0" if environment.full_internet else "10.215.0"
         return [f"{block}.1", f"{block}.2"]
-
-
-def _hosts(environment: Environment, role: Role) -> str:
-    lines = ["127.0.0.1 localhost", "::1 localhost"]
-    addresses = {name: endpoint.private_address for name, endpoint in environment.endpoints.items()}
-    lines += [f"{address} {name}" for name, address in addresses.items() if address]
-    if not addresses[role]:
-        lines.append(f"127.0.1.1 {role}")
-    for destination in environment.allowed_destinations:
-        lines += [f"{destination.cidr.split('/')[0]} {name}" for name in destination.host_names]
-    return "\n".join(lines) + "\n"
 
 
 def _words(place: Mapping[str, str], environment: Environment) -> str:

@@ -12,6 +12,7 @@ from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
 # Reading takes no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
 READ = (
     "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
+    "ec2:DescribeRegions", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeInstanceAttribute", "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceTypes",
     "ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
     "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroupRules",
@@ -27,6 +28,7 @@ CREATE = (
 # What changes or removes something; only with our tag.
 CHANGE = (
     "ec2:AuthorizeSecurityGroupEgress", "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry",
+    "ec2:CancelSpotInstanceRequests",
     "ec2:CreateRoute", "ec2:DeleteInternetGateway", "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl",
     "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface", "ec2:DeleteRoute", "ec2:DeleteRouteTable",
     "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet", "ec2:DeleteVolume", "ec2:DeleteVpc",
@@ -42,6 +44,14 @@ JOIN = (
 )  # fmt: skip
 IN_A_VPC = ("ec2:CreateNetworkAcl", "ec2:CreateRouteTable", "ec2:CreateSecurityGroup", "ec2:CreateSubnet")
 RULES = ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*", "ec2:ModifySecurityGroupRules")
+# Schedules carry no tags; they are ours by their group.
+SCHEDULE = (
+    "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:GetSchedule", "scheduler:UpdateSchedule",
+)  # fmt: skip
+SCHEDULE_GROUP = (
+    "scheduler:CreateScheduleGroup", "scheduler:DeleteScheduleGroup", "scheduler:GetScheduleGroup",
+    "scheduler:ListTagsForResource", "scheduler:TagResource",
+)  # fmt: skip
 ROLE = (
     "iam:CreateRole", "iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
     "iam:ListAttachedRolePolicies", "iam:ListInstanceProfilesForRole", "iam:ListRolePolicies", "iam:PutRolePolicy",
@@ -62,6 +72,7 @@ def policy(state: str) -> dict[str, Any]:
     new += ["security-group/*", "security-group-rule/*", "key-pair/*", "image/*", "snapshot/*"]
     # What a machine starts from and in; a distribution's image is not ours.
     start = ["key-pair/*", "security-group/*", "subnet/*", "network-interface/*", "snapshot/*", "image/*"]
+    for_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
     spot = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*"
     statements: list[dict[str, Any]] = [
         _allow("Read", READ, "*"),
@@ -75,6 +86,10 @@ def policy(state: str) -> dict[str, Any]:
         _allow("Tag", ("ec2:CreateTags",), [arn + one for one in new], {"Null": {"ec2:CreateAction": "false"}}),
         _allow("TagOurs", ("ec2:CreateTags", "ec2:DeleteTags"), f"{arn}*", ours),
         _allow("SchedulerRole", ROLE, "arn:aws:iam::*:role/provisioner-scheduler-*"),
+        _allow("PassRole", ("iam:PassRole",), "arn:aws:iam::*:role/provisioner-scheduler-*", for_scheduler),
+        _allow("Schedules", SCHEDULE, "arn:aws:scheduler:*:*:schedule/provisioner/*"),
+        _allow("ScheduleGroup", SCHEDULE_GROUP, "arn:aws:scheduler:*:*:schedule-group/provisioner"),
+        _allow("ListSchedules", ("scheduler:ListSchedules",), "*"),
         _allow("FirstSpot", ("iam:CreateServiceLinkedRole",), spot),
     ]
     if state:

@@ -1,0 +1,69 @@
+"""The last of a machine's boot: its host key from the console, its hosts file, and the end of the metadata service."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from provisioner.clouds.aws import leftovers
+from provisioner.clouds.aws.api import Api, asking
+from provisioner.errors import InfrastructureError
+from provisioner.models import Environment, Role
+from provisioner.ssh import Connection
+
+SEAL_SECONDS = 180.0
+HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
+HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
+CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
+
+
+def host_key(console: str) -> str | None:
+    """The key that cloud-init printed on the console at the first boot; None: not yet."""
+    block = HOST_KEYS.search(console.replace("\r", ""))
+    key = HOST_KEY.search(block[1]) if block else None
+    return f"{key[1]} {key[2]}" if key else None
+
+
+def seal(api: Api, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+    """Writes the hosts files, and switches the metadata service off once cloud-init is done with it.
+
+    Raises:
+        InfrastructureError: AWS did not confirm that in time.
+    """
+    region = environment.placement["region"]
+    ec2 = api.client("ec2", region)
+    for role, connection in connections.items():
+        try:
+            connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=SEAL_SECONDS)
+        except TimeoutError as error:
+            raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
+        connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
+    machines = [endpoint.instance_id for endpoint in environment.endpoints.values()]
+    with asking("Switching the metadata service off"):
+        for instance in machines:
+            ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
+    deadline = time.monotonic() + SEAL_SECONDS
+    while not all(
+        _sealed(one) for one in leftovers.instances(api, region, environment.id) if one["InstanceId"] in machines
+    ):
+        if time.monotonic() > deadline:
+            raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
+        time.sleep(0.5)
+
+
+def _sealed(instance: dict[str, Any]) -> bool:
+    options = instance["MetadataOptions"]
+    return bool(options["HttpEndpoint"] == "disabled" and options["State"] == "applied")
+
+
+def _hosts(environment: Environment, role: Role) -> str:
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    addresses = {name: endpoint.private_address for name, endpoint in environment.endpoints.items()}
+    lines += [f"{address} {name}" for name, address in addresses.items() if address]
+    if not addresses[role]:
+        lines.append(f"127.0.1.1 {role}")
+    for destination in environment.allowed_destinations:
+        lines += [f"{destination.cidr.split('/')[0]} {name}" for name in destination.host_names]
+    return "\n".join(lines) + "\n"

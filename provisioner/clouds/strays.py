@@ -1,0 +1,78 @@
+"""What lies and runs in a home's environments directory, with or without a record: for the sweep.
+
+A process belongs to an environment by its working directory, which the kernel still names when the directory is gone.
+Only programs of ours are ever ended: an operator's shell may stand there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from provisioner.clouds import Found, machine
+from provisioner.errors import InfrastructureError, StillThereError
+from provisioner.paths import Home, remove_tree
+
+
+def survey(home: Home) -> list[Found]:
+    """One for each environment that has a directory or a process."""
+    processes = _processes(home)
+    directories = {path.name: path for path in home.environments.glob("*/")}
+    found = []
+    for name in sorted({*processes, *directories}):
+        things = [f"process {pid} ({what})" for pid, what in sorted(processes.get(name, {}).items())]
+        created_at = None
+        if name in directories:
+            things.append(f"directory {directories[name]}")
+            with contextlib.suppress(FileNotFoundError):
+                created_at = datetime.fromtimestamp(directories[name].stat().st_mtime, UTC)
+        found.append(Found(environment=name, things=tuple(things), home=home.identity, created_at=created_at))
+    return found
+
+
+def clear(home: Home, environment: str) -> None:
+    """Ends an environment's processes and removes its directory. Safe to repeat.
+
+    Raises:
+        StillThereError: a process would not end.
+        InfrastructureError: the directory could not be removed.
+    """
+    try:
+        for pid in _processes(home).get(environment, {}):
+            machine.end(functools.partial(_still, home, environment, pid))
+        remove_tree(home.environments / environment)
+    except machine.MachineError as error:
+        raise StillThereError(f"{environment}: {error}") from error
+    except OSError as error:
+        raise InfrastructureError(f"{environment}: {error}") from error
+
+
+def _still(home: Home, environment: str, pid: int) -> int | None:
+    return pid if pid in _processes(home).get(environment, {}) else None
+
+
+def _processes(home: Home) -> dict[str, dict[int, str]]:
+    """Environment id -> pid -> program, of our programs that work in one of the home's environments."""
+    root = os.path.realpath(home.environments)
+    found: dict[str, dict[int, str]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # Processes end while we look; those of other users do not let us.
+        with contextlib.suppress(OSError):
+            where = str((process / "cwd").readlink()).removesuffix(" (deleted)")
+            program = _program(process)
+            if program and where.startswith(root + os.sep):
+                found.setdefault(Path(where[len(root) + 1 :]).parts[0], {})[int(process.name)] = program
+    return found
+
+
+def _program(process: Path) -> str | None:
+    """The name of a program of ours; None for any other."""
+    argv = (process / "cmdline").read_bytes().split(b"\0")
+    name = Path(os.fsdecode(argv[0])).name
+    if name.startswith("qemu-system-"):
+        return "QEMU"
+    modules = [os.fsdecode(argument) for argument in argv if argument.startswith(b"provisioner.clouds.")]
+    return modules[0].rpartition(".")[2] if modules and b"-m" in argv else None

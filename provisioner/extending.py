@@ -1,0 +1,60 @@
+"""Moving an environment's limit: the hold first, then the record, then every layer that would end it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from provisioner import holds, machines
+from provisioner.clouds.base_image import GUEST
+from provisioner.errors import MachineLostError, ProvisionerError, UsageError
+from provisioner.image_store import now
+from provisioner.ledger import Entry, Limit
+from provisioner.limits import extended
+from provisioner.models import Environment
+from provisioner.session import Session
+
+
+def extend(session: Session, environment: Environment, by: timedelta) -> Environment:
+    """Lets an environment live longer.
+
+    Returns:
+        its record.
+
+    Raises:
+        UsageError: it has ended, or would live too long.
+        BudgetError: the longer time does not fit a budget; nothing has changed.
+        MachineLostError: the timer inside a machine could not be moved: the machine ends at its earlier limit.
+    """
+    with machines.held(session, environment) as environment:
+        if environment.status != "ready" and not environment.endpoints:
+            raise UsageError(f"{environment.id} is not up: its status is {environment.status}.")
+        later = extended(environment.created_at, environment.expires_at, by, now())
+        longer = environment.model_copy(update={"expires_at": later})
+        session.ledger.extend(environment.id, later, holds.worst_cost(longer), lambda entry: _limits(session, entry))
+        environment = session.environments.save(longer)
+        session.cloud.move_limit(environment)
+        _move_timers(session, environment)
+        return environment
+
+
+def _limits(session: Session, entry: Entry) -> list[Limit]:
+    """The standing budgets of the project under which it was launched."""
+    return session.spending.model_copy(update={"project": entry.project}).limits(entry.launched_at)
+
+
+def _move_timers(session: Session, environment: Environment) -> None:
+    program = (GUEST / "limit.sh").read_text()
+    moment = str(int(environment.expires_at.timestamp()))
+    for role in environment.machines:
+        try:
+            with machines.connect(session, environment, role) as connection:
+                done = connection.run(["sh", "-c", program, "limit", moment, "move"], timeout_seconds=60)
+            said = done.stderr.decode(errors="replace").strip()[-500:] if done.exit_code else ""
+        except (ProvisionerError, TimeoutError) as error:
+            said = str(error)
+        if said:
+            raise MachineLostError(
+                f"The {role} machine of {environment.id} did not take the later limit, and ends at its earlier one.",
+                hint="All other layers are moved. Its root can stop the timer: systemctl stop provisioner-limit.timer",
+                details=said,
+            )

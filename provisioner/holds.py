@@ -1,0 +1,85 @@
+"""Before an environment is created: its lease, and the hold of what it may cost. After its end: the settlement."""
+
+from __future__ import annotations
+
+from provisioner.errors import ProvisionerError
+from provisioner.image_store import now
+from provisioner.ledger import Entry
+from provisioner.limits import TEARDOWN
+from provisioner.models import Environment
+from provisioner.prices import cost_between, worst_hourly
+from provisioner.session import Session
+
+
+def take(session: Session, environment: Environment) -> Environment:
+    """Takes the lease, and the hold of what an environment may cost at the most. Nothing exists yet, no record either.
+
+    Returns:
+        the environment with its worst price.
+
+    Raises:
+        BudgetError: it does not fit a budget.
+        UnavailableError: a price is not known.
+    """
+    sizes = {role: machine.size for role, machine in environment.machines.items()}
+    lines = session.cloud.costs(sizes, full_internet=environment.full_internet, spot=environment.kind == "task")
+    environment = environment.model_copy(update={"worst_usd_per_hour": worst_hourly(lines)})
+    session.home.make()
+    entry = Entry(
+        environment=environment.id,
+        kind=environment.kind,
+        cloud=environment.cloud,
+        region=session.cloud.region,
+        family=environment.family,
+        task=environment.task,
+        batch=environment.batch,
+        project=session.spending.project,
+        command=session.spending.command,
+        launched_at=environment.created_at,
+        expires_at=environment.expires_at,
+        held_micro_usd=worst_cost(environment),
+    )
+    lease = session.environments.lease(environment.id)
+    session.leases.take(environment.id, lease, lambda: _renew(session, environment))
+    try:
+        session.ledger.hold(entry, session.spending.limits(environment.created_at))
+    except BaseException:
+        session.leases.release(environment.id)
+        session.environments.forget(environment.id)
+        raise
+    return environment
+
+
+def worst_cost(environment: Environment) -> int:
+    """What an environment costs at the most, in millionths of a US dollar; zero where nobody bills."""
+    if not environment.worst_usd_per_hour:
+        return 0
+    return cost_between(environment.worst_usd_per_hour, environment.created_at, environment.expires_at + TEARDOWN)
+
+
+def _renew(session: Session, environment: Environment) -> None:
+    known = session.environments.reread(environment)
+    if known.endpoints:
+        session.cloud.renew(known)
+
+
+def runs(session: Session, environment: Environment) -> bool:
+    """Whether the environment still costs money, as far as the cloud can be asked: else its limit has ended it."""
+    if not environment.endpoints:
+        return True
+    try:
+        return any(session.cloud.alive(environment, role) for role in environment.machines)
+    except ProvisionerError:
+        return True
+
+
+def settle(session: Session, environment: Environment, *, ran: bool) -> None:
+    """Replaces the hold by what the environment did cost, from its launch to its end. Once the cloud confirmed that.
+
+    Args:
+        ran: whether it still ran just before; else it ended at its limit at the latest.
+    """
+    ended_at = now() if ran else min(now(), environment.expires_at)
+    rate = environment.worst_usd_per_hour if environment.usd_per_hour is None else environment.usd_per_hour
+    actual = cost_between(rate, environment.created_at, ended_at) if rate else 0
+    session.ledger.settle(environment.id, ended_at, actual)
