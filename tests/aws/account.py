@@ -8,11 +8,12 @@ from typing import Any
 
 import boto3
 
-from provisioner import machines
+from provisioner import holds, machines
 from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.environments import new_id
 from provisioner.image_store import Image, ImageStore, now
+from provisioner.limits import DEFAULT_LIMIT
 from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.paths import Home
 from provisioner.session import Session
@@ -81,6 +82,7 @@ class Account:
             task="main",
             status="creating",
             created_at=now(),
+            expires_at=now() + DEFAULT_LIMIT,
             setup=TaskSetup(),
             full_internet=False,
             machines={"primary": MachineRecord(image=IMAGE, size=size, user="root")},
@@ -97,6 +99,7 @@ class Account:
             "groups": [g["GroupId"] for g in groups if g["GroupName"] != "default"],
             "keys": [k["KeyName"] for k in ec2.describe_key_pairs()["KeyPairs"]],
             "images": [i["ImageId"] for i in ec2.describe_images(Owners=["self"])["Images"]],
+            "schedules": self._schedules(region),
             "subnets": [
                 s["SubnetId"]
                 for s in ec2.describe_subnets()["Subnets"]
@@ -104,9 +107,14 @@ class Account:
             ],
         }
 
+    def _schedules(self, region: str) -> list[str]:
+        scheduler = self.client("scheduler", region)
+        groups = [group["Name"] for group in scheduler.list_schedule_groups()["ScheduleGroups"]]
+        return [s["Name"] for g in groups for s in scheduler.list_schedules(GroupName=g)["Schedules"]]
+
 
 NOTHING: dict[str, list[str]] = {
-    "instances": [], "volumes": [], "groups": [], "keys": [], "images": [], "subnets": [],
+    "instances": [], "volumes": [], "groups": [], "keys": [], "images": [], "subnets": [], "schedules": [],
 }  # fmt: skip
 
 
@@ -125,7 +133,7 @@ def make_environment(
     """Makes the record of an environment that does not exist yet."""
     roles: tuple[Role, ...] = ("primary", "aux") if aux else ("primary",)
     size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=types)
-    identity = new_id("tests", "main")
+    identity, created_at = new_id("tests", "main"), now()
     made = Environment(
         id=identity,
         cloud="aws",
@@ -133,11 +141,13 @@ def make_environment(
         family="tests",
         task="main",
         status="creating",
-        created_at=now(),
+        created_at=created_at,
+        expires_at=created_at + DEFAULT_LIMIT,
         setup=TaskSetup(),
         full_internet=full_internet,
         allowed_destinations=allowed,
         machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
     )
+    made = holds.take(session, made)
     machines.record(session, made)
     return made

@@ -2,6 +2,7 @@
 
 - A network interface without a public address has no association, where moto shows an empty one.
 - An instance that was launched with a network interface is in that interface's groups, where moto shows none.
+- ModifyInstanceAttribute does not know what becomes of an instance that is switched off.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
+from moto.ec2.responses.instances import InstanceResponse
 
 
 @cache
@@ -34,6 +36,18 @@ def close_gaps() -> None:
         if groups:
             modify_groups(self, instance_id, groups)
 
+    dotted: Any = InstanceResponse._dot_value_instance_attribute_handler
+
+    def patched_dotted(self: Any) -> bool:
+        behavior = self._get_param("InstanceInitiatedShutdownBehavior.Value") or self._get_param(
+            "InstanceInitiatedShutdownBehavior", {}
+        ).get("Value")
+        if behavior:
+            instance_id = self._get_param("InstanceId")
+            self.ec2_backend.modify_instance_attribute(instance_id, "instance_initiated_shutdown_behavior", behavior)
+        return bool(behavior) or bool(dotted(self))
+
+    setattr(InstanceResponse, "_dot_value_instance_attribute_handler", patched_dotted)  # noqa: B010
     setattr(NetworkInterface, "association", property(shown_association))  # noqa: B010 - mypy forbids the assignment
     setattr(Instance, "prep_nics", patched_prep_nics)  # noqa: B010
     setattr(EC2Backend, "modify_instance_security_groups", patched_modify_groups)  # noqa: B010

@@ -71,12 +71,11 @@ class FaultyApi:
             answer = ERROR.format(code=fault.code).encode()
             start_response(fault.status, [("Content-Type", "text/xml"), ("Content-Length", str(len(answer)))])
             return [answer]
-        try:
-            with self._one_at_a_time:
-                found = list(self._moto(environ, noted))
-        except AttributeError:  # a service that this moto does not have at all, such as Pricing
+        if "/pricing/" in environ.get("HTTP_AUTHORIZATION", ""):  # moto does not have it, and says so at length
             start_response("501 Not Implemented", [("Content-Length", "0")])
             return []
+        with self._one_at_a_time:
+            found = list(self._moto(environ, noted))
         if answered and answered[0].startswith("5"):  # shown with a test that fails
             print(f"moto failed: {body[:300]!r}: {answered[0]}: {b''.join(found)[:2000]!r}")
         return found

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
 
 import boto3
 import pytest
 
+from provisioner.image_store import now
 from provisioner.paths import Home
 from tests.aws.account import NOTHING
+from tests.aws.ec2.fixture import ec2_session
 from tests.command_line import ROOT, provisioner
 
 # It builds four images and boots seven machines, one after the other.
@@ -54,7 +59,10 @@ def test_container_escape_is_built_solved_and_destroyed_on_ec2(ec2_home: Home) -
 
 
 def test_every_way_into_the_machines_works_on_ec2(ec2_home: Home) -> None:
-    up = provisioner(ec2_home, "up", EXAMPLE, "escape", "--cloud", "aws", "--json")
+    # What could cost more than the budget is not created.
+    refused = provisioner(ec2_home, "up", EXAMPLE, "escape", "--cloud", "aws", "--budget", "0.01")
+    assert (refused.returncode, "more than 0.0100 USD" in refused.stderr) == (8, True), refused.stderr
+    up = provisioner(ec2_home, "up", EXAMPLE, "escape", "--cloud", "aws", "--budget", "3", "--json")
     assert up.returncode == 0, up.stderr
     env = json.loads(up.stdout)["environment"]
     try:
@@ -77,6 +85,49 @@ def test_every_way_into_the_machines_works_on_ec2(ec2_home: Home) -> None:
         assert (refused.returncode, "host key" in refused.stderr) == (5, True)
         assert provisioner(ec2_home, "ssh", env, "--machine", "aux", stdin="true\n").returncode == 255
         (keys / "host_aux.pub").write_text(pinned)
+        _outlive_the_limit(ec2_home, env)
     finally:
         gone = provisioner(ec2_home, "destroy", env)
     assert gone.returncode == 0, gone.stderr
+
+
+def _outlive_the_limit(home: Home, env: str) -> None:
+    """Root on the machines does what it can against their end, and they end all the same."""
+    session = ec2_session(home)
+    record = session.environments.find(env)
+    timer = ("exec", env, "--user", "root", "--", "systemctl", "is-active", "provisioner-limit.timer")
+    assert provisioner(home, *timer).stdout == "active\n"
+    moved = provisioner(home, "extend", env, "1h", "--json")
+    assert moved.returncode == 0, moved.stderr
+    record = session.environments.find(env)
+    assert record.expires_at - record.created_at > timedelta(hours=4, minutes=59)
+    stopped = provisioner(
+        home, "exec", env, "--machine", "aux", "--user", "root", "--", "systemctl", "stop", "provisioner-limit.timer"
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    # Powered off from inside, as the timer does it, a machine is terminated, and not kept.
+    provisioner(home, "exec", env, "--user", "root", "--", "systemctl", "poweroff", "--force")
+    instances = {role: endpoint.instance_id for role, endpoint in record.endpoints.items()}
+
+    def states() -> dict[str, str]:
+        told = boto3.client("ec2").describe_instances(InstanceIds=list(instances.values()))["Reservations"]
+        known = {one["InstanceId"]: one["State"]["Name"] for found in told for one in found["Instances"]}
+        return {role: known[instance] for role, instance in instances.items() if instance}
+
+    _wait(lambda: states() == {"primary": "terminated", "aux": "running"})
+    # The other has stopped its timer; it ends by the schedule, which nobody in it can reach. A real one takes a minute.
+    session.cloud.move_limit(session.environments.update(record, expires_at=now() + timedelta(seconds=10)))
+    _wait(lambda: states() == {"primary": "terminated", "aux": "terminated"})
+    swept = provisioner(home, "sweep", "--cloud", "aws", "--json")
+    assert swept.returncode == 0, swept.stderr
+    assert [one["environment"] for one in json.loads(swept.stdout)["found"]] == [env]
+    costs = json.loads(provisioner(home, "costs", "--json").stdout)
+    assert costs["held_usd"] == 0
+    assert 0 < costs["actual_usd"] < 1
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 180
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 from provisioner.clouds.aws.policy import policy
 from provisioner.clouds.aws.user_data import cloud_config
@@ -54,8 +55,9 @@ def test_places_of_aws_are_none_of_the_local_clouds(provisioner: CommandLine) ->
 
 def test_user_data_is_cloud_config_and_keeps_any_text() -> None:
     key = 'ssh-ed25519 AAAA "quoted" ${x} #\n'
-    head, _, body = cloud_config("aux", {"admin": key}).partition("\n")
+    head, _, body = cloud_config("aux", {"admin": key}, datetime(2026, 1, 2, tzinfo=UTC)).partition("\n")
     assert head == "#cloud-config"
     told = json.loads(body)
     assert told["write_files"][0]["content"] == key
+    assert told["bootcmd"][0][-2:] == ["limit", "1767312000"]
     assert (told["hostname"], told["users"], told["disable_root"]) == ("aux", [], False)

@@ -21,7 +21,8 @@ from tests.unit.conftest import CommandLine, nothing_was_created
 ROOT = Path(__file__).parents[2]
 FAMILY = str(ROOT / "tests" / "contract" / "families" / "echo")
 COMMANDS = ["run", "up", "agent", "score", "test", "exec", "ssh", "cp", "list", "show", "logs", "destroy", "tasks",
-            "doctor", "image build", "image list", "image prune", "aws policy"]  # fmt: skip
+            "doctor", "image build", "image list", "image prune", "aws policy", "aws refresh-prices", "plan", "costs",
+            "extend", "sweep"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ SETUP = SetupData(
 def environment(identity: str, scores: tuple[float, ...] = ()) -> Environment:
     return Environment(
         id=identity, cloud="local", stack=identity, family="echo", task="main", status="creating", created_at=BEGIN,
+        expires_at=BEGIN + timedelta(hours=4),
         setup=TaskSetup(), full_internet=False,
         machines={"primary": MachineRecord(
             image="family-echo-1", size=MachineSize(cpus=1, memory_gib=1.0, disk_gib=16), user="root")},

@@ -27,6 +27,7 @@ def environment(identity: str, age_seconds: float = 0) -> Environment:
     return Environment(
         id=identity, cloud="local", stack=identity, family="fam", task="main", status="ready",
         created_at=datetime(2026, 1, 2, tzinfo=UTC) - timedelta(seconds=age_seconds),
+        expires_at=datetime(2026, 1, 2, 4, tzinfo=UTC),
         setup=TaskSetup(), full_internet=False,
         machines={"primary": MachineRecord(image="family-fam-1", size=size, user="root")},
     )  # fmt: skip

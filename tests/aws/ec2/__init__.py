@@ -7,6 +7,7 @@ hangs together:
   and ends machines (machine.py, launch.py) as moto's instances come and go. It ends with its parent, and all with it.
 - fabric.py is the network. It asks network.py about each conversation, from what observe.py reads of moto's security
   groups, routes, network ACLs and VPCs. Towards the outside every machine has a passt of its own.
+- schedules.py ends instances when EventBridge Scheduler would.
 - metadata.py is the instance metadata service; ami.py builds the stand-in for Debian's AMI, once.
 
 What is needed: Debian's qemu-system-x86, qemu-utils, passt, mmdebstrap and uidmap, as for the local cloud; and the

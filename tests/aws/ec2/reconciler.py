@@ -25,6 +25,7 @@ from tests.aws.ec2.fabric import METADATA, Fabric
 from tests.aws.ec2.machine import Machine
 from tests.aws.ec2.metadata import MetadataService, Options
 from tests.aws.ec2.observe import observe
+from tests.aws.ec2.schedules import Schedules
 
 LOOK_SECONDS = 0.2
 # EC2 too pulls the plug of a guest that does not react to the power button.
@@ -52,6 +53,7 @@ class Reconciler:
         self._machines: dict[str, Machine] = {}
         self._services: dict[str, MetadataService] = {}
         self._stopping: dict[str, float] = {}
+        self._schedules = Schedules()
         self._lock = threading.RLock()
         self._closed = threading.Event()
         (directory / "images").mkdir(parents=True)
@@ -114,6 +116,7 @@ class Reconciler:
                 traceback.print_exc(file=sys.stderr)
 
     def _look(self) -> None:
+        self._schedules.act()
         found = {instance.id: (backend, instance) for backend, instance in _instances()}
         for instance_id in set(self._machines) - set(found):  # moto was reset
             self.end(instance_id)

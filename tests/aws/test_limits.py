@@ -1,0 +1,172 @@
+"""Time limits and the ledger on AWS: the schedule, moving it, and what a destroy that cannot be verified leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from provisioner import machines
+from provisioner.errors import BudgetError, StillThereError, UnavailableError
+from provisioner.image_store import now
+from provisioner.limits import BUILDER_LIMIT
+from provisioner.manifest import Resources
+from provisioner.models import Environment
+from provisioner.session import Session
+from provisioner.spending import Spending
+from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
+from tests.aws.proxy import Fault, FaultyApi
+from tests.command_line import ROOT, answer
+
+
+def create(session: Session, made: Environment) -> Environment:
+    [created] = machines.create(session, [made])
+    return created
+
+
+def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    made = create(session, environment(session))
+    scheduler = account.client("scheduler")
+    schedule = scheduler.get_schedule(GroupName="provisioner", Name=made.id)
+    assert schedule["ScheduleExpression"] == f"at({made.expires_at:%Y-%m-%dT%H:%M:%S})"
+    assert schedule["ScheduleExpressionTimezone"] == "UTC"
+    assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+    ids = sorted(endpoint.instance_id or "" for endpoint in made.endpoints.values())
+    assert sorted(json.loads(schedule["Target"]["Input"])["InstanceIds"]) == ids
+    role = account.client("iam").get_role(RoleName=f"provisioner-scheduler-{REGION}")["Role"]
+    assert schedule["Target"]["RoleArn"] == role["Arn"]
+    trusted = [s["Principal"]["Service"] for s in role["AssumeRolePolicyDocument"]["Statement"]]
+    assert trusted == ["scheduler.amazonaws.com"]
+    rights = account.client("iam").get_role_policy(
+        RoleName=role["RoleName"], PolicyName="terminate-provisioner-instances"
+    )["PolicyDocument"]["Statement"]
+    assert [(s["Action"], list(s["Condition"])) for s in rights] == [("ec2:TerminateInstances", ["StringLike"])]
+
+    later = session.environments.update(made, expires_at=made.expires_at + timedelta(hours=1))
+    session.cloud.move_limit(later)
+    moved = scheduler.get_schedule(GroupName="provisioner", Name=made.id)
+    assert moved["ScheduleExpression"] == f"at({later.expires_at:%Y-%m-%dT%H:%M:%S})"
+    assert moved["Target"]["Input"] == schedule["Target"]["Input"]
+    for reservation in account.client().describe_instances(InstanceIds=ids)["Reservations"]:
+        for instance in reservation["Instances"]:
+            tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+            assert tags["provisioner:expires-at"] == f"{later.expires_at:%Y-%m-%dT%H:%M:%SZ}"
+    # A lease is no drift, and neither is the moved limit.
+    session.cloud.renew(later)
+    log = session.home.stacks / made.stack / "terraform.log"
+    log.unlink()
+    machines.create(session, [later])
+    changes = [json.loads(line)["changes"] for line in log.read_text().splitlines() if '"changes":' in line]
+    assert [(c["add"], c["change"], c["remove"]) for c in changes if c["operation"] == "apply"] == [(0, 0, 0)]
+
+    machines.destroy(session, later)
+    assert scheduler.list_schedules(GroupName="provisioner")["Schedules"] == []
+    assert account.everything() == NOTHING
+
+
+def test_every_machine_carries_its_own_timer_and_ends_when_it_is_off(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    made = create(session, environment(session))
+    ec2 = account.client()
+    for endpoint in made.endpoints.values():
+        told = ec2.describe_instance_attribute(InstanceId=endpoint.instance_id, Attribute="userData")
+        text = base64.b64decode(told["UserData"]["Value"]).decode()
+        [boot] = json.loads(text.partition("\n")[2])["bootcmd"]
+        assert boot[-1] == str(int(made.expires_at.timestamp()))
+        assert "systemctl poweroff" in boot[2]
+    machines.destroy(session, made)
+
+
+def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    made = create(session, environment(session))
+    [held] = session.ledger.entries(unsettled=True)
+    # Two machines of the dearer type with two vCPUs each, two volumes, the primary machine's address; for four hours
+    # and ten minutes.
+    by_hour = 2 * 0.0416 + 4 * 0.05 + 2 * 16 * 0.08 / (28 * 24) + 0.005
+    assert held.held_micro_usd == pytest.approx(by_hour * (4 + 1 / 6) * 1e6, abs=1)
+    assert float(made.usd_per_hour or 0) == pytest.approx(by_hour - 2 * 0.0208, abs=1e-6)
+    machines.destroy(session, made)
+    [settled] = session.ledger.entries()
+    assert 0 < (settled.actual_micro_usd or 0) < held.held_micro_usd / 20
+    assert settled.ended_at
+    assert now() - settled.ended_at < timedelta(minutes=1)
+
+
+def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
+    api: FaultyApi, account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    made = create(session, environment(session, aux=False))
+    # Terraform has destroyed it all; but is it so?
+    machines.stack_of(session, made).destroy(session.progress.note)
+    api.inject(Fault("DescribeInstances", "InternalError", status="500 Error"))
+    with pytest.raises(StillThereError, match="did not say"):
+        machines.destroy(session, made)
+    [listed] = session.environments.all()
+    assert listed.status == "unverified"
+    assert len(session.ledger.entries(unsettled=True)) == 1
+    api.faults.clear()
+    machines.destroy(session, listed)
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []
+
+
+def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session()
+    made = environment(session, aux=False, full_internet=True)
+    builder = session.environments.save(
+        made.model_copy(update={"kind": "builder", "expires_at": made.created_at + BUILDER_LIMIT})
+    )
+    builder = create(session, builder)
+    attribute = "instanceInitiatedShutdownBehavior"
+
+    def behavior() -> str:
+        instance = builder.endpoints["primary"].instance_id
+        told = account.client().describe_instance_attribute(InstanceId=instance, Attribute=attribute)
+        return str(told["InstanceInitiatedShutdownBehavior"]["Value"])
+
+    # Only at the end of the build, just before it is switched off, may its disk outlive it.
+    assert behavior() == "terminate"
+    session.cloud.keep_when_off(builder)
+    assert behavior() == "stop"
+    assert account.client("scheduler").get_schedule(GroupName="provisioner", Name=builder.id)
+    machines.destroy(session, builder)
+    assert account.everything() == NOTHING
+
+
+def test_a_plan_prices_everything_and_what_does_not_fit_is_never_created(account: Account) -> None:
+    session = account.session()
+    guess = str(ROOT / "examples" / "number_guess")
+    planned = answer(session.home, "plan", guess, "easy", "--cloud", "aws", "--region", REGION, "--ttl", "2h")
+    what = [line["what"] for line in planned["lines"]]
+    assert what[0].startswith("primary: t3")
+    assert {"primary: 16 GiB volume", "primary: public IPv4 address"} <= set(what)
+    assert all(line["source"] and line["age_days"] >= 0 for line in planned["lines"])
+    assert 0 < planned["worst_micro_usd"] < 1_000_000
+    assert planned["builder_micro_usd"] > 0
+    poor = replace(session, spending=Spending(budget=Decimal("0.01")))
+    with pytest.raises(BudgetError, match=r"for this launch at the most = .*, more than 0.0100 USD"):
+        make_environment(poor)
+    assert account.everything() == NOTHING
+    assert session.ledger.entries() == []
+    assert not list(session.home.environments.iterdir())
+    assert not list(session.home.locks.glob("lease-*"))
+
+
+def test_without_a_price_nothing_is_launched(account: Account) -> None:
+    session = account.session(regions=("eu-north-1",))
+    with pytest.raises(UnavailableError, match="no price is known"):
+        session.cloud.choose(Resources(), None)

@@ -1,0 +1,143 @@
+"""The sweep on AWS: an account full of strangers, environments without records, and those of other controllers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from provisioner import machines, sweep
+from provisioner.image_store import now
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment
+from tests.soak.processes import descendants
+
+
+def swept(session: Session, **options: Any) -> list[str]:
+    found = sweep.sweep(session, lambda _: session, [REGION], **options)
+    assert [one.trouble for one in found if one.trouble] == []
+    return [one.environment for one in found]
+
+
+def abandon(session: Session, made: Environment) -> None:
+    """As if the process that looks after it had been killed."""
+    session.leases.release(made.id)
+
+
+def start_strangers(account: Account, count: int, tags: dict[str, str]) -> list[str]:
+    """Instances of somebody else."""
+    ec2 = account.client()
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    told = [{"Key": key, "Value": value} for key, value in tags.items()]
+    specifications = [{"ResourceType": "instance", "Tags": told}] if told else []
+    started = ec2.run_instances(
+        ImageId=image, MinCount=count, MaxCount=count, InstanceType="t3.nano", TagSpecifications=specifications
+    )
+    return [instance["InstanceId"] for instance in started["Instances"]]
+
+
+def running(account: Account) -> set[str]:
+    pages = account.client().get_paginator("describe_instances").paginate()
+    found = [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
+    return {i["InstanceId"] for i in found if i["State"]["Name"] == "running"}
+
+
+def test_none_of_fifteen_hundred_strangers_is_touched(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session()
+    theirs = start_strangers(account, 750, {})
+    theirs += start_strangers(account, 700, {"Name": "provisioner", "owner": "provisioner"})
+    theirs += start_strangers(account, 50, {"provisioner:environments": "no", "my:provisioner:environment": "no"})
+    # Ours lies among them: an environment without a record, on the last pages.
+    [made] = machines.create(session, [environment(session, aux=False)])
+    abandon(session, made)
+    session.environments.forget(made.id)
+    ours = {made.endpoints["primary"].instance_id}
+    assert running(account) == set(theirs) | ours
+    assert swept(session, dry_run=True) == [made.id]
+    assert running(account) == set(theirs) | ours
+    # From another region it is seen when all are looked at, and only then.
+    afar = account.session(regions=("eu-west-1",))
+    assert sweep.find(afar, ["eu-west-1"], timedelta(0)) == []
+    assert [(one.environment, one.region) for one in sweep.find(afar, None, timedelta(0))] == [(made.id, REGION)]
+    assert swept(session) == [made.id]
+    assert running(account) == set(theirs)
+    assert session.ledger.entries(unsettled=True) == []
+    for first in range(0, len(theirs), 500):
+        account.client().terminate_instances(InstanceIds=theirs[first : first + 500])
+    account.client().get_paginator("describe_instances")
+    assert account.everything() == NOTHING
+
+
+def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEnvironment) -> None:
+    session, other = account.session(), account.session("other")
+    made = machines.create(session, [environment(session, stack="four", aux=False) for _ in range(4)])
+    tended, idle, orphan, past = made
+    idle = session.environments.update(idle, status="ready")
+    abandon(session, idle)
+    abandon(session, orphan)
+    past = session.environments.update(past, status="ready", expires_at=now() - timedelta(minutes=1))
+    abandon(session, past)
+    # Another controller sees tags alone, and no limit has passed there for long enough.
+    assert swept(other) == []
+    assert swept(session, older_than=timedelta(hours=1)) == []
+    assert sorted(swept(session)) == sorted([orphan.id, past.id])
+    left = {tag["Value"] for i in instances(account) for tag in i["Tags"] if tag["Key"] == "provisioner:environment"}
+    assert left == {tended.id, idle.id}
+
+    # Far past its limit, another controller takes it away, unless its own still renews the lease.
+    session.cloud.move_limit(session.environments.update(tended, expires_at=now() - timedelta(hours=1)))
+    session.cloud.renew(tended)
+    session.cloud.move_limit(session.environments.update(idle, expires_at=now() - timedelta(hours=1)))
+    assert swept(other) == [idle.id]
+    abandon(session, tended)
+    assert sorted(swept(session)) == sorted([tended.id, idle.id])
+    assert account.everything() == NOTHING
+    assert session.ledger.entries(unsettled=True) == []
+
+
+def instances(account: Account) -> list[dict[str, Any]]:
+    found = [i for r in account.client().describe_instances()["Reservations"] for i in r["Instances"]]
+    return [i for i in found if i["State"]["Name"] == "running"]
+
+
+CREATE = """
+import sys
+from provisioner import machines
+from tests.aws.account import Account, make_environment
+session = Account(Path(sys.argv[1])).session()
+machines.create(session, [make_environment(session, aux=False)])
+"""
+
+
+@pytest.mark.parametrize("victim", ["controller", "terraform"])
+def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
+    account: Account, environment: MakeEnvironment, victim: str
+) -> None:
+    session = account.session()
+    machines.lay_foundation(session, account.record(session, REGION))
+    directory = session.home.root.parent
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CREATE, str(directory)], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not instances(account) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if victim == "terraform":
+        for pid in descendants(controller.pid, "terraform"):
+            os.kill(pid, signal.SIGKILL)
+    else:
+        os.kill(controller.pid, signal.SIGKILL)
+    controller.wait()
+    # Its state is empty by now, or nearly: plain Terraform would destroy nothing, with exit code 0.
+    assert instances(account)
+    assert len(swept(session)) == 1
+    assert account.everything() == NOTHING
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []

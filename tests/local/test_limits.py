@@ -1,0 +1,140 @@
+"""Time limits of local machines: each layer by itself, whatever root does inside, whatever became of the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner import extending, lifecycle, machines, sweep
+from provisioner.clouds import strays
+from provisioner.clouds.base_image import GUEST
+from provisioner.image_store import now
+from provisioner.models import Environment, Role
+from provisioner.session import Session
+from provisioner.task_family import load_family
+from tests.local.conftest import FAMILIES
+
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("limits")]
+
+
+@pytest.fixture
+def session(lab_session: Session) -> Session:
+    return lab_session
+
+
+@pytest.fixture
+def environment(session: Session) -> Iterator[Environment]:
+    """Two machines."""
+    up = lifecycle.up(session, load_family(FAMILIES / "lab"), "pair")
+    yield up
+    if session.environments.directory(up.id).exists():
+        lifecycle.destroy(session, up)
+
+
+def as_root(session: Session, environment: Environment, role: Role, script: str) -> str:
+    with machines.connect(session, environment, role) as connection:
+        done = connection.run(["sh", "-c", script])
+    assert done.exit_code == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def seconds_to_power_off(session: Session, environment: Environment, role: Role) -> float:
+    """Until the timer inside a machine ends it."""
+    show = "systemctl show provisioner-limit.timer --property=NextElapseUSecMonotonic --value; cat /proc/uptime"
+    monotonic, uptime = as_root(session, environment, role, show).splitlines()
+    units = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001, "us": 0.000001}
+    total = 0.0
+    for part in monotonic.split():
+        number = part.rstrip("abcdefghijklmnopqrstuvwxyz")
+        total += float(number) * units[part.removeprefix(number)]
+    return total - float(uptime.split()[0])
+
+
+def processes(session: Session, environment: Environment) -> dict[int, str]:
+    """Our programs that work for an environment."""
+    things = [thing for one in strays.survey(session.home) if one.environment == environment.id for thing in one.things]
+    return {int(thing.split()[1]): thing for thing in things if thing.startswith("process ")}
+
+
+def wait(seconds: float, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_every_layer_moves_when_an_environment_is_extended(session: Session, environment: Environment) -> None:
+    four_hours = environment.expires_at - now()
+    assert timedelta(hours=3, minutes=55) < four_hours <= timedelta(hours=4)
+    for role in environment.machines:
+        left = seconds_to_power_off(session, environment, role)
+        assert abs(left - (environment.expires_at - now()).total_seconds()) < 30
+    extended = extending.extend(session, environment, timedelta(hours=2))
+    assert extended.expires_at == environment.expires_at + timedelta(hours=2)
+    assert session.environments.find(environment.id).expires_at == extended.expires_at
+    for role in environment.machines:
+        left = seconds_to_power_off(session, environment, role)
+        assert abs(left - (extended.expires_at - now()).total_seconds()) < 30
+        limit = session.environments.directory(environment.id) / role / "limit"
+        assert float(limit.read_text()) == extended.expires_at.timestamp()
+    [entry] = [one for one in session.ledger.entries(unsettled=True) if one.environment == environment.id]
+    assert entry.expires_at == extended.expires_at
+    # Each machine has a watchdog that belongs to nobody's session.
+    watchdogs = [pid for pid, what in processes(session, environment).items() if "watchdog" in what]
+    assert len(watchdogs) == 2
+    assert all(os.getsid(pid) == pid for pid in watchdogs)
+
+
+def test_the_timer_ends_one_machine_and_the_watchdog_the_other(session: Session, environment: Environment) -> None:
+    # The agent is root on the aux VM, and stops what would end it.
+    as_root(
+        session, environment, "aux", "systemctl stop provisioner-limit.timer; systemctl mask provisioner-limit.timer"
+    )
+    soon = session.environments.update(environment, expires_at=now() + timedelta(seconds=25))
+    # The primary machine's watchdog is gone, as after a lack of memory: its own timer is left.
+    directory = session.environments.directory(environment.id)
+    for pid, what in processes(session, environment).items():
+        if "watchdog" in what and Path(f"/proc/{pid}/cwd").readlink() == directory / "primary":
+            os.kill(pid, signal.SIGKILL)
+    session.cloud.move_limit(soon)
+    program = (GUEST / "limit.sh").read_text()
+    with machines.connect(session, soon, "primary") as connection:
+        connection.run(["sh", "-c", program, "limit", str(int(soon.expires_at.timestamp())), "move"])
+    assert session.cloud.alive(soon, "primary")
+    assert session.cloud.alive(soon, "aux")
+    # The watchdog looks at its file every half minute at least.
+    wait(90, lambda: not session.cloud.alive(soon, "aux") and not session.cloud.alive(soon, "primary"))
+    assert now() >= soon.expires_at
+    wait(10, lambda: not processes(session, soon))
+    # What is left of it is found, and goes.
+    found = sweep.sweep(session, lambda _: session, None)
+    assert [(one.environment, one.trouble) for one in found if one.environment == soon.id] == [(soon.id, "")]
+    assert not session.environments.directory(soon.id).exists()
+    assert soon.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+
+
+def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, environment: Environment) -> None:
+    half_built = session.home.images / ".building-family-nobody-0000"
+    half_built.mkdir()
+    stack = session.home.stacks / "nobodys"
+    stack.mkdir()
+    before = processes(session, environment)
+    assert before
+    assert environment.id not in {one.environment for one in sweep.find(session, None, timedelta(0))}
+    # Somebody removed the directory by hand: the machines still run.
+    (session.environments.directory(environment.id) / "environment.json").unlink()
+    found = sweep.sweep(session, lambda _: session, None)
+    assert environment.id in {one.environment for one in found}
+    assert all(one.trouble == "" for one in found)
+    assert processes(session, environment) == {}
+    assert not session.environments.directory(environment.id).exists()
+    assert not half_built.exists()
+    assert not stack.exists()
+    assert not (session.home.stacks / environment.stack).exists()
+    assert environment.id not in {one.environment for one in session.ledger.entries(unsettled=True)}

@@ -1,0 +1,135 @@
+"""The work on `local`: whole runs in real machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+from provisioner.clouds import strays
+from provisioner.environments import EnvironmentStore
+from provisioner.ledger import Ledger
+from provisioner.paths import Home
+from tests.command_line import CLI, ROOT, provisioner, variables
+
+FAMILY = ROOT / "examples" / "number_guess"
+LIMIT_SECONDS = 60
+# A watchdog looks twice a minute at least; power-off takes a few seconds.
+GRACE_SECONDS = 60
+
+
+def _link(source: str, destination: str) -> None:
+    """One file on disk where that can be."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy(source, destination)
+
+
+class LocalWork:
+    """Runs on a home of its own, which starts with base images alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._home = Home(directory / "home")
+        self._log = directory / "log"
+
+    def __enter__(self) -> Self:
+        default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
+        cache = Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
+        built = provisioner(Home(cache), "image", "build", str(FAMILY))
+        assert built.returncode == 0, built.stderr
+        self._home.make()
+        for image in Home(cache).images.glob("base-*"):
+            shutil.copytree(image, self._home.images / image.name, copy_function=_link)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(cache / "kvm.json", self._home.root / "kvm.json")
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def _family(self, number: int) -> Path:
+        """A family that was never built before."""
+        family = self._directory / f"family-{number}" / FAMILY.name
+        shutil.copytree(FAMILY, family)
+        (family / "salt.txt").write_text(f"{number} {time.time_ns()}\n")
+        return family
+
+    def _launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*CLI, *arguments], env=variables(self._home), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def start(self, number: int) -> subprocess.Popen[bytes]:
+        """A whole run."""
+        self._log.unlink(missing_ok=True)
+        return self._launch("run", str(self._family(number)), "easy", "--submission", "42")
+
+    def phase(self) -> str:
+        """What the run said last."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if re.match(r" +[\d.]+s ", line)]
+        return lines[-1].split("s ", 1)[1][:60] if lines else "starting"
+
+    def unlimited(self) -> list[str]:
+        """Machines without a limit."""
+        found = []
+        for record in EnvironmentStore(self._home).readable():
+            for role in record.machines:
+                directory = self._home.environments / record.id / role
+                if (directory / "qemu.pid").exists() and not (directory / "limit").exists():
+                    found.append(f"{record.id} {role} has no limit")
+        return found
+
+    def sweep(self) -> int:
+        """Sweeps; how much that was."""
+        done = provisioner(self._home, "sweep")
+        assert done.returncode == 0, done.stderr
+        return sum(1 for line in done.stdout.splitlines()[2:] if line.strip())
+
+    def left(self) -> list[str]:
+        """What is still there and should not be."""
+        found = [thing for one in strays.survey(self._home) for thing in one.things]
+        found += [str(path) for path in self._home.images.glob(".*")]
+        found += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
+        found += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str((process / "cwd").readlink()).startswith(str(self._home.root)):
+                    found.append(f"process {process.name}")
+        return found
+
+    def end_by_limit(self, shares: list[float]) -> int:
+        """Abandons environments and builders, all at once, and waits for their limits; how many outlived theirs."""
+        begun: list[tuple[float, subprocess.Popen[bytes]]] = []
+        limit = f"{LIMIT_SECONDS}s"
+        for number, share in enumerate(shares):
+            family = str(self._family(number))
+            command = ("up", family, "easy") if number % 2 else ("image", "build", family)
+            begun.append((time.monotonic(), self._launch(*command, "--ttl", limit)))
+            time.sleep(share * LIMIT_SECONDS / 2)
+            os.kill(begun[-1][1].pid, signal.SIGKILL)
+            begun[-1][1].wait()
+        machines = {record.id: record for record in EnvironmentStore(self._home).readable()}
+        last = max((record.expires_at.timestamp() for record in machines.values()), default=time.time())
+        while time.time() < last + GRACE_SECONDS and self._running():
+            time.sleep(1)
+        running = self._running()
+        print(
+            f"{len(shares)} abandoned, {len(machines)} had machines or records; LEFT {running}"
+            if running
+            else f"{len(shares)} abandoned, {len(machines)} had machines or records, all ended by their limit",
+            flush=True,
+        )
+        self.sweep()
+        return int(bool(running or self.left()))
+
+    def _running(self) -> list[str]:
+        return [thing for one in strays.survey(self._home) for thing in one.things if thing.startswith("process ")]

@@ -1,0 +1,22 @@
+"""A sample of `scripts/soak kill-points`: the controller and Terraform killed, and nothing left after a sweep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.command_line import ROOT
+
+
+@pytest.mark.vm
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("cloud", ["local", "aws"])
+def test_nothing_is_left_wherever_it_was_killed(cloud: str) -> None:
+    # Other seeds, other moments; the campaign has them all.
+    argv = [sys.executable, "-m", "tests.soak.kill_points", "--cloud", cloud, "--points", "2", "--workers", "1"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("nothing left") == 2
+    assert "all clean" in done.stdout

@@ -1,0 +1,94 @@
+"""What a sweep may remove, decided from what exists, what is recorded, and who looks after it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds import Found
+from provisioner.clouds.local import LocalCloud
+from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
+from provisioner.paths import Home
+from provisioner.session import Session
+from provisioner.settings import Settings
+from provisioner.sweep import find, judge
+
+HERE = "home-1"
+NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def record(status: Status = "ready", *, attended: bool = False, left: timedelta = HOUR) -> Environment:
+    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
+    return Environment(
+        id="env", cloud="aws", stack="env", family="fam", task="main", status=status, attended=attended,
+        created_at=NOW - 3 * HOUR, expires_at=NOW + left, setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(image="i", size=size, user="root")},
+    )  # fmt: skip
+
+
+def found(**changes: object) -> Found:
+    return Found(**{"environment": "env", "things": ("instance i-1",), "created_at": NOW - 3 * HOUR, **changes})  # type: ignore[arg-type]
+
+
+def verdict(
+    one: Found, known: Environment | None = None, *, attended: bool = False, older_than: timedelta = timedelta(0)
+) -> str | None:
+    return judge(one, known, attended=attended, home=HERE, at=NOW, older_than=older_than)
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        (record(), None),
+        (record("creating"), "the command that looked after it is gone"),
+        (record("destroying"), "the command that looked after it is gone"),
+        (record(attended=True), "the command that looked after it is gone"),
+        (record("unverified"), "its end was never confirmed"),
+        (record(left=-HOUR), "its limit passed 1h ago"),
+    ],
+)
+def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environment, reason: str | None) -> None:
+    assert verdict(found(home=HERE), known) == reason
+    # Whatever else is so: what a living command looks after stays, and so does what is young.
+    assert verdict(found(home=HERE), known, attended=True) is None
+    assert verdict(found(home=HERE), known, older_than=4 * HOUR) is None
+
+
+def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
+    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home made it and has no record of it"
+    assert verdict(found(home=HERE), attended=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({"expires_at": NOW + HOUR}, False),
+        ({"expires_at": NOW - timedelta(minutes=9)}, False),
+        ({"expires_at": NOW - timedelta(minutes=11)}, True),
+        ({"expires_at": NOW - HOUR, "leased_until": NOW + timedelta(minutes=1)}, False),
+        ({"expires_at": NOW - HOUR, "leased_until": NOW - timedelta(minutes=1)}, True),
+        ({}, False),
+        ({"created_at": None}, False),
+        ({"created_at": NOW - timedelta(days=6)}, False),
+        ({"created_at": NOW - timedelta(days=8)}, True),
+    ],
+)
+def test_what_another_controller_made_goes_long_past_its_limit_alone(changes: dict[str, object], goes: bool) -> None:
+    assert (verdict(found(home="home-2", **changes)) is not None) is goes
+    assert (verdict(found(home="", **changes)) is not None) is goes
+
+
+def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    session = Session(home=home, cloud=LocalCloud(home, Settings()))
+    session.environments.save(record())  # of aws
+    session.environments.save(record("creating").model_copy(update={"id": "mine", "cloud": "local"}))
+    (home.environments / "nobodys").mkdir()
+    assert [one.environment for one in find(session, None, timedelta(0))] == ["mine", "nobodys"]
+    # A record that cannot be read says nothing about what runs there: nobody touches it.
+    (home.environments / "mine" / "environment.json").write_text("{")
+    assert [one.environment for one in find(session, None, timedelta(0))] == ["nobodys"]
