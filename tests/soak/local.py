@@ -108,15 +108,14 @@ class LocalWork:
 
     def end_by_limit(self, shares: list[float]) -> int:
         """Abandons environments and builders, all at once, and waits for their limits; how many outlived theirs."""
-        begun: list[tuple[float, subprocess.Popen[bytes]]] = []
-        limit = f"{LIMIT_SECONDS}s"
+        built = str(self._family(999))
+        assert provisioner(self._home, "image", "build", built).returncode == 0
         for number, share in enumerate(shares):
-            family = str(self._family(number))
-            command = ("up", family, "easy") if number % 2 else ("image", "build", family)
-            begun.append((time.monotonic(), self._launch(*command, "--ttl", limit)))
+            command = ("up", built, "easy") if number % 2 else ("image", "build", str(self._family(number)))
+            controller = self._launch(*command, "--ttl", f"{LIMIT_SECONDS}s")
             time.sleep(share * LIMIT_SECONDS / 2)
-            os.kill(begun[-1][1].pid, signal.SIGKILL)
-            begun[-1][1].wait()
+            os.kill(controller.pid, signal.SIGKILL)
+            controller.wait()
         machines = {record.id: record for record in EnvironmentStore(self._home).readable()}
         last = max((record.expires_at.timestamp() for record in machines.values()), default=time.time())
         while time.time() < last + GRACE_SECONDS and self._running():
