@@ -34,6 +34,8 @@ from provisioner.terraform import Stack
 # Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
 BOOT_SECONDS = 300
 POLL_SECONDS = 1.0
+# EC2 API reference, "Eventual consistency": seconds, as a rule.
+SECOND_LOOK_SECONDS = 5.0
 # Stacks of what environments share have names that begin so.
 NETWORK_STACK = "network-"
 AUX_USER = "admin"
@@ -306,6 +308,10 @@ def _verify(session: Session, environment: Environment) -> list[str]:
     """Removes what Terraform left of an environment, and says what would not go, as the cloud tells it."""
     try:
         left = session.cloud.left(environment)
+        if not left and environment.placement and not environment.endpoints:
+            # An apply began, and nobody knows how far it came: a cloud may take a moment to show what it has just made.
+            time.sleep(SECOND_LOOK_SECONDS)
+            left = session.cloud.left(environment)
         if left:
             session.progress.note(f"Terraform left of {environment.id}: {', '.join(left)}; removing it")
             session.cloud.remove(environment)

@@ -170,3 +170,18 @@ def test_without_a_price_nothing_is_launched(account: Account) -> None:
     session = account.session(regions=("eu-north-1",))
     with pytest.raises(UnavailableError, match="no price is known"):
         session.cloud.choose(Resources(), None)
+
+
+def test_what_the_cloud_shows_only_later_is_found_all_the_same(
+    account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = account.session()
+    made = create(session, environment(session, aux=False))
+    # Terraform was killed with nothing in its state, and EC2 does not tell of the new instance yet.
+    (session.home.stacks / made.stack / "terraform.tfstate").unlink()
+    made = session.environments.update(made, endpoints={})
+    shown, first = session.cloud.left, iter([list[str]()])
+    monkeypatch.setattr(session.cloud, "left", lambda one: next(first, None) or shown(one))
+    monkeypatch.setattr(machines, "SECOND_LOOK_SECONDS", 0.1)
+    machines.destroy(session, made)
+    assert account.everything() == NOTHING

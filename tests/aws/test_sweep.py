@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from provisioner import machines, sweep
+from provisioner.clouds.aws import leftovers
 from provisioner.image_store import now
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment
+from tests.aws.proxy import FaultyApi
 from tests.soak.processes import descendants
 
 
@@ -49,7 +51,9 @@ def running(account: Account) -> set[str]:
     return {i["InstanceId"] for i in found if i["State"]["Name"] == "running"}
 
 
-def test_none_of_fifteen_hundred_strangers_is_touched(account: Account, environment: MakeEnvironment) -> None:
+def test_none_of_fifteen_hundred_strangers_is_touched(
+    api: FaultyApi, account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = account.session()
     theirs = start_strangers(account, 750, {})
     theirs += start_strangers(account, 700, {"Name": "provisioner", "owner": "provisioner"})
@@ -58,20 +62,27 @@ def test_none_of_fifteen_hundred_strangers_is_touched(account: Account, environm
     [made] = machines.create(session, [environment(session, aux=False)])
     abandon(session, made)
     session.environments.forget(made.id)
-    ours = {made.endpoints["primary"].instance_id}
+    orphans = [f"tests-orphan-{number}" for number in range(3)]
+    tags = {"provisioner:home": session.home.identity}
+    ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
+    ours.add(made.endpoints["primary"].instance_id or "")
+    # EC2 answers a page at a time; so that there are some, a page is small here.
+    monkeypatch.setattr(leftovers, "PAGE", 2)
     assert running(account) == set(theirs) | ours
-    assert swept(session, dry_run=True) == [made.id]
+    assert swept(session, dry_run=True) == sorted([made.id, *orphans])
+    assert any(request["Action"] == "DescribeInstances" and "NextToken" in request for request in api.requests)
     assert running(account) == set(theirs) | ours
     # From another region it is seen when all are looked at, and only then.
     afar = account.session(regions=("eu-west-1",))
     assert sweep.find(afar, ["eu-west-1"], timedelta(0)) == []
-    assert [(one.environment, one.region) for one in sweep.find(afar, None, timedelta(0))] == [(made.id, REGION)]
-    assert swept(session) == [made.id]
+    assert [(one.environment, one.region) for one in sweep.find(afar, None, timedelta(0))] == [
+        (name, REGION) for name in sorted([made.id, *orphans])
+    ]
+    assert sorted(swept(session)) == sorted([made.id, *orphans])
     assert running(account) == set(theirs)
     assert session.ledger.entries(unsettled=True) == []
     for first in range(0, len(theirs), 500):
         account.client().terminate_instances(InstanceIds=theirs[first : first + 500])
-    account.client().get_paginator("describe_instances")
     assert account.everything() == NOTHING
 
 
