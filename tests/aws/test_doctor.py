@@ -25,7 +25,7 @@ def test_an_account_with_all_rights_is_ready(account: Account, tmp_path: Path, m
     code, said = doctor(tmp_path)
     assert (code, said["problems"]) == (0, [])
     assert "203.0.113.10/32" in said["notes"][0]
-    assert "snapshot of 20" in said["notes"][1]
+    assert "shipped snapshot" in said["notes"][1]
 
 
 def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Account, tmp_path: Path) -> None:

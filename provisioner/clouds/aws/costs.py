@@ -20,7 +20,7 @@ BURSTABLE = re.compile(r"t\d")
 # The same for all sizes, markets and regions; T4g's are a little cheaper.
 CREDITS = Price(
     usd=Decimal("0.05"),
-    source="https://aws.amazon.com/ec2/pricing/on-demand/ (T3 unlimited mode, per vCPU-hour)",
+    source="aws.amazon.com/ec2/pricing/on-demand, unlimited mode",
     as_of=date(2026, 11, 21),
 )
 
