@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from provisioner import holds
+from provisioner.clouds import UNFINISHED
 from provisioner.errors import (
     CapacityError,
     HostError,
@@ -105,9 +106,15 @@ def lay_foundation(session: Session, environment: Environment) -> None:
     with locked(session.home.locks / f"foundation-{wanted.stack}"):
         if (wanted := cloud.foundation(environment)) is not None:
             session.progress.note("Making the network that all environments there share (once)")
-            stack = Stack(session.home.stacks / wanted.stack)
+            directory = session.home.stacks / wanted.stack
+            stack, unfinished = Stack(directory), directory / UNFINISHED
+            if unfinished.exists():
+                session.progress.note("The last attempt was cut short; removing what it made")
+                cloud.raze(environment)
             stack.write(render_network(cloud.name, wanted.values) | wanted.root_files)
+            write_atomically(unfinished, "")
             stack.apply(session.progress.note, cloud.parallelism)
+            unfinished.unlink()
 
 
 def _elsewhere(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydanti
     from provisioner.ssh import Connection
 
 
+UNFINISHED = "unfinished"
+"""In a foundation's stack, while it is made: a Terraform that is killed forgets what it was just making."""
+
+
 @dataclass(frozen=True)
 class Foundation:
     """What environments stand on and share: a stack of the cloud's module `network`.
@@ -128,6 +132,9 @@ class Cloud(Protocol):
 
     def foundation(self, environment: Environment) -> Foundation | None:
         """What has to be made before the environment can be; None: it is there, or nothing is needed."""
+
+    def raze(self, environment: Environment) -> None:
+        """Removes what this home made of a foundation in an attempt that was cut short. Safe to repeat."""
 
     def stack_values(self, environment: Environment) -> dict[str, Any]:
         """What this cloud adds to the environment's Terraform variables: at least each role's image."""

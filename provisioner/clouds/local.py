@@ -216,6 +216,9 @@ class LocalCloud:
     def foundation(self, environment: Environment) -> None:
         """Environments share nothing."""
 
+    def raze(self, environment: Environment) -> None:
+        """Environments share nothing."""
+
     def fallback(self) -> None:
         """There is one place."""
 

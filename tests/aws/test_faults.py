@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -9,6 +11,8 @@ import pytest
 
 from provisioner import lifecycle, machines
 from provisioner.clouds.aws import amis
+from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.network import find_network
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
@@ -16,6 +20,7 @@ from provisioner.task_family import load_family
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi, Request
 from tests.command_line import ROOT
+from tests.soak.processes import descendants
 
 
 @pytest.fixture
@@ -132,6 +137,31 @@ def test_a_rule_whose_answer_was_lost_is_made_again(
         if entry["Egress"] and entry["RuleAction"] == "allow"
     ]
     assert sorted(out) == ["198.51.100.7/32", "203.0.113.10/32"]
+
+
+@pytest.mark.parametrize("killed_at", ["CreateVpc", "CreateRole", "CreateRoute"])
+def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: Account, killed_at: str) -> None:
+    region = {"CreateVpc": "eu-central-1", "CreateRole": "eu-west-2", "CreateRoute": "eu-west-3"}[killed_at]
+    session = account.session(regions=(region,))
+    record = account.record(session, region)
+
+    def kill(_: Request) -> bool:
+        if fault.hits:
+            return False
+        for pid in descendants(os.getpid(), "terraform"):
+            os.kill(pid, signal.SIGKILL)
+        return True
+
+    # AWS does what it is asked for, and nobody is left to hear of it.
+    fault = api.inject(Fault(killed_at, "InternalError", status="500 Error", times=1, done=True, when=kill))
+    with pytest.raises(TerraformError):
+        machines.lay_foundation(session, record)
+    machines.lay_foundation(session, record)
+    assert any("cut short" in note for note in account.progress.notes)
+    found = find_network(Api(None, region), region)
+    assert found is not None
+    ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
+    assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
 
 
 def test_missing_rights_stop_at_once_and_name_the_policy(

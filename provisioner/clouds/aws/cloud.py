@@ -14,16 +14,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import Found, Foundation
+from provisioner.clouds import UNFINISHED, Found, Foundation
 from provisioner.clouds.aws import amis, leftovers, policy, schedules, sealing
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.network import (
+    HOME_TAG,
     NETWORK_TAG,
     Network,
     allowlist_subnet,
     controller_networks,
     find_network,
+    raze_network,
     zones_of,
 )
 from provisioner.clouds.aws.placement import next_place, places, shortage
@@ -238,10 +240,11 @@ class AwsCloud:
         region = environment.placement["region"]
         found = find_network(self._api, region)
         known = found.controllers if found else frozenset()
-        if found and self._controllers <= known:
+        stack = f"network-aws-{self._identity['Account']}-{region}"
+        cut_short = (self._home.stacks / stack / UNFINISHED).exists()
+        if found and self._controllers <= known and not cut_short:
             self._networks[region] = found
             return None
-        stack = f"network-aws-{self._identity['Account']}-{region}"
         if found and not self._state and not (self._home.stacks / stack).exists():
             raise HostError(
                 f"The network in {region} was made by another controller, and lets in {', '.join(sorted(known))} only.",
@@ -253,9 +256,17 @@ class AwsCloud:
             "region": region,
             "availability_zones": zones_of(self._api, region),
             "controller_cidrs": sorted(known | self._controllers),
-            "tags": {NETWORK_TAG: region, "provisioner:owner": self._owner},
+            "tags": {
+                NETWORK_TAG: region,
+                HOME_TAG: self._home.identity,
+                leftovers.OWNER_TAG: self._owner,
+            },
         }
         return Foundation(stack=stack, values=values, root_files=self._root_files(region, stack))
+
+    def raze(self, environment: Environment) -> None:
+        """Removes the region's network, as far as this home has made it."""
+        raze_network(self._api, environment.placement["region"], self._home.identity)
 
     def _network(self, region: str) -> Network:
         if region not in self._networks:
@@ -353,7 +364,7 @@ class AwsCloud:
     def _tags(self, environment: Environment) -> dict[str, str]:
         return {
             leftovers.OWNER_TAG: self._owner,
-            leftovers.HOME_TAG: self._home.identity,
+            HOME_TAG: self._home.identity,
             "provisioner:stack": environment.stack,
             "provisioner:batch": environment.batch or "none",
             leftovers.CREATED_TAG: leftovers.when(environment.created_at),

@@ -13,13 +13,13 @@ from botocore.exceptions import ClientError
 from provisioner.clouds import Found
 from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
+from provisioner.clouds.aws.network import HOME_TAG
 
 ENVIRONMENT_TAG = "provisioner:environment"
 CREATED_TAG = "provisioner:created-at"
 # Only on instances and volumes: it may be moved.
 EXPIRY_TAG = "provisioner:expires-at"
 LEASE_TAG = "provisioner:lease-until"
-HOME_TAG = "provisioner:home"
 OWNER_TAG = "provisioner:owner"
 GONE_SECONDS = 300
 POLL_SECONDS = 2.0

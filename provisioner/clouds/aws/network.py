@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import urllib.request
 from collections.abc import Collection
 from hashlib import sha256
 
+from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, tag, tagged
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Record
 
 NETWORK_TAG = "provisioner:network"
+HOME_TAG = "provisioner:home"
 KIND_TAG = "provisioner:network-kind"
 # In each VPC; AWS has two to six zones in a region.
 ZONES = 3
@@ -69,6 +72,49 @@ def find_network(api: Api, region: str) -> Network | None:
     )
     whole = set(found.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in found.subnets.values())
     return found if whole else None
+
+
+def raze_network(api: Api, region: str, home: str) -> None:
+    """Removes what a home has made of a region's network; AWS refuses what is in use. Safe to repeat.
+
+    Args:
+        home: the identity of the provisioner home.
+
+    Raises:
+        InfrastructureError: something is in use.
+    """
+    ec2 = api.client("ec2", region)
+    mine = [*tagged(NETWORK_TAG, region), *tagged(HOME_TAG, home)]
+    with asking(f"Removing the half-made network in {region}"):
+        # Subnets first: with them go their associations with tables and ACLs.
+        for subnet in ec2.describe_subnets(Filters=mine)["Subnets"]:
+            ec2.delete_subnet(SubnetId=subnet["SubnetId"])
+        for acl in ec2.describe_network_acls(Filters=mine)["NetworkAcls"]:
+            ec2.delete_network_acl(NetworkAclId=acl["NetworkAclId"])
+        for table in ec2.describe_route_tables(Filters=mine)["RouteTables"]:
+            ec2.delete_route_table(RouteTableId=table["RouteTableId"])
+        for gateway in ec2.describe_internet_gateways(Filters=mine)["InternetGateways"]:
+            for attached in gateway["Attachments"]:
+                ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=attached["VpcId"])
+            ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
+        for vpc in ec2.describe_vpcs(Filters=mine)["Vpcs"]:
+            ec2.delete_vpc(VpcId=vpc["VpcId"])
+        _remove_scheduler(api, region, home)
+
+
+def _remove_scheduler(api: Api, region: str, home: str) -> None:
+    """Removes the group and the role of schedules."""
+    with contextlib.suppress(api.client("scheduler", region).exceptions.ResourceNotFoundException):
+        api.client("scheduler", region).delete_schedule_group(Name=schedules.GROUP)
+    iam, name = api.client("iam"), schedules.role_name(region)
+    try:
+        role = iam.get_role(RoleName=name)["Role"]
+    except iam.exceptions.NoSuchEntityException:
+        return
+    if tag(role, HOME_TAG) == home:
+        for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]:
+            iam.delete_role_policy(RoleName=name, PolicyName=policy)
+        iam.delete_role(RoleName=name)
 
 
 def zones_of(api: Api, region: str) -> list[str]:

@@ -18,9 +18,14 @@ GROUP = "provisioner"
 NOT_FOUND = "ResourceNotFoundException"
 
 
+def role_name(region: str) -> str:
+    """The name of the role by which a region's schedules end instances."""
+    return f"provisioner-scheduler-{region}"
+
+
 def role_arn(account: str, region: str) -> str:
     """The role that terraform/aws/network makes for the schedules."""
-    return f"arn:aws:iam::{account}:role/provisioner-scheduler-{region}"
+    return f"arn:aws:iam::{account}:role/{role_name(region)}"
 
 
 def moment(when: datetime) -> str:
