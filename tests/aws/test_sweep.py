@@ -62,12 +62,12 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     [made] = machines.create(session, [environment(session, aux=False)])
     abandon(session, made)
     session.environments.forget(made.id)
-    orphans = [f"tests-orphan-{number}" for number in range(3)]
+    orphans = [f"tests-orphan-{number}" for number in range(6)]
     tags = {"provisioner:home": session.home.identity}
     ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
     ours.add(made.endpoints["primary"].instance_id or "")
     # EC2 answers a page at a time; so that there are some, a page is small here.
-    monkeypatch.setattr(leftovers, "PAGE", 2)
+    monkeypatch.setattr(leftovers, "PAGE", 5)
     assert running(account) == set(theirs) | ours
     assert swept(session, dry_run=True) == sorted([made.id, *orphans])
     assert any(request["Action"] == "DescribeInstances" and "NextToken" in request for request in api.requests)
@@ -120,6 +120,7 @@ def instances(account: Account) -> list[dict[str, Any]]:
 
 CREATE = """
 import sys
+from pathlib import Path
 from provisioner import machines
 from tests.aws.account import Account, make_environment
 session = Account(Path(sys.argv[1])).session()
@@ -134,9 +135,7 @@ def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     session = account.session()
     machines.lay_foundation(session, account.record(session, REGION))
     directory = session.home.root.parent
-    controller = subprocess.Popen(
-        [sys.executable, "-c", CREATE, str(directory)], start_new_session=True, stderr=subprocess.DEVNULL
-    )
+    controller = subprocess.Popen([sys.executable, "-c", CREATE, str(directory)], start_new_session=True)
     deadline = time.monotonic() + 120
     while not instances(account) and time.monotonic() < deadline:
         time.sleep(0.02)
