@@ -296,10 +296,11 @@ class _Transcript:
 
     def error(self, command: str, code: int) -> TerraformError:
         """One screen: what Terraform calls it, and the last lines of what it, or a provisioner of it, printed."""
-        summaries = dict.fromkeys(str(error.get("summary", ""))[:200] for error in self._errors)
+        whole = dict.fromkeys(str(error.get("summary", "")) for error in self._errors)
+        summaries = dict.fromkeys(summary[:200] for summary in whole)
         lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
         shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
-        said = "\n".join([*summaries, *lines])
+        said = "\n".join([*whole, *lines])
         if STATE_LOCKED in said.lower():
             return TerraformError(
                 f"terraform {command} did nothing: another controller works on this stack.",

@@ -139,6 +139,20 @@ def test_a_rule_whose_answer_was_lost_is_made_again(
     assert sorted(out) == ["198.51.100.7/32", "203.0.113.10/32"]
 
 
+@pytest.mark.parametrize("action", ["AuthorizeSecurityGroupEgress", "ImportKeyPair"])
+def test_an_environment_that_lost_an_answer_is_made_again(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment, action: str
+) -> None:
+    lost = api.inject(Fault(action, "InternalError", status="500 Error", times=1, done=True))
+    created = create(session, environment(session, aux=False))
+    assert len(lost.hits) == 1
+    assert any("making it again" in note for note in account.progress.notes)
+    found = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
+    assert [i["InstanceId"] for r in found["Reservations"] for i in r["Instances"]] == [
+        created.endpoints["primary"].instance_id
+    ]
+
+
 @pytest.mark.parametrize("killed_at", ["CreateVpc", "CreateRole", "CreateRoute"])
 def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: Account, killed_at: str) -> None:
     region = {"CreateVpc": "eu-central-1", "CreateRole": "eu-west-2", "CreateRoute": "eu-west-3"}[killed_at]

@@ -28,7 +28,7 @@ from provisioner.clouds.aws.network import (
     raze_network,
     zones_of,
 )
-from provisioner.clouds.aws.placement import next_place, places, shortage
+from provisioner.clouds.aws.placement import is_repetition, next_place, places, shortage
 from provisioner.clouds.aws.pricing import Pricing
 from provisioner.clouds.aws.user_data import cloud_config
 from provisioner.errors import (
@@ -95,6 +95,7 @@ class AwsCloud:
         self.region = self._region = self._api.region
         self._networks: dict[str, Network] = {}
         self._given: set[str] = set()
+        self._repeated: set[str] = set()
         self._seen: dict[tuple[str, Role], tuple[float, bool]] = {}
 
     # Before anything is created
@@ -290,6 +291,10 @@ class AwsCloud:
         for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
             if code := next((code for code in codes if re.search(rf"\b{code}\b", error.said)), None):
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
+        if is_repetition(error.said) and environment.id not in self._repeated:
+            self._repeated.add(environment.id)
+            leftovers.remove(self._api, environment.placement["region"], environment.id)
+            return "an answer of AWS was lost, and what it made is in the way; making it again", environment.placement
         found = shortage(error.said)
         if found is None:
             return None

@@ -27,6 +27,18 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
 }
 
 
+# The provider repeats a request that it got no answer to; what these codes are for was then made by the first one.
+REPETITIONS = (
+    "InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate", "RouteAlreadyExists",
+    "Resource.AlreadyAssociated", "ConflictException",
+)  # fmt: skip
+
+
+def is_repetition(said: str) -> bool:
+    """Whether a failure says that something is there already, which only a lost answer explains."""
+    return any(re.search(rf"\b{re.escape(code)}\b", said) for code in REPETITIONS)
+
+
 def places(sizes: Mapping[str, MachineSize], zones: Sequence[str], *, spot: bool) -> list[dict[str, str]]:
     """All places for an environment, the best first.
 
