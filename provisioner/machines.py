@@ -112,9 +112,10 @@ def lay_foundation(session: Session, environment: Environment) -> None:
                 session.progress.note("The last attempt was cut short; removing what it made")
                 cloud.raze(environment)
             stack.write(render_network(cloud.name, wanted.values) | wanted.root_files)
-            write_atomically(unfinished, "")
+            if wanted.new:
+                write_atomically(unfinished, "")
             stack.apply(session.progress.note, cloud.parallelism)
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
 
 
 def _elsewhere(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:

@@ -31,11 +31,13 @@ class Foundation:
         stack: its name.
         values: the module's variables.
         root_files: what the cloud adds to the root.
+        new: whether it is made for the first time; else environments may be using it while it changes.
     """
 
     stack: str
     values: dict[str, Any]
     root_files: dict[str, str]
+    new: bool
 
 
 @dataclass(frozen=True)

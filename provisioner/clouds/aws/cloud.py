@@ -263,7 +263,8 @@ class AwsCloud:
                 leftovers.OWNER_TAG: self._owner,
             },
         }
-        return Foundation(stack=stack, values=values, root_files=self._root_files(region, stack))
+        new = found is None or cut_short
+        return Foundation(stack=stack, values=values, root_files=self._root_files(region, stack), new=new)
 
     def raze(self, environment: Environment) -> None:
         """Removes the region's network, as far as this home has made it."""

@@ -86,10 +86,18 @@ def raze_network(api: Api, region: str, home: str) -> None:
     ec2 = api.client("ec2", region)
     mine = [*tagged(NETWORK_TAG, region), *tagged(HOME_TAG, home)]
     with asking(f"Removing the half-made network in {region}"):
-        # Subnets first: with them go their associations with tables and ACLs.
+        acls = ec2.describe_network_acls(Filters=mine)["NetworkAcls"]
+        for acl in acls:
+            default = [{"Name": "vpc-id", "Values": [acl["VpcId"]]}, {"Name": "default", "Values": ["true"]}]
+            for association in acl["Associations"]:
+                ec2.replace_network_acl_association(
+                    AssociationId=association["NetworkAclAssociationId"],
+                    NetworkAclId=ec2.describe_network_acls(Filters=default)["NetworkAcls"][0]["NetworkAclId"],
+                )
+        # Before their tables: with a subnet goes its association.
         for subnet in ec2.describe_subnets(Filters=mine)["Subnets"]:
             ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-        for acl in ec2.describe_network_acls(Filters=mine)["NetworkAcls"]:
+        for acl in acls:
             ec2.delete_network_acl(NetworkAclId=acl["NetworkAclId"])
         for table in ec2.describe_route_tables(Filters=mine)["RouteTables"]:
             ec2.delete_route_table(RouteTableId=table["RouteTableId"])
