@@ -43,9 +43,11 @@ def take(session: Session, environment: Environment) -> Environment:
     session.leases.take(environment.id, lease, lambda: _renew(session, environment))
     try:
         session.ledger.hold(entry, session.spending.limits(environment.created_at))
-    except BaseException:
+    except BaseException as error:
         session.leases.release(environment.id)
         session.environments.forget(environment.id)
+        if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the hold was taken; nothing exists yet
+            session.ledger.settle(environment.id, now(), 0)
         raise
     return environment
 

@@ -199,7 +199,8 @@ class Ledger:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a Ctrl-C during COMMIT comes after it
+                    connection.execute("ROLLBACK")
                 raise
 
     @contextlib.contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner import holds
+from provisioner.clouds.local import LocalCloud
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.ledger import Entry, Ledger, Limit, totals
+from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.paths import Home
 from provisioner.prices import cost, dollars, micro_usd
+from provisioner.session import Session
 from provisioner.settings import Budget, Settings
 from provisioner.spending import Spending
 from tests.unit.conftest import CommandLine
@@ -97,6 +104,40 @@ def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> 
         ledger.hold(entry(name, 100))
         ledger.settle_late(name, BEGIN + timedelta(hours=after))
         assert next(one for one in ledger.entries() if one.environment == name).actual_micro_usd == expected
+
+
+class InterruptedByCommit(sqlite3.Connection):
+    """Ctrl-C during a COMMIT: Python raises it once that is done."""
+
+    interrupted = False
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        done = super().execute(sql, *args)
+        if sql == "COMMIT" and not InterruptedByCommit.interrupted:
+            InterruptedByCommit.interrupted = True
+            raise KeyboardInterrupt
+        return done
+
+
+def test_ctrl_c_while_a_hold_is_taken_stays_ctrl_c_and_leaves_no_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    session = Session(home=home, cloud=LocalCloud(home, Settings()))
+    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
+    now = datetime.now(UTC)
+    environment = Environment(
+        id="env", cloud="local", stack="env", family="fam", task="main", status="creating", created_at=now,
+        expires_at=now + timedelta(hours=1), setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(image="i", size=size, user="root")},
+    )  # fmt: skip
+    monkeypatch.setattr(InterruptedByCommit, "interrupted", False)
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=InterruptedByCommit))
+    with pytest.raises(KeyboardInterrupt):
+        holds.take(session, environment)
+    assert InterruptedByCommit.interrupted
+    assert session.ledger.entries(unsettled=True) == []
 
 
 def test_a_damaged_ledger_stops_launches_and_says_so(tmp_path: Path) -> None:
