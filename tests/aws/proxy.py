@@ -14,7 +14,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.aws.moto_gaps import close_gaps
+from tests.aws.moto_gaps import close_gaps, take_time
 
 Request = dict[str, str]
 ERROR = (
@@ -56,6 +56,7 @@ class FaultyApi:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        take_time()
         environ["wsgi.input"] = io.BytesIO(body)
         answered: list[str] = []
 

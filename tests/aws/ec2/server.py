@@ -62,6 +62,7 @@ def main() -> None:
     from tests.aws.ec2 import plugin
     from tests.aws.ec2.fabric import Fabric
     from tests.aws.ec2.reconciler import Reconciler
+    from tests.aws.moto_gaps import take_time
 
     fabric = Fabric(IPv4Address(settings.controller_address), silent_when_off=settings.silent_when_off)
     outside = {(IPv4Address(end.split(":")[0]), int(end.split(":")[1])): p for end, p in settings.outside.items()}
@@ -72,6 +73,7 @@ def main() -> None:
         one_at_a_time = threading.Lock()
 
         def app(environ: Any, start_response: Any) -> Any:
+            take_time()
             # moto's backends are not made for threads: a request may fail half done, and is then repeated.
             with one_at_a_time:
                 return moto(environ, start_response)
