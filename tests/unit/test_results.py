@@ -1,0 +1,57 @@
+"""What runs say together: means, intervals, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.batch.results import Row, as_csv, as_jsonl, by_task_and_agent, estimate, wilson
+
+
+def row(task: str = "easy", agent: str = "solver", repetition: int = 1, score: float | None = 1.0) -> Row:
+    return Row(
+        key=f"guess/{task}/{agent}/{repetition}", family="guess", task=task, agent=agent, repetition=repetition,
+        outcome="scored", score=score,
+    )  # fmt: skip
+
+
+def test_shares_get_wilsons_interval() -> None:
+    # Newcombe 1998, table I: 81 of 263, and 0 of 20.
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=50))
+def test_the_mean_lies_in_its_interval(scores: list[float]) -> None:
+    found = estimate(scores)
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+
+
+def test_no_number_is_no_score() -> None:
+    assert estimate([]) is None
+    assert estimate([math.nan]) is None
+    found = estimate([0.5])
+    assert found is not None
+    assert (found.count, found.mean, found.low, found.high) == (1, 0.5, None, None)
+
+
+def test_rows_are_grouped_and_written_whole() -> None:
+    rows = [row(), row(repetition=2, score=None), row(task="hard", score=math.nan)]
+    assert {group: len(found) for group, found in by_task_and_agent(rows).items()} == {
+        ("guess/easy", "solver"): 2, ("guess/hard", "solver"): 1,
+    }  # fmt: skip
+    lines = as_jsonl(rows).splitlines()
+    assert [json.loads(line)["key"] for line in lines] == [one.key for one in rows]
+    assert math.isnan(json.loads(lines[2])["score"])
+    read = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert [one["repetition"] for one in read] == ["1", "2", "1"]
+    assert json.loads(read[0]["machine_types"]) == {}
