@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import shutil
@@ -20,12 +21,27 @@ RECORD = "environment.json"
 # No vowels, no look-alikes: ids are read aloud and typed at night.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 ID_DIGITS = 6
+# A batch has ten thousand runs: with so many digits, no two of them have the same id.
+DERIVED_DIGITS = 10
 
 
 def new_id(family: str, task: str | None) -> str:
     """A new environment id: readable, and safe as a file name and a Terraform key."""
+    return _id(family, task, "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_DIGITS)))
+
+
+def derived_id(family: str, task: str | None, seed: str) -> str:
+    """The environment id that belongs to a seed: whoever is told the same seed finds the same environment."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest())
+    digits = []
+    for _ in range(DERIVED_DIGITS):
+        number, digit = divmod(number, len(ID_ALPHABET))
+        digits.append(ID_ALPHABET[digit])
+    return _id(family, task, "".join(digits))
+
+
+def _id(family: str, task: str | None, suffix: str) -> str:
     words = [re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:20].strip("-") for text in (family, task or "")]
-    suffix = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_DIGITS))
     return "-".join([word for word in words if word] + [suffix])
 
 

@@ -39,8 +39,7 @@ def take(session: Session, environment: Environment) -> Environment:
         expires_at=environment.expires_at,
         held_micro_usd=worst_cost(environment),
     )
-    lease = session.environments.lease(environment.id)
-    session.leases.take(environment.id, lease, lambda: _renew(session, environment))
+    attend(session, environment)
     try:
         session.ledger.hold(entry, session.spending.limits(environment.created_at))
     except BaseException as error:
@@ -50,6 +49,12 @@ def take(session: Session, environment: Environment) -> Environment:
             session.ledger.settle(environment.id, now(), 0)
         raise
     return environment
+
+
+def attend(session: Session, environment: Environment) -> None:
+    """Takes the lease: this process looks after the environment from now on."""
+    lease = session.environments.lease(environment.id)
+    session.leases.take(environment.id, lease, lambda: _renew(session, environment))
 
 
 def worst_cost(environment: Environment) -> int:

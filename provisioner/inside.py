@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 from provisioner import machines
 from provisioner.errors import TaskError, UsageError
 from provisioner.image_store import now
+from provisioner.limits import words
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.scoring import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.session import Session
-from provisioner.ssh import Completed, Connection
+from provisioner.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
 from provisioner.task_driver import RESULTS, TaskDriver
 from provisioner.variables import select_required
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20
 TEARDOWN_SECONDS = 120.0
+# After its limit: until the machine has ended an agent that does not want to end.
+STOPPING_SECONDS = 30.0
 
 
 def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
@@ -182,16 +190,20 @@ def intermediate_score(
     return environment, IntermediateScore(entry, visible, answer.stdout, answer.stderr)
 
 
-def run_agent(session: Session, environment: Environment, directory: Path, command: str) -> Completed:
+def run_agent(
+    session: Session, environment: Environment, directory: Path, command: str, limit: timedelta | None = None
+) -> Completed:
     """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
 
     Args:
         directory: the agent's files on the controller; it replaces what lay in scaffolding.
         command: what the agent's login shell runs.
+        limit: how long it may run; None for no limit but the environment's.
 
     Raises:
         UsageError: the directory does not exist.
         MachineLostError: the connection broke.
+        TimeoutError: it did not end in time; its processes have been ended.
     """
     if not directory.is_dir():
         raise UsageError(f"The agent's directory {directory} does not exist.")
@@ -202,7 +214,24 @@ def run_agent(session: Session, environment: Environment, directory: Path, comma
         if sent.exit_code != 0:
             raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
         script = 'cd "$HOME/scaffolding" && exec bash -lc "$1"'
-        return execute(session, environment, connection, ["bash", "-c", script, "agent", command], log="agent")
+        argv = ["bash", "-c", script, "agent", command]
+        if limit is None:
+            return execute(session, environment, connection, argv, log="agent")
+        # The machine ends the command's own process group, and leaves alone what start() runs as this user.
+        seconds = limit.total_seconds()
+        argv = ["timeout", "--kill-after=5", f"{seconds:g}", *argv]
+        begin = time.monotonic()
+        try:
+            done = execute(
+                session, environment, connection, argv, log="agent", timeout_seconds=seconds + STOPPING_SECONDS
+            )
+        except TimeoutError:
+            with machines.connect(session, environment, "primary") as root:
+                root.run(["pkill", "-KILL", "-u", "agent"], timeout_seconds=STOPPING_SECONDS)
+            raise
+        if time.monotonic() - begin >= seconds and done.exit_code != 0:
+            raise TimeoutError(f"the agent did not end within {words(limit)}")
+        return done
 
 
 def execute(
@@ -213,6 +242,7 @@ def execute(
     *,
     stdin: bytes = b"",
     log: str | None = None,
+    timeout_seconds: float | None = None,
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
 ) -> Completed:
@@ -220,19 +250,51 @@ def execute(
 
     Args:
         argv: its arguments; nothing interprets them.
-        log: name of the log that keeps its output, without the secrets.
+        log: name of the log that keeps the first 8 MiB of its output as it comes, without the secrets.
+        timeout_seconds: None waits for as long as it takes.
         on_stdout, on_stderr: told of the raw output as it comes; without them it goes to who watches.
+
+    Raises:
+        MachineLostError: the connection broke.
+        TimeoutError: it did not end in time.
     """
-    take = session.redactor.stream()
+    shown, kept = session.redactor.stream(), session.redactor.stream()
+    with contextlib.ExitStack() as stack:
+        file: IO[str] | None = None
+        if log:
+            file = stack.enter_context((session.environments.logs(environment.id) / f"{log}.log").open("a"))
+            file.write(f"$ {session.redactor.redact(shlex.join(argv))}\n")
+        room = OUTPUT_LIMIT_BYTES
 
-    def show(data: bytes) -> None:
-        session.output(take.feed(data.decode(errors="replace")))
+        def keep(text: str) -> None:
+            nonlocal room
+            if file and room > 0:
+                file.write(text[:room])
+                file.flush()
+                room -= len(text)
 
-    done = connection.run(argv, stdin=stdin, on_stdout=on_stdout or show, on_stderr=on_stderr or show)
-    if rest := take.flush():
-        session.output(rest)
-    if log:
-        text = (done.stdout + done.stderr).decode(errors="replace")
-        with (session.environments.logs(environment.id) / f"{log}.log").open("a") as file:
-            file.write(f"$ {session.redactor.redact(shlex.join(argv))}\n{session.redactor.redact(text)}\n")
-    return done
+        def take(listener: Callable[[bytes], None] | None) -> Callable[[bytes], None]:
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+            def one(data: bytes) -> None:
+                text = decoder.decode(data)
+                keep(kept.feed(text))
+                if listener:
+                    listener(data)
+                else:
+                    session.output(shown.feed(text))
+
+            return one
+
+        try:
+            return connection.run(
+                argv,
+                stdin=stdin,
+                on_stdout=take(on_stdout),
+                on_stderr=take(on_stderr),
+                timeout_seconds=timeout_seconds,
+            )
+        finally:
+            keep(kept.flush() + "\n")
+            if rest := shown.flush():
+                session.output(rest)

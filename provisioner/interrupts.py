@@ -47,6 +47,10 @@ class Interrupts:
             self._shields -= 1
 
 
+def go_on() -> None:
+    """For whoever is only stopped by signals."""
+
+
 @contextlib.contextmanager
 def no_shield() -> Iterator[None]:
     """For a library user whose program handles its signals itself."""

@@ -1,4 +1,4 @@
-"""The ledger: what every launch may cost at most, and what it did cost. One SQLite file, any number of controllers.
+"""The ledger: what every launch may cost at most, and what it did cost. One database, any number of controllers.
 
 A launch takes a hold of its worst case before anything is created, and settles once the cloud has confirmed the end.
 Each hold is checked and taken in one transaction that keeps all other writers out, so that no two controllers can
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.models import Record
@@ -22,8 +22,7 @@ from provisioner.prices import dollars
 # A hold takes a millisecond; a busy host may keep its writer waiting.
 BUSY_SECONDS = 60.0
 SCHEMA_VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (
+COLUMNS = """
     environment TEXT PRIMARY KEY,
     kind TEXT NOT NULL,
     cloud TEXT NOT NULL,
@@ -38,7 +37,6 @@ CREATE TABLE IF NOT EXISTS entries (
     held_micro_usd INTEGER NOT NULL CHECK (held_micro_usd >= 0),
     ended_at TEXT,
     actual_micro_usd INTEGER CHECK (actual_micro_usd >= 0)
-) STRICT
 """
 
 Scope = Literal["command", "project", "month"]
@@ -51,8 +49,8 @@ _COUNTS: dict[Scope, str] = {
 
 
 _SUMS = (
-    "SELECT coalesce(sum(actual_micro_usd), 0), "
-    "coalesce(sum(CASE WHEN actual_micro_usd IS NULL THEN held_micro_usd ELSE 0 END), 0) "
+    "SELECT coalesce(sum(actual_micro_usd), 0) AS spent, "
+    "coalesce(sum(CASE WHEN actual_micro_usd IS NULL THEN held_micro_usd ELSE 0 END), 0) AS held "
     "FROM entries WHERE environment != :environment"
 )
 
@@ -103,8 +101,19 @@ class Entry(Record):
         return self.held_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
 
 
+class Connection(Protocol):
+    """What the ledger needs of a database: values are marked as :name, rows have names."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction was begun and not ended."""
+
+    def execute(self, sql: str, values: dict[str, Any] = ..., /) -> Any:
+        """Runs one statement; the answer has fetchone() and fetchall()."""
+
+
 class Ledger:
-    """A ledger file; made, with mode 0600, by the first hold.
+    """A ledger in a SQLite file, which the first hold makes with mode 0600.
 
     Args:
         path: the file; its directory must exist by then.
@@ -124,8 +133,12 @@ class Ledger:
                 _require_room(connection, entry, limit)
             values = entry.model_dump(mode="json")
             columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+            changes = ", ".join(f"{name} = excluded.{name}" for name in values)
             # The columns are the model's own fields.
-            connection.execute(f"INSERT OR REPLACE INTO entries ({columns}) VALUES ({marks})", values)  # noqa: S608
+            connection.execute(
+                f"INSERT INTO entries ({columns}) VALUES ({marks}) ON CONFLICT (environment) DO UPDATE SET {changes}",  # noqa: S608
+                values,
+            )
 
     def extend(
         self,
@@ -144,7 +157,8 @@ class Ledger:
         """
         with self._writing() as connection:
             row = connection.execute(
-                "SELECT * FROM entries WHERE environment = ? AND actual_micro_usd IS NULL", (environment,)
+                "SELECT * FROM entries WHERE environment = :environment AND actual_micro_usd IS NULL",
+                {"environment": environment},
             ).fetchone()
             if row is None:
                 return
@@ -153,19 +167,20 @@ class Ledger:
             for limit in limits(changed):
                 _require_room(connection, changed, limit)
             connection.execute(
-                "UPDATE entries SET expires_at = ?, held_micro_usd = ? WHERE environment = ?",
-                (changed.model_dump(mode="json")["expires_at"], held_micro_usd, environment),
+                "UPDATE entries SET expires_at = :expires_at, held_micro_usd = :held_micro_usd "
+                "WHERE environment = :environment",
+                changed.model_dump(mode="json", include={"expires_at", "held_micro_usd", "environment"}),
             )
 
     def settle(self, environment: str, ended_at: datetime, actual_micro_usd: int) -> None:
         """Replaces a hold by the actual cost. Nothing happens if it is settled, or if there is none."""
-        if not self._path.exists():
+        if not self._exists():
             return
         with self._writing() as connection:
             connection.execute(
-                "UPDATE entries SET ended_at = ?, actual_micro_usd = ? "
-                "WHERE environment = ? AND actual_micro_usd IS NULL",
-                (ended_at.isoformat(), actual_micro_usd, environment),
+                "UPDATE entries SET ended_at = :ended_at, actual_micro_usd = :actual "
+                "WHERE environment = :environment AND actual_micro_usd IS NULL",
+                {"ended_at": ended_at.isoformat(), "actual": actual_micro_usd, "environment": environment},
             )
 
     def settle_late(self, environment: str, ended_at: datetime) -> None:
@@ -181,7 +196,7 @@ class Ledger:
 
     def entries(self, *, unsettled: bool = False) -> list[Entry]:
         """All entries, or those that are still held, by launch."""
-        if not self._path.exists():
+        if not self._exists():
             return []
         only = "WHERE actual_micro_usd IS NULL" if unsettled else ""
         with self._connection() as connection:
@@ -190,11 +205,17 @@ class Ledger:
             ).fetchall()
         return [Entry.model_validate(dict(row)) for row in rows]
 
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _begin(self, connection: Connection) -> None:
+        """Begins a transaction that keeps all other writers out."""
+        connection.execute("BEGIN IMMEDIATE")
+
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, with all other writers kept out from its beginning."""
+    def _writing(self) -> Iterator[Connection]:
         with self._connection() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -204,7 +225,7 @@ class Ledger:
                 raise
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _connection(self) -> Iterator[Connection]:
         try:
             self._path.touch(mode=0o600)
             with contextlib.closing(
@@ -219,7 +240,7 @@ class Ledger:
                         f"The ledger {self._path} is of another version of provisioner ({version})."
                     )
                 if version == 0:
-                    connection.execute(SCHEMA)
+                    connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS}) STRICT")
                     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 yield connection
         except (sqlite3.Error, OSError) as error:
@@ -229,11 +250,12 @@ class Ledger:
             ) from error
 
 
-def _require_room(connection: sqlite3.Connection, entry: Entry, limit: Limit) -> None:
+def _require_room(connection: Connection, entry: Entry, limit: Limit) -> None:
     """Raises BudgetError, with the arithmetic, if an entry does not fit beside what counts already."""
-    spent, held = connection.execute(
+    sums = connection.execute(
         f"{_SUMS} AND {_COUNTS[limit.scope]}", {"of": limit.of, "environment": entry.environment}
     ).fetchone()
+    spent, held = int(sums["spent"]), int(sums["held"])
     total = spent + held + entry.held_micro_usd
     if total > limit.micro_usd:
         raise BudgetError(

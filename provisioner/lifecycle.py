@@ -6,7 +6,7 @@ The one place that knows their order, times them, and unwinds what a failure or 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +49,14 @@ class Plan:
     setup_data: SetupData
     records: dict[Role, MachineRecord]
     allowed: tuple[Destination, ...]
+
+
+Create = Callable[[Session, Environment], Environment]
+
+
+def _create_alone(session: Session, environment: Environment) -> Environment:
+    [created] = machines.create(session, [environment])
+    return created
 
 
 def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Plan:
@@ -112,21 +120,59 @@ def _up_here(session: Session, family: TaskFamily, task: str, allowed: tuple[Des
     phases = Phases(session.progress)
     with phases.phase("images"):
         planned = plan(session, family, task, allowed)
-    environment = _new_environment(session, planned)
+    return launch(session, planned, new_id(family.name, task), phases)
+
+
+def launch(
+    session: Session, planned: Plan, identity: str, phases: Phases, create: Create = _create_alone
+) -> Environment:
+    """Brings an environment up that this process looks after: hold, machines, isolation, start.
+
+    Args:
+        identity: its id, which no other environment ever had.
+        phases: those that it has behind it.
+        create: makes the machines of a recorded environment.
+
+    Returns:
+        its record, status `ready`.
+
+    Raises:
+        ProvisionerError: what was created is destroyed again.
+    """
+    environment = _new_environment(session, planned, identity)
     with machines.held(session, environment):
         environment = holds.take(session, environment)
-        try:
+        with _cleared_on_failure(session, environment):
+            with phases.phase("create"):
+                machines.record(session, environment)
+                environment = create(session, environment)
             return _bring_up(session, planned, environment, phases)
-        except BaseException:
-            with session.shield():
-                session.progress.note(f"Clearing away {environment.id}")
-                machines.keep_logs(session, environment)
-                machines.destroy(session, environment)
-            raise
 
 
-def _new_environment(session: Session, planned: Plan) -> Environment:
-    identity = new_id(planned.family.name, planned.task)
+def adopt(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+    """Goes on with an environment whose machines a killed process has created, and in which start() has not begun.
+
+    Raises:
+        ProvisionerError: what was created is destroyed again.
+    """
+    with machines.held(session, environment) as known, _cleared_on_failure(session, known):
+        holds.attend(session, known)
+        return _bring_up(session, planned, known, phases)
+
+
+@contextlib.contextmanager
+def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with session.shield():
+            session.progress.note(f"Clearing away {environment.id}")
+            machines.keep_logs(session, environment)
+            machines.destroy(session, session.environments.reread(environment))
+        raise
+
+
+def _new_environment(session: Session, planned: Plan, identity: str) -> Environment:
     created_at = now()
     return Environment(
         id=identity,
@@ -152,9 +198,6 @@ def _new_environment(session: Session, planned: Plan) -> Environment:
 
 
 def _bring_up(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
-    with phases.phase("create"):
-        machines.record(session, environment)
-        [environment] = machines.create(session, [environment])
     with phases.phase("boot"):
         connections = machines.boot(session, environment)
     with contextlib.ExitStack() as stack:

@@ -40,6 +40,10 @@ SECOND_LOOK_SECONDS = 5.0
 # Stacks of what environments share have names that begin so.
 NETWORK_STACK = "network-"
 AUX_USER = "admin"
+# What a machine says of itself is worth some seconds; a hostile one may say nothing for ever, or too much.
+JOURNAL_LINES = 5000
+JOURNAL_SECONDS = 20.0
+JOURNAL_BYTES = 2 << 20
 
 T = TypeVar("T")
 
@@ -141,7 +145,7 @@ def _elsewhere(session: Session, placed: Mapping[str, Environment], error: Terra
 
 def stack_of(session: Session, environment: Environment) -> Stack:
     """The Terraform root that the environment belongs to."""
-    return Stack(session.home.stacks / environment.stack)
+    return Stack(session.home.stacks / environment.stack, check=session.check)
 
 
 def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
@@ -184,7 +188,7 @@ def connect(session: Session, environment: Environment, role: Role, user: str = 
     """
     login = session.environments.login(environment, role, user)
     try:
-        return Connection(login, wait_seconds=60, alive=lambda: session.cloud.alive(environment, role))
+        return Connection(login, 60, lambda: session.cloud.alive(environment, role), session.check)
     except MachineLostError as error:
         if not session.cloud.alive(environment, role):
             why = " Its time limit has passed." if environment.expires_at <= now() else ""
@@ -216,7 +220,7 @@ def boot(session: Session, environment: Environment) -> dict[Role, Connection]:
             if (jump := environment.endpoints[role].jump) and not told[jump].wait(BOOT_SECONDS):
                 raise MachineLostError("The machine that leads to it did not come up.")
             login = session.environments.login(environment, role, "root")
-            return Connection(login, deadline - time.monotonic(), alive)
+            return Connection(login, deadline - time.monotonic(), alive, session.check)
         except MachineLostError as error:
             console = "\n".join(session.cloud.console(environment, role).splitlines()[-15:])
             raise MachineLostError(f"The {role} machine did not come up: {error.message}", details=console) from error
@@ -236,6 +240,7 @@ def _host_key(
 ) -> str:
     """The machine's host key, from the cloud alone: what answers at its address must show the same."""
     while (key := session.cloud.host_key(environment, role)) is None:
+        session.check()
         if time.monotonic() > deadline or not alive():
             raise MachineLostError("The cloud does not tell its host key.")
         time.sleep(POLL_SECONDS)
@@ -282,7 +287,8 @@ def destroy(session: Session, *environments: Environment) -> None:
     moment it forgets a machine and then destroys nothing with exit code 0.
 
     Args:
-        environments: of one stack; they take one run of Terraform.
+        environments: of one stack; they take one run of Terraform. One that leaves others behind takes none: it stops
+            costing at once, and the controller spends no provider's start on it.
 
     Raises:
         StillThereError: something would not go, or the cloud could not be asked; its record and its hold stay.
@@ -291,13 +297,17 @@ def destroy(session: Session, *environments: Environment) -> None:
     environments = tuple(session.environments.update(one, status="destroying") for one in environments)
     stack = stack_of(session, environments[0])
     trouble: ProvisionerError | None = None
+    by_hand = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
-        stack.remove({one.id for one in environments}, session.progress.note)
-    except (TerraformError, HostError) as error:
+        if by_hand:
+            _remove(session, environments[0])
+        else:
+            stack.remove({one.id for one in environments}, session.progress.note)
+    except (InfrastructureError, HostError) as error:
         trouble = error
     still_there = {one.id: left for one in environments if (left := _verify(session, one))}
     gone = [one for one in environments if one.id not in still_there]
-    if trouble and gone:
+    if (trouble or by_hand) and gone:
         # The cloud says that all is gone: what remains of the stack describes nothing.
         stack.forget({one.id for one in gone})
     for one in gone:
@@ -310,6 +320,12 @@ def destroy(session: Session, *environments: Environment) -> None:
             hint=f"provisioner destroy {' '.join(still_there)} tries again.",
             details=trouble.details if trouble else None,
         )
+
+
+def _remove(session: Session, environment: Environment) -> None:
+    """Removes an environment without Terraform."""
+    if session.cloud.left(environment):
+        session.cloud.remove(environment)
 
 
 def _verify(session: Session, environment: Environment) -> list[str]:
@@ -342,6 +358,23 @@ def forget_stacks(session: Session) -> None:
     for directory in directories:
         if directory.name not in known:
             Stack(directory).discard()
+
+
+def keep_journals(session: Session, environment: Environment) -> None:
+    """Fetches the end of each machine's journal into the environment's logs, of those that let the controller in."""
+
+    def fetch(role: Role, _: threading.Event) -> None:
+        argv = ["journalctl", "--boot", "--no-pager", "--lines", str(JOURNAL_LINES)]
+        with contextlib.suppress(InfrastructureError, TimeoutError):
+            if not session.cloud.alive(environment, role):
+                return
+            login = session.environments.login(environment, role, "root")
+            with Connection(login, JOURNAL_SECONDS) as connection:
+                told = connection.run(argv, timeout_seconds=JOURNAL_SECONDS, limit_bytes=JOURNAL_BYTES).stdout
+            text = session.redactor.redact(told.decode(errors="replace"))
+            write_atomically(session.environments.logs(environment.id) / f"journal-{role}.log", text)
+
+    in_parallel(environment.machines, fetch)
 
 
 def keep_logs(session: Session, environment: Environment) -> None:

@@ -179,6 +179,8 @@ class Environment(Record):
         expires_at: when its machines end, whatever happens.
         usd_per_hour: what it costs where it was created; None until it is.
         worst_usd_per_hour: the most that it may cost.
+        started_at: when start() had ended well.
+        agent_at: when a batch let its agent begin, which it does once in each environment.
     """
 
     id: str
@@ -209,6 +211,7 @@ class Environment(Record):
     phases: tuple[Phase, ...] = ()
     score_log: tuple[ScoreLogEntry, ...] = ()
     started_at: datetime | None = None
+    agent_at: datetime | None = None
 
     @field_validator("id", "stack")
     @classmethod

@@ -60,6 +60,11 @@ class Home:
         return self.root / "archive"
 
     @property
+    def batches(self) -> Path:
+        """batches/ID/: record, engine and results of a batch."""
+        return self.root / "batches"
+
+    @property
     def ledger(self) -> Path:
         """ledger.sqlite: what launches may cost and did cost."""
         return self.root / "ledger.sqlite"
@@ -79,7 +84,7 @@ class Home:
     def make(self) -> None:
         """Makes the directories."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for directory in (self.images, self.locks, self.environments, self.stacks, self.archive):
+        for directory in (self.images, self.locks, self.environments, self.stacks, self.archive, self.batches):
             directory.mkdir(mode=0o700, exist_ok=True)
 
 

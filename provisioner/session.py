@@ -14,7 +14,7 @@ from pathlib import Path
 from provisioner.clouds import Cloud
 from provisioner.environments import EnvironmentStore
 from provisioner.image_store import ImageStore
-from provisioner.interrupts import no_shield
+from provisioner.interrupts import go_on, no_shield
 from provisioner.leases import Leases
 from provisioner.ledger import Ledger
 from provisioner.limits import BUILDER_LIMIT, DEFAULT_LIMIT
@@ -40,6 +40,8 @@ class Session:
         builder_limit: how long a machine in which an image is built may live.
         spending: what this command may spend.
         leases: the environments that this process looks after.
+        check: asked again and again while something lasts; it raises when that shall stop. Not while `shield` holds.
+        database: the Postgres database that keeps the ledger, as a URL; empty: a file in the home.
     """
 
     home: Home
@@ -52,6 +54,8 @@ class Session:
     builder_limit: timedelta = BUILDER_LIMIT
     spending: Spending = field(default_factory=Spending)
     leases: Leases = field(default_factory=Leases)
+    check: Callable[[], None] = go_on
+    database: str = field(default="", repr=False)
 
     @cached_property
     def environments(self) -> EnvironmentStore:
@@ -66,6 +70,10 @@ class Session:
     @cached_property
     def ledger(self) -> Ledger:
         """What launches may cost and did cost."""
+        if self.database:
+            from provisioner.ledger_postgres import PostgresLedger  # its driver takes its time, and only this needs it
+
+            return PostgresLedger(self.database)
         return Ledger(self.home.ledger)
 
     @cached_property

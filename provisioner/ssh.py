@@ -21,6 +21,7 @@ from typing import IO, Self
 import paramiko
 
 from provisioner.errors import MachineLostError
+from provisioner.interrupts import go_on
 from provisioner.models import Endpoint
 
 OUTPUT_LIMIT_BYTES = 8 << 20
@@ -102,21 +103,34 @@ class Connection:
         login: who and where.
         wait_seconds: how long the machine may take until its sshd answers.
         alive: asked between attempts; its falsehood means that waiting is useless.
+        check: asked whenever the connection waits; what it raises ends the waiting.
 
     Raises:
         MachineLostError: no answer in time, another host key, or the key was refused.
     """
 
-    def __init__(self, login: Login, wait_seconds: float = 30, alive: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        login: Login,
+        wait_seconds: float = 30,
+        alive: Callable[[], bool] = lambda: True,
+        check: Callable[[], None] = go_on,
+    ) -> None:
         self.login = login
+        self._check = check
+
+        def awaited() -> bool:
+            check()
+            return alive()
+
         where = f"{login.user}@{login.endpoint.host}:{login.endpoint.port}"
         deadline = time.monotonic() + wait_seconds
-        self._via = Connection(login.via, wait_seconds, alive) if login.via else None
+        self._via = Connection(login.via, wait_seconds, alive, check) if login.via else None
         try:
             stream = (
-                self._via._way_on(login.endpoint, deadline, alive, where)
+                self._via._way_on(login.endpoint, deadline, awaited, where)
                 if self._via
-                else _answering_socket(login.endpoint, deadline, alive, where)
+                else _answering_socket(login.endpoint, deadline, awaited, where)
             )
             self._transport = paramiko.Transport(stream)
             try:
@@ -212,6 +226,7 @@ class Connection:
             pending = b""
             sending = True
             while True:
+                self._check()
                 moved = _drain(channel, take_out, take_err)
                 if sending:
                     pending = pending or source.read(1 << 15)

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from provisioner import terraform_process
 from provisioner.errors import TerraformError
+from provisioner.interrupts import go_on
 from provisioner.paths import is_locked, write_atomically
 from provisioner.render import VALUES
 from provisioner.terraform_process import LOCK, LOG, Message
@@ -64,16 +65,25 @@ class Stack:
     Args:
         directory: the stack's directory; made by `write`.
         patience_seconds: how long an interrupted Terraform may take to end what it is doing.
+        check: asked again and again while Terraform runs; what it raises interrupts it.
     """
 
-    def __init__(self, directory: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, directory: Path, patience_seconds: float = PATIENCE_SECONDS, check: Callable[[], None] = go_on
+    ) -> None:
         self._directory = directory
         self._patience_seconds = patience_seconds
+        self._check = check
 
     @property
     def exists(self) -> bool:
         """Whether the stack was ever written, whole."""
         return (self._directory / ROOT).exists()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether others may see its state."""
+        return any(self._directory.glob("backend.tf*"))
 
     def log_text(self) -> str:
         """The end of all that Terraform said, run after run, at most 1 MiB. The log goes with the stack."""
@@ -254,7 +264,9 @@ class Stack:
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
         for pause_seconds in (*RETRY_SECONDS, None):
             transcript = _Transcript()
-            code = terraform_process.run(self._directory, command, transcript.take, self._patience_seconds, parallelism)
+            code = terraform_process.run(
+                self._directory, command, transcript.take, self._patience_seconds, parallelism, self._check
+            )
             if code == 0:
                 return transcript
             reason = transcript.passing

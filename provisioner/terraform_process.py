@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 from python_terraform import IsFlagged, Terraform
 
 from provisioner.errors import HostError, TerraformError
+from provisioner.interrupts import go_on
 from provisioner.paths import holders, is_locked
 
 LOCK = "terraform.lock"
@@ -36,7 +37,14 @@ Message = dict[str, Any]
 Take = Callable[[Message], None]
 
 
-def run(directory: Path, command: str, take: Take, patience_seconds: float, parallelism: int | None = None) -> int:
+def run(
+    directory: Path,
+    command: str,
+    take: Take,
+    patience_seconds: float,
+    parallelism: int | None = None,
+    check: Callable[[], None] = go_on,
+) -> int:
     """Runs one Terraform command in a root and returns its exit code.
 
     Args:
@@ -46,6 +54,7 @@ def run(directory: Path, command: str, take: Take, patience_seconds: float, para
         take: told each message of Terraform's -json stream; a line that is not JSON comes as {"@message": line}.
         patience_seconds: how long Terraform may take to end its work once this thread is interrupted.
         parallelism: how many things an apply makes at once, if not as many as Terraform likes.
+        check: asked again and again; what it raises interrupts Terraform.
 
     Raises:
         HostError: Terraform is not installed.
@@ -55,7 +64,7 @@ def run(directory: Path, command: str, take: Take, patience_seconds: float, para
         reader.seek(0, os.SEEK_END)
         process = _start(directory, command, log, parallelism)
         try:
-            return _follow(process, reader, take)
+            return _follow(process, reader, take, check)
         except BaseException:
             end(directory, patience_seconds, process)
             raise
@@ -176,9 +185,10 @@ def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | Non
         return cast("subprocess.Popen[bytes]", started)
 
 
-def _follow(process: subprocess.Popen[bytes], reader: IO[bytes], take: Take) -> int:
+def _follow(process: subprocess.Popen[bytes], reader: IO[bytes], take: Take, check: Callable[[], None]) -> int:
     rest = b""
     while True:
+        check()
         code = process.poll()
         *lines, rest = (rest + reader.read()).split(b"\n")
         for line in lines:

@@ -186,20 +186,23 @@ def schema() -> dict[str, Any]:
     return Suite.model_json_schema()
 
 
-def family_directories(suite: Suite, suite_file: Path) -> dict[str, tuple[str, ...]]:
+def family_directories(suite: Suite, directory: Path) -> dict[str, tuple[str, ...]]:
     """The directories of the suite's families, each with its globs of tasks, in the file's order.
+
+    Args:
+        directory: the suite file's.
 
     Raises:
         UsageError: a glob finds no directory.
     """
     found: dict[str, tuple[str, ...]] = {}
     for entry in suite.families:
-        pattern = os.path.join(suite_file.parent, entry.path)  # noqa: PTH118 - Path would drop what globs need
-        directories = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
-        if not directories:
-            raise UsageError(f"The suite file {suite_file}: {entry.path} finds no directory.")
-        for directory in directories:
-            path = str(Path(directory).resolve())
+        pattern = os.path.join(directory, entry.path)  # noqa: PTH118 - Path would drop what globs need
+        matches = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
+        if not matches:
+            raise UsageError(f"{entry.path} of the suite finds no directory in {directory}.")
+        for match in matches:
+            path = str(Path(match).resolve())
             found[path] = (*found.get(path, ()), *entry.tasks)
     return found
 

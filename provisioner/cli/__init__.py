@@ -11,6 +11,7 @@ import typer
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 import provisioner.cli.aws_commands as aws_commands
+import provisioner.cli.batch_commands as batch_commands
 import provisioner.cli.cost_commands as cost_commands
 import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
@@ -40,6 +41,7 @@ for part in (
     cost_commands,
     machine_commands,
     image_commands,
+    batch_commands,
     aws_commands,
 ):
     part.register(app)

@@ -189,11 +189,13 @@ def builder_session(family: Path, env_file: Path | None, where: Where, launch: L
     return replace(opened, builder_limit=opened.limit), loaded
 
 
-def session(env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None) -> Session:
+def session(
+    env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None, database: str = ""
+) -> Session:
     """The session of one command."""
     launch = launch or Launch()
     limit, budget = launch.limit, launch.usd
-    home, settings = _home(), load_settings()
+    home, settings = default_home(), load_settings()
     return Session(
         home=home,
         cloud=open_cloud(home, settings, where or Where()),
@@ -203,6 +205,7 @@ def session(env_file: Path | None = None, where: Where | None = None, launch: La
         ca_bundle=settings.ca_bundle_path,
         limit=limit,
         spending=Spending.of(settings, budget),
+        database=database,
     )
 
 
@@ -221,7 +224,17 @@ def environment_session(name: str, env_file: Path | None = None) -> tuple[Sessio
     return session_of(environment, opened), environment
 
 
-def _home() -> Home:
+def progress() -> TerminalProgress:
+    """Who shows what long work tells."""
+    return _progress
+
+
+def default_home() -> Home:
+    """The provisioner home, made where it is missing.
+
+    Raises:
+        HostError: it cannot be found or used.
+    """
     hint = "Set PROVISIONER_HOME to a directory of yours."
     try:
         home = Home.default()

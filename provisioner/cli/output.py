@@ -99,7 +99,7 @@ def _console() -> Console:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {_printable(line)}" for line in text.strip().splitlines()[-25:])
+    return "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-25:])
 
 
 @dataclass
@@ -146,10 +146,10 @@ class TerminalProgress:
             *lines, self._half_line = (self._half_line + text).split("\n")
             if self._phase in TRANSIENT_PHASES:
                 if self._status and lines:
-                    self._status.update(f"{self._phase} [dim]{escape(_printable(lines[-1])[:100])}[/]")
+                    self._status.update(f"{self._phase} [dim]{escape(printable(lines[-1])[:100])}[/]")
                 return
             for line in lines:
-                self.console.print(f"[dim]  | {escape(_printable(line))}[/]")
+                self.console.print(f"[dim]  | {escape(printable(line))}[/]")
 
     def stop(self) -> None:
         """Takes the spinner off the terminal."""
@@ -160,23 +160,23 @@ class TerminalProgress:
     def _flush(self) -> None:
         half, self._half_line = self._half_line, ""
         if half and self._phase not in TRANSIENT_PHASES:
-            self.console.print(f"[dim]  | {escape(_printable(half))}[/]")
+            self.console.print(f"[dim]  | {escape(printable(half))}[/]")
 
     def _line(self, text: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {text}")
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """The line without what would steer the operator's terminal: it comes from a stranger."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line.rstrip("\r"))
 
 
 def _printable_lines(text: str) -> str:
-    return "\n".join(_printable(line) for line in text.splitlines())
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
     """A plain table; columns are as wide as they need to be."""
-    cells = [headings, *[[_printable(cell) for cell in row] for row in rows]]
+    cells = [headings, *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
@@ -78,7 +79,8 @@ class FaultyApi:
         with self._one_at_a_time:
             found = list(self._moto(environ, noted))
         if answered and answered[0].startswith("5"):  # shown with a test that fails
-            print(f"moto failed: {body[:300]!r}: {answered[0]}: {b''.join(found)[:2000]!r}")
+            told = b"".join(found)[:2000]
+            print(f"moto failed: {body[:300]!r}: {answered[0]}: {told!r}", file=sys.stderr)
         return found
 
     def inject(self, fault: Fault) -> Fault:

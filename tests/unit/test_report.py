@@ -15,7 +15,8 @@ BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
 def row(number: int, **changes: object) -> Row:
     values = {
         "key": f"guess/easy/solver/{number}", "family": "guess", "task": "easy", "agent": "solver",
-        "repetition": number, "outcome": "scored", "score": 1.0, "environment": f"env-{number}", "cost_micro_usd": 12_500,
+        "repetition": number, "outcome": "scored", "score": 1.0, "environment": f"env-{number}",
+        "cost_micro_usd": 12_500,
         "started_at": BEGIN, "ended_at": BEGIN + timedelta(seconds=90),
         "phases": (Phase(name="boot", seconds=30), Phase(name="agent", seconds=60)),
     }  # fmt: skip

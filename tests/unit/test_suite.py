@@ -36,7 +36,7 @@ def written(directory: Path, **changes: Any) -> Path:
 def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory: Path) -> None:
     path = written(directory)
     suite = load_suite(path)
-    wanted = family_directories(suite, path)
+    wanted = family_directories(suite, path.parent)
     assert [Path(family).name for family in wanted] == ["count", "guess"]
     runs = expand(suite, {family: ["easy", "hard-1", "hard-2", "other"] for family in wanted}, wanted)
     assert len(runs) == 2 * 3 * 2 * 2
@@ -80,7 +80,7 @@ def test_what_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
 def test_globs_that_find_nothing_are_named(directory: Path) -> None:
     path = written(directory, families=[{"path": "nowhere/*"}])
     with pytest.raises(UsageError, match="finds no directory"):
-        family_directories(load_suite(path), path)
+        family_directories(load_suite(path), path.parent)
     suite = load_suite(written(directory))
     with pytest.raises(UsageError, match="no task 'hard-\\*'"):
         expand(suite, {"/f": ["easy"]}, {"/f": ["easy", "hard-*"]})

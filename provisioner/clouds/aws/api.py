@@ -10,6 +10,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
+from botocore.parsers import ResponseParserError
 
 from provisioner.errors import HostError, InfrastructureError, UsageError
 
@@ -80,8 +81,9 @@ def asking(what: str) -> Iterator[None]:
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
         raise InfrastructureError(message) from error
-    except BotoCoreError as error:
-        raise InfrastructureError(f"{what} failed: {error}", hint="Can this machine reach AWS?") from error
+    except (BotoCoreError, ResponseParserError) as error:  # the second: a proxy answered, or a broken server
+        said = str(error).splitlines()[0][:300]
+        raise InfrastructureError(f"{what} failed: {said}", hint="Can this machine reach AWS?") from error
 
 
 def code_of(error: ClientError) -> str:

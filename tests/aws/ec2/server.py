@@ -20,6 +20,8 @@ from typing import Any
 
 DEBIAN_AMI_ID = "ami-0deb12a64d00f1e1d"
 DEBIAN_OWNER = "136693071363"
+# moto reads it when it is imported.
+AMIS_VARIABLE = "MOTO_AMIS_PATH"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     threading.Thread(target=_wait_for_parent, args=(end,), daemon=True).start()
-    _describe_amis(directory / "amis.json")
+    describe_amis(directory / "amis.json")
+    os.environ[AMIS_VARIABLE] = str(directory / "amis.json")
 
     # moto reads its environment when it is imported.
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -94,8 +97,8 @@ def _wait_for_parent(end: object) -> None:
     end()
 
 
-def _describe_amis(path: Path) -> None:
-    """Tells moto of Debian's AMI, and of no other."""
+def describe_amis(path: Path) -> None:
+    """Writes the file that tells moto of Debian's AMI, and of no other."""
     name = "debian-12-amd64-20260101-0000"
     ami = {
         "ami_id": DEBIAN_AMI_ID,
@@ -114,7 +117,6 @@ def _describe_amis(path: Path) -> None:
         "creation_date": "2026-01-01T00:00:00.000Z",
     }
     path.write_text(json.dumps([ami]))
-    os.environ["MOTO_AMIS_PATH"] = str(path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,201 @@
+"""What one process works on one batch with: its session, families, agents, and the attempts that it makes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner import images, lifecycle
+from provisioner.batch.attempts import Attempt
+from provisioner.batch.board import Board, Running, RunProgress
+from provisioner.batch.conduct import Costs
+from provisioner.batch.launcher import Launcher
+from provisioner.batch.suite import Run, Suite, expand, family_directories
+from provisioner.clouds import Cloud
+from provisioner.destinations import parse_destination, resolve
+from provisioner.errors import UsageError
+from provisioner.forecast import Forecast, forecast
+from provisioner.image_store import now
+from provisioner.limits import parse_duration
+from provisioner.models import Record
+from provisioner.paths import Home
+from provisioner.progress import Progress, Silence
+from provisioner.registry import Where, open_cloud
+from provisioner.session import Session
+from provisioner.settings import Settings
+from provisioner.spending import Spending
+from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.variables import load_env_file
+
+
+class Bench:
+    """A batch, as this process works on it.
+
+    Args:
+        directory: the suite file's, from which its paths start.
+        batch: the batch's id.
+        database: of the ledger, if it is shared.
+
+    Raises:
+        UsageError: the suite names something that is not there, or that the cloud does not know.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Settings,
+        suite: Suite,
+        directory: Path,
+        batch: str,
+        *,
+        database: str = "",
+        progress: Progress | None = None,
+    ) -> None:
+        self.suite = suite
+        self.directory = directory
+        self.batch = batch
+        env_file = directory / suite.env_file if suite.env_file else None
+        where = Where(suite.cloud, suite.regions, spot=suite.spot)
+        self.session = Session(
+            home=home,
+            cloud=open_cloud(home, settings, where),
+            progress=progress or Silence(),
+            variables=load_env_file(env_file) if env_file else {},
+            ca_bundle=settings.ca_bundle_path,
+            limit=parse_duration(suite.limits.ttl),
+            spending=Spending.of(settings, suite.budget).model_copy(update={"command": batch, "batch": batch}),
+            database=database,
+        )
+        self._env_file = env_file
+        self._clouds = [self.session.cloud]
+        self._families: dict[str, TaskFamily] = {}
+        self._mutex = threading.Lock()
+        self._allowed = resolve([parse_destination(text) for text in suite.allow])
+
+    def family(self, path: str) -> TaskFamily:
+        """The family in a directory, read once.
+
+        Raises:
+            UsageError: it is not valid, or the suite's secrets lie in it.
+        """
+        with self._mutex:
+            if path not in self._families:
+                loaded = load_family(Path(path))
+                if self._env_file:
+                    refuse_env_file_inside(loaded, self._env_file)
+                self._families[path] = loaded
+            return self._families[path]
+
+    def prepare(self) -> list[Run]:
+        """Builds the images that are missing, and says which runs the suite means.
+
+        Raises:
+            UsageError: a task that there is not, missing variables, or machines that the cloud cannot give.
+            ImageBuildError: an image could not be built.
+        """
+        wanted = family_directories(self.suite, self.directory)
+        for path in wanted:
+            self.family(path)  # all are checked before the first image is built
+        tasks = {path: list(images.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
+        runs = expand(self.suite, tasks, wanted)
+        for path, task in dict.fromkeys((run.family, run.task) for run in runs):
+            lifecycle.plan(self.session, self.family(path), task)
+        return runs
+
+    def forecasts(self) -> list[TaskForecast]:
+        """What would run and cost, as far as that is known without building anything.
+
+        Raises:
+            UsageError: a task that there is not, or machines that the cloud cannot give.
+        """
+        wanted = family_directories(self.suite, self.directory)
+        found = []
+        for path, globs in wanted.items():
+            family = self.family(path)
+            image = images.built_family_image(self.session, family)
+            tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+            if not tasks:
+                found.append(TaskForecast(family=family.name, task=None, runs=0, forecast=None))
+                continue
+            known = Suite.model_validate(self.suite.model_dump() | {"families": [{"path": path, "tasks": globs}]})
+            runs = expand(known, {path: tasks}, {path: globs})
+            for task in dict.fromkeys(run.task for run in runs):
+                count = sum(run.task == task for run in runs)
+                told = forecast(self.session, family, task)
+                found.append(TaskForecast(family=family.name, task=task, runs=count, forecast=told))
+        return found
+
+    def attempt(
+        self, run: Run, number: int, shortages: int, board: Board, running: Running, launcher: Launcher
+    ) -> Attempt:
+        """An attempt at a run.
+
+        Args:
+            shortages: how often clouds had no capacity for it: the next place is tried.
+        """
+        running.attempt = number
+        session = replace(
+            self.session,
+            cloud=self._cloud(shortages),
+            progress=RunProgress(board, running),
+            check=running.check,
+            shield=running.shield,
+        )
+        return Attempt(
+            session=session,
+            batch=self.batch,
+            suite=self.suite,
+            directory=self.directory,
+            run=run,
+            family=self.family(run.family),
+            allowed=self._allowed,
+            number=number,
+            create=launcher.create,
+        )
+
+    def costs_of(self, environments: Iterable[str]) -> Costs:
+        """What environments have cost, by the ledger: their holds, where they are not settled."""
+        wanted = set(environments)
+        entries = [entry for entry in self.session.ledger.entries() if entry.environment in wanted]
+        return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
+
+    def spent(self) -> tuple[int, int]:
+        """What the batch holds and has spent, in millionths of a US dollar."""
+        entries = [entry for entry in self.session.ledger.entries() if entry.batch == self.batch]
+        held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
+        return held, sum(entry.actual_micro_usd or 0 for entry in entries)
+
+    def _cloud(self, shortages: int) -> Cloud:
+        with self._mutex:
+            while len(self._clouds) <= shortages and (more := self._clouds[-1].fallback()):
+                self._clouds.append(more)
+            return self._clouds[min(shortages, len(self._clouds) - 1)]
+
+
+class TaskForecast(Record):
+    """What the runs of one task would be.
+
+    Args:
+        task: None while nobody knows the family's tasks: its image is not built.
+        forecast: of one of its environments.
+    """
+
+    family: str
+    task: str | None
+    runs: int
+    forecast: Forecast | None
+
+
+def check_paths(suite: Suite, directory: Path) -> None:
+    """Refuses what the suite names and is not there.
+
+    Raises:
+        UsageError: with the name.
+    """
+    for agent in suite.agents:
+        if not (directory / agent.directory).is_dir():
+            raise UsageError(f"The directory of the agent {agent.name} does not exist: {directory / agent.directory}")
+    if suite.env_file and not (directory / suite.env_file).is_file():
+        raise UsageError(f"env_file {directory / suite.env_file} does not exist.")

@@ -1,0 +1,147 @@
+"""Creates environments that start together in one stack: a provider's start costs the controller more than they do.
+
+Whoever wants machines waits here until a Terraform may run; all that wait by then go into one apply.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from provisioner import machines
+from provisioner.environments import new_id
+from provisioner.errors import Interrupted, TerraformError
+from provisioner.models import Environment
+from provisioner.session import Session
+
+# One apply takes longer the more it makes, and the first of them waits for the last.
+MOST_PER_STACK = 25
+# Runs that begin together come within this long of one another.
+GATHERING_SECONDS = 1.0
+# The AWS provider's processes, measured.
+TERRAFORM_GIB = 0.6
+
+
+def terraform_slots(cores: int, memory_gib: float) -> int:
+    """How many Terraform processes may run at once on a host."""
+    return max(1, min(2 * cores, int(memory_gib / TERRAFORM_GIB)))
+
+
+def host_slots() -> int:
+    """The same for this host."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return terraform_slots(os.cpu_count() or 1, memory)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    environment: Environment
+    session: Session
+    made: Future[Environment]
+
+
+class Launcher:
+    """Takes wishes and fulfils them stack by stack.
+
+    Args:
+        label: the beginning of the stacks' names.
+        slots: how many Terraform processes may run at once.
+    """
+
+    def __init__(self, label: str, slots: int) -> None:
+        self._label = label
+        self._slots = slots
+        self._wishes: list[_Wish] = []
+        self._changed = threading.Condition()
+        self._applies = 0
+
+    def create(self, session: Session, environment: Environment) -> Environment:
+        """Creates the machines of a recorded environment, with others or alone. Waits until they are there.
+
+        Raises:
+            ProvisionerError: what exists by then is found by destroy.
+        """
+        wish = _Wish(environment, session, Future())
+        with self._changed:
+            self._wishes.append(wish)
+            if self._applies < self._slots:
+                self._applies += 1
+                threading.Thread(target=self._work, name="launcher", daemon=True).start()
+        # Even a run that is told to stop waits: what an apply is making could not be found before its end.
+        return wish.made.result()
+
+    def _work(self) -> None:
+        """Fulfils wishes until there are none."""
+        while True:
+            self._gather()
+            with self._changed:
+                taken = self._take()
+                if not taken:
+                    self._applies -= 1
+                    return
+            self._fulfil(taken)
+
+    def _gather(self) -> None:
+        """Waits until no more have come for a while, or enough have."""
+        count = -1
+        while True:
+            with self._changed:
+                if len(self._wishes) in (0, count) or len(self._wishes) >= MOST_PER_STACK:
+                    return
+                count = len(self._wishes)
+            time.sleep(GATHERING_SECONDS)
+
+    def _take(self) -> list[_Wish]:
+        """The wishes of one stack: one place, one kind of root."""
+        if not self._wishes:
+            return []
+        cloud = self._wishes[0].session.cloud
+        taken = [wish for wish in self._wishes if wish.session.cloud is cloud][:MOST_PER_STACK]
+        self._wishes = [wish for wish in self._wishes if wish not in taken]
+        return taken
+
+    def _fulfil(self, wishes: list[_Wish]) -> None:
+        try:
+            self._apply(wishes)
+        except BaseException as error:
+            for wish in wishes:
+                if not wish.made.done():
+                    wish.made.set_exception(error)
+
+    def _apply(self, wishes: list[_Wish]) -> None:
+        def check() -> None:
+            if all(_is_stopped(wish.session) for wish in wishes):
+                raise Interrupted("All that it was for has been told to stop.")
+
+        session = replace(wishes[0].session, check=check)
+        stack = new_id(self._label, None)
+        left = {}
+        for wish in wishes:
+            placed = session.environments.update(wish.environment, stack=stack)
+            left[placed.id] = (wish, placed)
+        while left:
+            try:
+                created = machines.create(session, [placed for _, placed in left.values()])
+            except TerraformError as error:
+                failed = error.environments & left.keys()
+                if not failed or failed == left.keys():
+                    raise
+                # The others are in the state: another apply is done with them soon.
+                for name in failed:
+                    left.pop(name)[0].made.set_exception(error)
+                left = {name: (wish, session.environments.reread(one)) for name, (wish, one) in left.items()}
+                continue
+            for one in created:
+                left[one.id][0].made.set_result(one)
+            return
+
+
+def _is_stopped(session: Session) -> bool:
+    try:
+        session.check()
+    except Interrupted:
+        return True
+    return False

@@ -1,0 +1,460 @@
+"""batch run, plan, status, resume, cancel, report, worker, schema."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from provisioner import lifecycle
+from provisioner.cli.context import command, default_home, parse_path, progress, session, session_of, shield
+from provisioner.cli.output import Result, table
+from provisioner.cli.streams import stderr
+from provisioner.environments import new_id
+from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
+from provisioner.image_store import now
+from provisioner.paths import Home, is_locked, locked
+from provisioner.prices import dollars
+from provisioner.settings import load_settings
+from provisioner.version import __version__
+
+if TYPE_CHECKING:  # the engine takes its time, and only these commands need it
+    from provisioner.batch.bench import Bench
+    from provisioner.batch.engine import RunState
+    from provisioner.batch.records import Batch
+    from provisioner.batch.results import Row
+    from provisioner.batch.workshop import Workshop
+
+LOOK_SECONDS = 0.5
+# Results are written again as runs end, but not for each of hundreds.
+WRITE_SECONDS = 5.0
+SuiteArgument = Annotated[
+    Path, typer.Argument(metavar="SUITE", help="The suite file (YAML).", show_default=False, parser=parse_path)
+]
+
+
+def batch_ids(incomplete: str) -> list[str]:
+    """Ids for the shell's completion."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return sorted(path.name for path in Home.default().batches.iterdir() if path.name.startswith(incomplete))
+    return []
+
+
+BatchArgument = Annotated[
+    str, typer.Argument(metavar="BATCH", help="Id of the batch, or its beginning or end.", autocompletion=batch_ids)
+]
+DatabaseOption = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar="PROVISIONER_DATABASE",
+        help="postgresql://... that several workers share. Default: a file of the batch.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Run many tasks with many agents, many times.", rich_markup_mode=None
+    )
+    app.add_typer(group, name="batch")
+    command(group, "run", help="Run a suite to its end.")(run)
+    command(group, "plan", help="Show what a suite would run, and what it costs at the most. Creates nothing.")(plan)
+    command(group, "status", help="Show how far a batch has come; without one, list all.")(status)
+    command(group, "resume", help="Go on with a batch that was interrupted, killed or cancelled.")(resume)
+    command(group, "cancel", help="Start no more runs of a batch; with --force, end those that run.")(cancel)
+    command(group, "report", help="Write a batch's report: one HTML page.")(report)
+    command(group, "worker", help="Work on the runs of all batches in a shared database, until interrupted.")(worker)
+    command(group, "schema", help="Print the JSON Schema of suite files.")(schema)
+
+
+def schema() -> Result:
+    """What a suite file may hold."""
+    from provisioner.batch.suite import schema as suite_schema
+
+    return Result(suite_schema(), json.dumps(suite_schema(), indent=2))
+
+
+def plan(suite: SuiteArgument) -> Result:
+    """What would run, and its worst case."""
+    from provisioner.batch.bench import Bench
+    from provisioner.batch.suite import load_suite
+
+    loaded = load_suite(suite)
+    bench = Bench(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
+    found = bench.forecasts()
+    known = [one for one in found if one.forecast]
+    worst = sum(one.runs * one.forecast.worst_micro_usd for one in known if one.forecast)
+    # Without an image, neither the tasks nor what the aux VM takes are known.
+    unbuilt = sorted({one.family for one in found if one.forecast is None or one.forecast.image is None})
+    runs = sum(one.runs for one in found)
+    data = {
+        "suite": loaded.name,
+        "tasks": [one.model_dump(mode="json") for one in found],
+        "runs": runs,
+        "concurrency": loaded.concurrency,
+        "worst_usd": worst / 1_000_000,
+        "worst_with_retries_usd": worst * (1 + loaded.retries) / 1_000_000,
+        "budget_usd": None if loaded.budget is None else float(loaded.budget),
+        "images_to_build": unbuilt,
+    }
+    rows = [
+        [
+            one.family,
+            one.task or "?",
+            str(one.runs) if one.task else "?",
+            "?" if not one.forecast or one.forecast.full_internet is None
+            else "full" if one.forecast.full_internet else "none",
+            " + ".join(size.types[0] if size.types else f"{size.cpus} vCPU, {size.memory_gib:g} GiB"
+                       for size in one.forecast.machines.values()) if one.forecast else "?",
+            dollars(one.forecast.worst_micro_usd) if one.forecast else "?",
+            dollars(one.runs * one.forecast.worst_micro_usd) if one.forecast else "?",
+        ]
+        for one in found
+    ]  # fmt: skip
+    lines = [
+        table(["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"], rows),
+        "",
+        f"{runs} runs on {loaded.cloud}, {loaded.concurrency} at once, each to its limit of {loaded.limits.ttl} at "
+        f"the most: {dollars(worst)}; {dollars(worst * (1 + loaded.retries))} if every run needs all its "
+        f"{loaded.retries} retries.",
+    ]
+    if loaded.budget is not None:
+        lines.append(f"The budget of {loaded.budget} USD is never exceeded: what does not fit waits, or is refused.")
+    if unbuilt:
+        lines.append(
+            f"Not built yet: {', '.join(unbuilt)}. Their tasks and aux VMs are known once `batch run`, or "
+            "`provisioner image build`, has built their images."
+        )
+    return Result(data, "\n".join(lines))
+
+
+def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
+    """Images first, then all runs."""
+    from provisioner.batch.bench import Bench
+    from provisioner.batch.records import Batch, Batches
+    from provisioner.batch.suite import load_suite
+
+    loaded = load_suite(suite)
+    home = default_home()
+    batch_id = new_id(loaded.name, None)
+    path = suite.absolute()
+    bench = Bench(home, load_settings(), loaded, path.parent, batch_id, database=database, progress=progress())
+    runs = bench.prepare()
+    batch = Batch(
+        id=batch_id, suite=loaded, suite_file=str(path), shared=bool(database), created_at=now(), version=__version__,
+        runs=tuple(runs),
+    )  # fmt: skip
+    Batches(home).save(batch)
+    progress().note(f"Batch {batch_id}: {len(runs)} runs. `provisioner batch status {batch_id}` shows them")
+    return _work(home, batch, bench, database)
+
+
+def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
+    """Runs that had ended stay as they are; what was cut short is begun again."""
+    from provisioner.batch.bench import Bench
+
+    home, found = _find(batch, database)
+    directory = Path(found.suite_file).parent
+    bench = Bench(home, load_settings(), found.suite, directory, found.id, database=database, progress=progress())
+    return _work(home, found, bench, database)
+
+
+def _find(name: str, database: str) -> tuple[Home, Batch]:
+    from provisioner.batch.records import Batches
+
+    home = default_home()
+    batch = Batches(home).find(name)
+    if batch.shared and not database:
+        raise UsageError(
+            f"The queue of {batch.id} is in a database.", hint="Name it with --database or PROVISIONER_DATABASE."
+        )
+    return home, batch
+
+
+def _work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
+    """Works on a batch to its end, or until it is interrupted."""
+    from provisioner.batch.workshop import Workshop
+    from provisioner.cli.batch_view import BatchView
+
+    if database and not batch.shared:
+        raise UsageError(f"{batch.id} has a queue of its own, not one in a database.")
+    with _alone(home, batch):
+        workshop = Workshop(home, load_settings(), database=database, batch=batch.id)
+        view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
+        try:
+            workshop.add(batch, bench)
+            states = workshop.register.states(batch.id)
+            workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
+            rows = _watch(home, batch, bench, workshop, view)
+        except KeyboardInterrupt:
+            with shield():
+                view.note("Stopping; what runs is cleared away")
+                workshop.register.cancel(batch.id, [run.key for run in batch.runs])
+                workshop.stop()
+            raise Interrupted(
+                f"Batch {batch.id} was interrupted; nothing of it is left running.",
+                hint=f"provisioner batch resume {batch.id} goes on with it.",
+            ) from None
+        finally:
+            view.stop()
+            with shield():
+                workshop.close()
+    return _finished(home, batch, rows, bench.spent())
+
+
+@contextlib.contextmanager
+def _alone(home: Home, batch: Batch) -> Iterator[None]:
+    """One controller at a time, where the queue is not shared."""
+    from provisioner.batch.records import Batches
+
+    def refuse() -> None:
+        raise UsageError(f"Another process works on {batch.id}.", hint=f"provisioner batch status {batch.id} shows it.")
+
+    with contextlib.ExitStack() as stack:
+        if not batch.shared:
+            stack.enter_context(locked(Batches(home).lock(batch.id), on_wait=refuse))
+        yield
+
+
+def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Any) -> list[Row]:
+    """Shows the batch until all its runs have ended."""
+    from provisioner.batch.records import Batches
+    from provisioner.batch.workshop import rows_of
+
+    known: dict[str, Row] = {}
+    written, written_at = -1, 0.0
+    while True:
+        states = workshop.look([batch.id])[batch.id]
+        rows = rows_of(batch, states, known, lambda keys: workshop.register.outputs(batch.id, keys))
+        running = workshop.board.running()
+        ended = len(rows) == len(batch.runs) and not running
+        view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
+        if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
+            Batches(home).write_results(batch, rows)
+            written, written_at = len(rows), time.monotonic()
+        if ended:
+            return rows
+        time.sleep(LOOK_SECONDS)
+
+
+def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
+    from provisioner.batch.records import Batches
+
+    page = _write_report(home, batch, rows, None)
+    directory = Batches(home).directory(batch.id)
+    outcomes = Counter(row.outcome for row in rows)
+    data = {
+        **_data(batch, rows, money),
+        "results": str(directory / "results.jsonl"),
+        "csv": str(directory / "results.csv"),
+        "report": str(page),
+    }
+    code = 0
+    if outcomes["infrastructure_failed"]:
+        code = InfrastructureError.exit_code
+    elif outcomes["over_budget"]:
+        code = BudgetError.exit_code
+    elif outcomes["cancelled"]:
+        code = Interrupted.exit_code
+    text = "\n".join(
+        [_scores(rows), "", f"{batch.id}: {dollars(money[1])} spent.", f"results: {directory / 'results.csv'}",
+         f"report:  {page}"]
+    )  # fmt: skip
+    return Result(data, text, code)
+
+
+def _data(batch: Batch, rows: Sequence[Row], money: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "batch": batch.id,
+        "suite": batch.suite.name,
+        "runs": len(batch.runs),
+        "ended": len(rows),
+        "outcomes": dict(Counter(row.outcome for row in rows)),
+        "held_usd": money[0] / 1_000_000,
+        "spent_usd": money[1] / 1_000_000,
+        "rows": [row.model_dump(mode="json") for row in rows],
+    }
+
+
+def _scores(rows: Sequence[Row]) -> str:
+    from provisioner.batch.results import by_task_and_agent, estimate
+
+    lines = []
+    for (task, agent), found in by_task_and_agent(rows).items():
+        one = estimate([row.score for row in found if row.score is not None])
+        interval = f"{one.low:.2f} to {one.high:.2f}" if one and one.low is not None and one.high is not None else "-"
+        kinds = Counter(row.outcome for row in found)
+        said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines.append([task, agent, str(len(found)), f"{one.mean:.2f}" if one else "-", interval, said])
+    return table(["TASK", "AGENT", "RUNS", "MEAN", "95 %", "ENDED AS"], lines)
+
+
+def status(
+    batch: Annotated[
+        str | None,
+        typer.Argument(metavar="[BATCH]", help="Id of the batch, or its beginning or end.", autocompletion=batch_ids),
+    ] = None,
+    database: DatabaseOption = "",
+) -> Result:
+    """Counts, what runs, what failed, and what it cost so far."""
+    from provisioner.batch.records import Batches
+    from provisioner.cli.batch_view import row_line, summary
+
+    if batch is None:
+        home = default_home()
+        known = Batches(home).all()
+        lines = [
+            [one.id, f"{len(Batches(home).results(one))}/{len(one.runs)}", f"{one.created_at:%Y-%m-%d %H:%M}",
+             "at work" if not one.shared and is_locked(Batches(home).lock(one.id)) else "-"]
+            for one in known
+        ]  # fmt: skip
+        listed: list[dict[str, Any]] = [
+            {"batch": one.id, "runs": len(one.runs), "created_at": one.created_at.isoformat()} for one in known
+        ]
+        shown = table(["BATCH", "ENDED", "CREATED (UTC)", "CONTROLLER"], lines) if known else "No batch was run yet."
+        return Result({"batches": listed}, shown)
+    home, found = _find(batch, database)
+    states, rows = _state(home, found, database)
+    money = _money(found, database)
+    running = [one for one in states.values() if one.state == "running"]
+    at_work = found.shared or is_locked(Batches(home).lock(found.id))
+    live = {one.id: one for one in session().environments.readable() if one.batch == found.id}
+    text = [f"{found.id}: {summary(found, states, rows, *money)}"]
+    if not at_work and len(rows) < len(found.runs):
+        text.append(f"No controller works on it: provisioner batch resume {found.id}")
+    text += [f"  runs: {one.key}" for one in running]
+    text += [f"  environment: {one.id} ({one.status}), ends at {one.expires_at:%H:%M} UTC" for one in live.values()]
+    text += [f"  {row_line(row)}" for row in rows if row.outcome != "scored"]
+    data = {
+        **_data(found, rows, money),
+        "at_work": at_work,
+        "states": dict(Counter(one.state for one in states.values())),
+        "running": [one.key for one in running],
+        "environments": sorted(live),
+    }
+    return Result(data, "\n".join(text))
+
+
+def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
+    from provisioner.batch.records import Batches
+    from provisioner.batch.workshop import register_of, rows_of
+
+    if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
+        return {}, []
+    with contextlib.closing(register_of(home, batch, database)) as queue:
+        states = queue.states(batch.id)
+        return states, rows_of(batch, states, {}, lambda keys: queue.outputs(batch.id, keys))
+
+
+def _money(batch: Batch, database: str) -> tuple[int, int]:
+    entries = [entry for entry in session(database=database).ledger.entries() if entry.batch == batch.id]
+    held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
+    return held, sum(entry.actual_micro_usd or 0 for entry in entries)
+
+
+def cancel(
+    batch: BatchArgument,
+    force: Annotated[bool, typer.Option("--force", help="End the runs that are being worked on, too.")] = False,
+    database: DatabaseOption = "",
+) -> Result:
+    """What has not begun never will, unless the batch is resumed."""
+    from provisioner.batch.records import Batches
+    from provisioner.batch.workshop import register_of
+
+    home, found = _find(batch, database)
+    states, _ = _state(home, found, database)
+    chosen = [key for key, one in states.items() if one.state == "queued" or (force and one.state == "running")]
+    with contextlib.closing(register_of(home, found, database)) as queue:
+        queue.cancel(found.id, chosen)
+    removed = []
+    if force and not found.shared and not is_locked(Batches(home).lock(found.id)):
+        removed = _remove_leftovers(found)
+    running = sum(one.state == "running" for one in states.values())
+    text = f"{found.id}: {len(chosen)} runs cancelled."
+    if running and not force:
+        text += f" {running} still run; --force ends them."
+    elif running:
+        text += f" Their environments are being cleared away: provisioner batch status {found.id}"
+    if removed:
+        text = f"{text.partition(' Their')[0]} Removed: {', '.join(removed)}."
+    return Result({"batch": found.id, "cancelled": chosen, "removed": removed}, text)
+
+
+def _remove_leftovers(batch: Batch) -> list[str]:
+    """Destroys what a killed controller has left: nobody else does."""
+    opened = session()
+    left = [one for one in opened.environments.readable() if one.batch == batch.id]
+    for one in left:
+        if not is_locked(opened.environments.lease(one.id)):
+            lifecycle.destroy(session_of(one, opened), one)
+    return [one.id for one in left]
+
+
+def report(
+    batch: BatchArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Where to write it.", parser=parse_path)
+    ] = None,
+    database: DatabaseOption = "",
+) -> Result:
+    """The page, of what has ended by now."""
+    home, found = _find(batch, database)
+    _, rows = _state(home, found, database)
+    page = _write_report(home, found, rows, output)
+    return Result({"batch": found.id, "report": str(page), "ended": len(rows)}, str(page))
+
+
+def _write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | None) -> Path:
+    from provisioner.batch.records import Batches
+    from provisioner.batch.report import render
+
+    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
+    try:
+        logs = os.path.relpath(home.archive, page.parent)
+        page.write_text(render(batch.id, rows, now(), logs))
+    except OSError as error:
+        raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
+    return page
+
+
+def worker(database: DatabaseOption = "") -> Result:
+    """Until Ctrl-C: then its runs are cleared away and queued again for others."""
+    from provisioner.batch.workshop import Workshop
+
+    if not database:
+        raise UsageError("A worker needs --database: that is where its work comes from.")
+    workshop = Workshop(default_home(), load_settings(), database=database)
+    progress().note("Waiting for runs; Ctrl-C ends")
+    seen: set[str] = set()
+    try:
+        while True:
+            running = {one.key for one in workshop.board.running()}
+            for key in sorted(running - seen):
+                progress().note(f"{key}: begins")
+            for key in sorted(seen - running):
+                progress().note(f"{key}: ended")
+            for key, text in workshop.board.take_notes():
+                progress().note(f"{key}: {text}")
+            seen = running
+            workshop.look(sorted({key.partition("/")[0] for key in running}))
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        with shield():
+            progress().note("Stopping; what runs here is cleared away and queued again")
+            workshop.stop(hand_back=True)
+        raise Interrupted("The worker was interrupted; its runs wait for another one.") from None
+    finally:
+        with shield():
+            workshop.close()

@@ -1,0 +1,79 @@
+"""The ledger in Postgres, for controllers on several machines that share one budget."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from provisioner.errors import InfrastructureError
+from provisioner.ledger import COLUMNS, SCHEMA_VERSION, Connection, Ledger
+
+# One schema per version of the table: another version of provisioner does not misread it.
+SCHEMA = f"provisioner_{SCHEMA_VERSION}"
+CONNECT_SECONDS = 10
+# "provi" in ASCII: whoever makes the table keeps others from making it too.
+MAKING = 0x70726F7669
+
+
+class _Postgres:
+    """A connection that takes SQLite's marks for values."""
+
+    def __init__(self, connection: psycopg.Connection[dict[str, Any]]) -> None:
+        self._connection = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+
+    def execute(self, sql: str, values: dict[str, Any] | None = None, /) -> psycopg.Cursor[dict[str, Any]]:
+        # The statements are the ledger's own, and have no colon but before a name.
+        return self._connection.execute(re.sub(r":(\w+)", r"%(\1)s", sql).encode(), values)
+
+
+class PostgresLedger(Ledger):
+    """A ledger in a Postgres database; its schema is made where it is missing.
+
+    Args:
+        url: postgresql://USER@HOST:PORT/DATABASE.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def _exists(self) -> bool:
+        return True
+
+    def _begin(self, connection: Connection) -> None:
+        connection.execute("BEGIN")
+        connection.execute("LOCK TABLE entries IN SHARE ROW EXCLUSIVE MODE")
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        try:
+            with contextlib.closing(
+                psycopg.connect(self._url, autocommit=True, row_factory=dict_row, connect_timeout=CONNECT_SECONDS)
+            ) as raw:
+                connection = _Postgres(raw)
+                raw.execute(f"SET search_path TO {SCHEMA}".encode())
+                if not raw.execute("SELECT to_regclass('entries') AS found").fetchone()["found"]:  # type: ignore[index]
+                    _make(connection)
+                yield connection
+        except psycopg.Error as error:
+            said = str(error).strip().splitlines()
+            raise InfrastructureError(
+                f"The ledger in Postgres cannot be used: {said[0] if said else type(error).__name__}",
+                hint="Nothing is launched without it. Is the database up, and is the URL right?",
+            ) from error
+
+
+def _make(connection: _Postgres) -> None:
+    connection.execute("BEGIN")
+    connection.execute(f"SELECT pg_advisory_xact_lock({MAKING})")
+    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS.replace('INTEGER', 'BIGINT')})")
+    connection.execute("COMMIT")

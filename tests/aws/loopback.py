@@ -1,0 +1,233 @@
+"""A moto account whose instances answer SSH on the loopback: a program in the machines' place, for what needs many.
+
+Usage: python -m tests.aws.loopback HOST_KEY   prints the API's URL, and serves until stdin ends
+
+It speaks the guest helper's language: a family of one task, `main`, whose start() does nothing and whose score is 1.
+A command `sleep N` of an agent waits; `exit N` ends so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from moto.core.responses import ActionResult
+from moto.core.types import Base64EncodedString
+from moto.core.utils import utcnow
+from moto.ec2.models import EC2Backend, ec2_backends, elastic_network_interfaces
+from moto.ec2.responses.general import General
+
+from tests.aws.ec2.server import AMIS_VARIABLE, describe_amis
+from tests.aws.proxy import serving
+
+ROOT = Path(__file__).parents[2]
+PORT = 22
+SETUP = {
+    "standard_version": "0.5.0",
+    "tasks": {"main": {"permissions": [], "instructions": "Do it.", "required_environment_variables": []}},
+    "has_score": True,
+}
+PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody answers"}]
+
+
+class Machines:
+    """All machines at once: one thread accepts, one serves each connection."""
+
+    def __init__(self, key: Path) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._key = paramiko.Ed25519Key.from_private_key_file(str(key))
+        self._addresses = self._free_addresses()
+        self._mutex = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def console(self) -> str:
+        """What cloud-init prints at the first boot."""
+        key = f"{self._key.get_name()} {self._key.get_base64()} root@machine"
+        return f"-----BEGIN SSH HOST KEY KEYS-----\n{key}\n-----END SSH HOST KEY KEYS-----\n"
+
+    def new_address(self) -> str:
+        """A public address; from now on its SSH port answers."""
+        with self._mutex:
+            address, listener = next(self._addresses)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._wake.send(b"x")
+        return address
+
+    @staticmethod
+    def _free_addresses() -> Iterator[tuple[str, socket.socket]]:
+        for number in range(1 << 22):
+            address = f"127.{64 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, PORT))
+            except PermissionError:
+                raise
+            except OSError:
+                listener.close()
+                continue
+            listener.listen()
+            yield address, listener
+
+    def _accept(self) -> None:
+        while True:
+            for ready, _ in self._selector.select():
+                if ready.fileobj is self._woken:
+                    self._woken.recv(4096)
+                    continue
+                listener = ready.fileobj
+                assert isinstance(listener, socket.socket)
+                stream, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        address = stream.getsockname()[0]
+        transport = paramiko.Transport(stream)
+        transport.add_server_key(self._key)
+        try:
+            transport.start_server(server=_Login(address))
+            while transport.is_active():
+                if (channel := transport.accept(5)) is not None:
+                    channel.settimeout(600)
+        except (paramiko.SSHException, EOFError, OSError):
+            transport.close()
+
+
+class _Login(paramiko.ServerInterface):
+    """Lets everybody in, and runs what it is told."""
+
+    _results: dict[str, str] = {}  # noqa: RUF012 - of all machines: their names are random
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.common.AUTH_SUCCESSFUL
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.common.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self._run, args=(channel, shlex.split(command.decode())), daemon=True).start()
+        return True
+
+    def _run(self, channel: paramiko.Channel, argv: list[str]) -> None:
+        try:
+            stdin = b""
+            while chunk := channel.recv(1 << 16):
+                stdin += chunk
+            code, stdout = self._obey(argv, stdin)
+            if stdout:
+                channel.sendall(stdout)
+            channel.send_exit_status(code)
+        except OSError:
+            pass
+        finally:
+            channel.close()
+
+    def _obey(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
+        words = " ".join(argv)
+        if argv[:2] == ["python3", "-I"] and argv[2].endswith("probe.py"):
+            return 0, json.dumps(PROBES).encode()
+        if argv[:2] == ["python3", "-I"] and argv[2].endswith("helper.py"):
+            request = json.loads(stdin)
+            self._results[request["result"]] = json.dumps({"status": "ok", "value": _value(request["operation"])})
+            return 0, b""
+        if argv[0] == "sh" and argv[-1] in self._results:
+            return 0, self._results.pop(argv[-1]).encode()
+        if argv[0] == "timeout":
+            return _agent(argv)
+        if "poweroff" in words:
+            _power_off(self._address)
+        return 0, b"nothing to tell\n" if argv[0] == "journalctl" else b""
+
+
+def _agent(argv: list[str]) -> tuple[int, bytes]:
+    limit, command = float(argv[2]), argv[-1]
+    if found := re.fullmatch(r"sleep ([0-9.]+)", command):
+        wanted = float(found[1])
+        time.sleep(min(wanted, limit))
+        return (124 if wanted > limit else 0), b"slept\n"
+    if found := re.fullmatch(r"exit (\d+)", command):
+        return int(found[1]), b"no\n"
+    return 0, b"done\n"
+
+
+def _value(operation: str) -> Any:
+    return {"setup": SETUP, "score": 1.0, "read_submission": {"found": True, "text": "42"}}.get(operation, {})
+
+
+def _power_off(address: str) -> None:
+    for account in ec2_backends.values():
+        for backend in account.values():
+            for instance in list(backend.all_instances()):
+                if instance.public_ip == address and instance.state == "running":
+                    backend.stop_instances([instance.id])
+
+
+def main() -> None:
+    """Serves until stdin ends."""
+    machines = Machines(Path(sys.argv[1]))
+
+    def get_console_output(self: General) -> ActionResult:
+        instance = self._get_param("InstanceId")
+        output = Base64EncodedString(base64.b64encode(machines.console().encode()).decode())
+        return ActionResult({"InstanceId": instance, "Timestamp": utcnow(), "Output": output})
+
+    setattr(elastic_network_interfaces, "random_public_ip", machines.new_address)  # noqa: B010
+    setattr(General, "get_console_output", get_console_output)  # noqa: B010
+    create_image: Any = EC2Backend.create_image
+
+    def create_tagged(self: Any, *arguments: Any, tag_specifications: list[dict[str, Any]]) -> Any:
+        # moto takes one specification of tags, where EC2 takes the snapshots' too.
+        ours = [one for one in tag_specifications if one["ResourceType"] == "image"]
+        return create_image(self, *arguments, tag_specifications=ours)
+
+    setattr(EC2Backend, "create_image", create_tagged)  # noqa: B010
+    with serving() as api:
+        print(api.url, flush=True)
+        sys.stdin.read()
+
+
+@contextmanager
+def account_of_many(directory: Path) -> Iterator[str]:
+    """The account in a process of its own; its URL.
+
+    Args:
+        directory: for its files.
+    """
+    key = directory / "host_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    argv = [sys.executable, "-m", "tests.aws.loopback", str(key)]
+    describe_amis(directory / "amis.json")
+    environment = {**os.environ, AMIS_VARIABLE: str(directory / "amis.json")}
+    with subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
+
+
+if __name__ == "__main__":
+    main()
