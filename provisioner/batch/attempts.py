@@ -179,13 +179,13 @@ class Attempt:
                 return AgentStep(at=now(), failure=_interruption("its agent was cut short"))
             environment = self.session.environments.update(environment, agent_at=now())
             limit = parse_duration(self.suite.limits.agent)
-            try:
-                with phases.phase("agent"):
+            with phases.phase("agent"):
+                try:
                     done = inside.run_agent(
                         self.session, environment, self.directory / agent.directory, agent.command, limit
                     )
-            except TimeoutError:
-                return AgentStep(at=now(), timed_out=True)
+                except TimeoutError:
+                    return AgentStep(at=now(), timed_out=True)
             return AgentStep(at=now(), exit_code=done.exit_code)
 
         return self._in_environment("agent", AgentStep, work, task_failure="agent_failed")

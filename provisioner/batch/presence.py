@@ -29,6 +29,7 @@ class Presence:
     """
 
     def __init__(self, url: str, worker: str) -> None:
+        self._worker = worker
         try:
             self._connection = psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_SECONDS)
             for name, value in KEEPALIVE.items():
@@ -45,7 +46,7 @@ class Presence:
         """
         found = []
         try:
-            for worker in workers:
+            for worker in set(workers) - {self._worker}:
                 row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_number(worker),)).fetchone()
                 if row and row[0]:
                     self._connection.execute("SELECT pg_advisory_unlock(%s)", (_number(worker),))

@@ -31,7 +31,19 @@ OUTCOMES = {
     "cancelled": "cancelled",
 }
 # In the order in which an environment lives through them.
-PHASES = ("images", "create", "boot", "isolation", "start", "first score", "agent", "score", "teardown", "destroy")
+PHASES = (
+    "images",
+    "create",
+    "boot",
+    "isolation",
+    "start",
+    "first score",
+    "agent",
+    "score",
+    "logs",
+    "teardown",
+    "destroy",
+)
 
 
 def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") -> str:
@@ -65,8 +77,8 @@ def _totals(rows: Sequence[Row]) -> dict[str, str]:
     scored = sum(row.outcome == "scored" for row in rows)
     return {
         "runs": str(len(rows)),
-        "scored": f"{scored}",
-        "not scored": f"{len(rows) - scored}",
+        "ended well": f"{scored}",
+        "failed": f"{len(rows) - scored}",
         "cost": f"{sum(row.cost_micro_usd for row in rows) / MICRO:.4f} USD",
         "time": words(end - begin) if begin and end else "-",
     }

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from provisioner.destinations import parse_destination
 from provisioner.errors import UsageError
-from provisioner.limits import DEFAULT_LIMIT, checked_limit, parse_duration, words
+from provisioner.limits import DEFAULT_LIMIT, SHORTEST, checked_limit, parse_duration, words
 from provisioner.models import Record
 
 MAXIMUM_RUNS = 10_000
@@ -76,9 +76,10 @@ class Limits(Part):
 
     @field_validator("ttl", "agent")
     @classmethod
-    def _is_a_duration(cls, value: str) -> str:
+    def _is_a_duration(cls, value: str, info: ValidationInfo) -> str:
         try:
-            checked_limit(parse_duration(value))
+            duration = parse_duration(value)
+            checked_limit(duration if info.field_name == "ttl" else max(duration, SHORTEST))
         except UsageError as error:
             raise ValueError(error.message) from error
         return value

@@ -81,7 +81,7 @@ class Workshop:
             for one in found.values():
                 if one.state == "cancelled":
                     self.board.stop(f"{batch}/{one.key}")
-        if self._presence and (dead := self._presence.dead(self._others())):
+        if self._presence and (dead := self._presence.dead(self.register.executors())):
             self._engine.recover(dead)
         return states
 
@@ -112,9 +112,6 @@ class Workshop:
         self.register.close()
         if self._presence:
             self._presence.close()
-
-    def _others(self) -> set[str]:
-        return self.register.executors()
 
     def _work(self, given: Json, do: Do[Step]) -> Json:
         order = Order.model_validate(given)

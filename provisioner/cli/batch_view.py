@@ -53,7 +53,7 @@ def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], h
     failed = sum(row.outcome != "scored" for row in rows)
     budget = f" of {batch.suite.budget} USD" if batch.suite.budget is not None else ""
     parts = [
-        f"{len(rows)}/{len(batch.runs)} ended ({failed} not scored)",
+        f"{len(rows)}/{len(batch.runs)} ended ({failed} failed)",
         f"{running} running",
         f"{queued} queued",
         f"{dollars(spent)} spent + {dollars(held)} held{budget}",

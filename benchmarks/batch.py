@@ -1,0 +1,151 @@
+"""Prints what a batch costs its controller: whole runs on the aws cloud, a moto server and a loopback SSH in its place.
+
+Usage: python benchmarks/batch.py [--environments 20 200]
+
+Each run is an environment of one machine from its hold to the proof that it is gone, with an agent that works for two
+seconds; all are let run at once. CPU seconds are those of `provisioner batch run` and all that it started (Terraform,
+the provider), not those of moto or the machines. Memory is the proportional set size, sampled five times a second: of
+the controller's own process, and of all together. Images and the region's network exist beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.aws import SAMPLE_SECONDS, descendants  # noqa: E402
+from tests.aws.loopback import account_of_many  # noqa: E402
+from tests.provider_mirror import use_provider_mirror  # noqa: E402
+
+# What stands for the machines answers in its place.
+FAMILY = """
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t):
+        return "Do it."
+
+    @staticmethod
+    def score(t, submission):
+        return 1.0
+"""
+
+
+def suite(directory: Path, count: int) -> Path:
+    """A suite file of so many runs."""
+    family, agent = directory / "many", directory / "agent"
+    for made in (family, agent):
+        made.mkdir(exist_ok=True)
+    (family / "many.py").write_text(FAMILY)
+    path = directory / f"suite-{count}.yaml"
+    data = {
+        "name": f"many-{count}",
+        "families": [{"path": "many"}],
+        "agents": [{"name": "quick", "directory": "agent", "command": "sleep 2"}],
+        "repetitions": count,
+        "cloud": "aws",
+        "regions": ["us-east-1"],
+        "concurrency": count,
+        "budget": 1000,
+    }
+    path.write_text(json.dumps(data))  # which is YAML
+    return path
+
+
+class Memory(threading.Thread):
+    """Samples the memory of a process and of its descendants."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.own_mib = self.all_mib = 0.0
+        self._pid = pid
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Until stop()."""
+        while not self._ended.wait(SAMPLE_SECONDS):
+            sizes = {pid: _pss_mib(pid) for pid in descendants(self._pid)}
+            self.own_mib = max(self.own_mib, sizes.get(self._pid, 0))
+            self.all_mib = max(self.all_mib, sum(sizes.values()))
+
+    def stop(self) -> None:
+        """Ends the sampling."""
+        self._ended.set()
+
+
+def _pss_mib(pid: int) -> float:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return 0.0
+
+
+def run(path: Path) -> tuple[float, float, Memory]:
+    """Wall seconds, CPU seconds and memory of one batch.
+
+    Raises:
+        SystemExit: a run did not come to its score.
+    """
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    argv = [sys.executable, str(ROOT / "cli.py"), "batch", "run", str(path), "--json"]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        memory = Memory(process.pid)
+        out, err = process.communicate()
+    memory.stop()
+    wall = time.monotonic() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    told = json.loads(out)
+    if process.returncode != 0 or set(told["outcomes"]) != {"scored"} or told["held_usd"]:
+        raise SystemExit(f"{told['outcomes']}\n{err.decode()[-3000:]}")
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, memory
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--environments", type=int, nargs="+", default=[20, 200])
+    counts = parser.parse_args().environments
+    use_provider_mirror()
+    with tempfile.TemporaryDirectory() as name, account_of_many(Path(name)) as url:
+        directory = Path(name)
+        os.environ |= {
+            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+            "PROVISIONER_HOME": str(directory / "home"), "PROVISIONER_CONTROLLER_CIDRS": "203.0.113.10/32",
+        }  # fmt: skip
+        run(suite(directory, 1))  # images and network
+        seen = []
+        for count in counts:
+            wall, cpu, memory = run(suite(directory, count))
+            seen.append((count, memory))
+            print(
+                f"{count:>4} environments: {wall:6.1f} s wall, {count / wall * 60:5.1f} a minute, {cpu:6.1f} CPU s, "
+                f"{cpu / count:5.2f} CPU s each, {memory.own_mib:5.0f} MiB the controller, "
+                f"{memory.all_mib:5.0f} MiB with Terraform",
+                flush=True,
+            )
+        for (few, before), (many, after) in pairwise(seen):
+            growth = (after.own_mib - before.own_mib) / (many - few)
+            print(f"from {few} to {many}: the controller grows by {growth:.2f} MiB per environment")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The example suite on real machines, its controller killed three times: every run ends once, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provisioner.paths import Home, is_locked
+from tests.command_line import CLI, ROOT, provisioner, variables
+from tests.conftest import borrow_images
+from tests.local.test_interruptions import assert_nothing_left
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
+SUITE = ROOT / "examples" / "batch" / "suite.yaml"
+EXPECTED = {
+    ("easy", "counting"): ("scored", 1.0),
+    ("easy", "crashing"): ("agent_failed", 0.59),
+    ("easy", "hanging"): ("timed_out", 0.98),
+    ("total", "counting"): ("scored", 1.0),
+    ("total", "crashing"): ("agent_failed", 0.0),
+    ("total", "hanging"): ("timed_out", 0.0),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, test_home: Home) -> Iterator[Home]:
+    """A home of its own, with the tests' images; whatever the test does, no machine outlives it."""
+    made = borrow_images(test_home, tmp_path / "home")
+    yield made
+    provisioner(made, "destroy", "--all")
+
+
+def suite(directory: Path, **changes: Any) -> Path:
+    """The example suite, with its paths made absolute, and an agent's limit that tests can wait for."""
+    data = yaml.safe_load(SUITE.read_text())
+    for entry in data["families"]:
+        entry["path"] = str((SUITE.parent / entry["path"]).resolve())
+    for agent in data["agents"]:
+        agent["directory"] = str(SUITE.parent / agent["directory"])
+    data["limits"]["agent"] = "8s"
+    path = directory / "suite.yaml"
+    path.write_text(yaml.safe_dump(data | changes))
+    return path
+
+
+def started(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+    """A controller in a session of its own, as at a terminal."""
+    return subprocess.Popen(
+        [*CLI, "batch", *arguments], env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+def records(home: Home) -> list[dict[str, Any]]:
+    """The records of the environments that live."""
+    found = []
+    for path in home.environments.glob("*/environment.json"):
+        try:
+            found.append(json.loads(path.read_text()))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 300) -> None:
+    """Waits until something is so, while the controller lives."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the controller ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def told(home: Home, *arguments: str, code: int = 0) -> Any:
+    """The JSON object of a batch command."""
+    done = provisioner(home, "batch", *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def ledger(home: Home) -> dict[str, Any]:
+    return dict(json.loads(provisioner(home, "costs", "--json").stdout))
+
+
+def test_a_suite_whose_controller_is_killed_three_times_ends_each_run_once(home: Home, tmp_path: Path) -> None:
+    moments: list[Callable[[], bool]] = [
+        # While machines boot; while an agent works; and once some runs have ended and others are on their way.
+        lambda: any(one["status"] == "creating" and one["endpoints"] for one in records(home)),
+        lambda: any(one["agent_at"] for one in records(home)),
+        lambda: len(list(home.archive.iterdir())) >= 6 and any(one["status"] == "ready" for one in records(home)),
+    ]
+    process = started(home, "run", str(suite(tmp_path)))
+    for moment in moments:
+        wait_for(moment, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        [batch] = [path.name for path in home.batches.iterdir()]
+        process = started(home, "resume", batch)
+    try:
+        assert process.wait(timeout=1200) == 0
+    finally:
+        process.kill()
+
+    lines = (home.batches / batch / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == len({row["key"] for row in rows}) == 12
+    for row in rows:
+        outcome, score = EXPECTED[row["task"], row["agent"]]
+        assert (row["outcome"], row["score"]) == (outcome, pytest.approx(score)), row
+        assert row["agent_exit_code"] == {"scored": 0, "agent_failed": 3}.get(outcome)
+        assert row["images"]["primary"].startswith("family-")
+        logs = home.archive / row["environment"] / "logs"
+        assert (logs / "agent.log").exists()
+        assert (logs / "console-primary.log").exists()
+        assert "systemd" in (logs / "journal-primary.log").read_text()
+    assert any(row["attempts"] > 1 for row in rows)
+    assert_nothing_left(home)
+
+    # Each attempt was launched once and is settled; the results name the last one of each run.
+    costs = ledger(home)
+    entries = [entry for entry in costs["entries"] if entry["batch"] == batch and entry["kind"] == "task"]
+    assert costs["held_usd"] == 0
+    assert all(entry["actual_usd"] is not None for entry in entries)
+    assert {row["environment"] for row in rows} <= {entry["environment"] for entry in entries}
+    assert len(entries) <= sum(row["attempts"] for row in rows)
+
+    again = told(home, "resume", batch)
+    assert [row["environment"] for row in again["rows"]] == [row["environment"] for row in rows]
+    state = told(home, "status", batch)
+    assert (state["ended"], state["running"], state["environments"]) == (12, [], [])
+    page = tmp_path / "page.html"
+    assert provisioner(home, "batch", "report", batch, "--output", str(page)).returncode == 0
+    assert "the agent ran out of time" in page.read_text()
+
+
+def test_ctrl_c_clears_away_and_a_resumed_batch_goes_on(home: Home, tmp_path: Path) -> None:
+    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
+    process = started(home, "run", str(suite(tmp_path, families=families, repetitions=1)))
+    wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 130
+    assert_nothing_left(home)
+    [batch] = [path.name for path in home.batches.iterdir()]
+    assert not is_locked(home.batches / batch / "controller.lock")
+    assert ledger(home)["held_usd"] == 0
+    rows = told(home, "resume", batch)["rows"]
+    assert {(row["agent"], row["outcome"]) for row in rows} == {
+        ("counting", "scored"), ("crashing", "agent_failed"), ("hanging", "timed_out"),
+    }  # fmt: skip
+
+
+def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Home, tmp_path: Path) -> None:
+    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
+    process = started(home, "run", str(suite(tmp_path, families=families, concurrency=1, repetitions=1)))
+    wait_for(lambda: bool(records(home)), process)
+    [batch] = [path.name for path in home.batches.iterdir()]
+    graceful = told(home, "cancel", batch)
+    assert len(graceful["cancelled"]) == 2
+    forced = told(home, "cancel", batch, "--force")
+    assert len(forced["cancelled"]) == 1
+    assert process.wait(timeout=120) == 130
+    assert_nothing_left(home)
+    rows = [json.loads(line) for line in (home.batches / batch / "results.jsonl").read_text().splitlines()]
+    assert [row["outcome"] for row in rows] == ["cancelled"] * 3
