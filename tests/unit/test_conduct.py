@@ -1,0 +1,118 @@
+"""Which step follows which: attempts, retries, interruptions, and the row that a run comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from provisioner.batch.attempts import AgentStep, EndStep, Failure, ScoreStep, Step, UpStep
+from provisioner.batch.conduct import MOST_ATTEMPTS, Costs, conduct
+from provisioner.batch.results import Row
+from provisioner.batch.suite import Run
+from provisioner.models import Phase
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
+LOST = Failure(outcome="infrastructure_failed", message="gone", retry=True)
+FULL = Failure(outcome="infrastructure_failed", message="no room", retry=True, capacity=True)
+CUT = Failure(outcome="infrastructure_failed", message="cut short", interrupted=True)
+WRONG = Failure(outcome="task_failed", message="start() failed")
+
+
+class Script:
+    """An attempt whose steps come to what they are told to. Notes what was done."""
+
+    def __init__(self, done: list[str], number: int, shortages: int, failure: Failure | None, **steps: Any) -> None:
+        self._done, self._number, self._failure, self._steps = done, number, failure, steps
+        done.append(f"attempt {number}/{shortages}")
+
+    def up(self) -> UpStep:
+        return UpStep(
+            at=AT, begun_at=AT, environment=f"env-{self._number}", cloud="local", region="", failure=self._failure,
+            phases=(Phase(name="boot", seconds=2),),
+        )  # fmt: skip
+
+    def agent(self) -> AgentStep:
+        return AgentStep(at=AT, **self._steps.get("agent", {"exit_code": 0}))
+
+    def score(self) -> ScoreStep:
+        return ScoreStep(at=AT, **self._steps.get("score", {"score": 1.0}))
+
+    def end(self) -> EndStep:
+        return EndStep(at=AT, **self._steps.get("end", {}))
+
+    def pause(self, seconds: float) -> Step:
+        self._done.append(f"pause {seconds:g}")
+        return Step(at=AT)
+
+
+def conducted(*failures: Failure | None, retries: int = 2, **steps: Any) -> tuple[Row, list[str]]:
+    """A run whose attempts fail, one after the other, as told; the last one's fate repeats."""
+    done: list[str] = []
+
+    def do(name: str, kind: type[Step], work: Callable[[], Step]) -> Step:
+        done.append(name)
+        return work()
+
+    def attempt(number: int, shortages: int) -> Any:
+        return Script(done, number, shortages, failures[min(number, len(failures)) - 1], **steps)
+
+    row = conduct(RUN, retries, attempt, lambda ids: Costs(at=AT, micro_usd=10 * len(ids)), do, "1.2.3")
+    return row, done
+
+
+def test_a_run_that_goes_well_is_one_attempt_in_order() -> None:
+    row, done = conducted(None)
+    assert done == ["attempt 1/0", "up", "agent", "score", "end", "costs"]
+    assert (row.outcome, row.score, row.attempts, row.cost_micro_usd, row.version) == ("scored", 1.0, 1, 10, "1.2.3")
+    assert row.phases == (Phase(name="boot", seconds=2),)
+
+
+def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_paid_for() -> None:
+    row, done = conducted(LOST, None)
+    assert (row.outcome, row.attempts, row.environment, row.cost_micro_usd) == ("scored", 2, "env-2", 20)
+    assert "pause 2" in done
+    # Each attempt is ended, whatever it came to.
+    assert done.count("end") == 2
+    row, done = conducted(LOST)
+    assert (row.outcome, row.message, row.attempts) == ("infrastructure_failed", "gone", 3)
+    assert conducted(LOST, retries=0)[0].attempts == 1
+
+
+def test_where_there_is_no_room_the_next_place_is_tried_later() -> None:
+    _, done = conducted(FULL, FULL, None)
+    assert [word for word in done if word.startswith(("attempt", "pause "))] == [
+        "attempt 1/0", "pause 30", "attempt 2/1", "pause 30", "attempt 3/2",
+    ]  # fmt: skip
+
+
+def test_interruptions_are_no_failures_but_do_not_go_on_for_ever() -> None:
+    row, done = conducted(CUT, CUT, CUT, CUT, None, retries=0)
+    assert (row.outcome, row.attempts) == ("scored", 5)
+    assert "pause 2" not in done
+    assert conducted(CUT)[0].attempts == MOST_ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("failure", "steps", "outcome", "score", "message"),
+    [
+        (WRONG, {}, "task_failed", None, "start() failed"),
+        (Failure(outcome="over_budget", message="too dear"), {}, "over_budget", None, "too dear"),
+        (None, {"agent": {"exit_code": 3}}, "agent_failed", 1.0, "The agent ended with exit code 3."),
+        (None, {"agent": {"timed_out": True}}, "timed_out", 1.0, "The agent did not end in time."),
+        (None, {"score": {"failure": WRONG}}, "task_failed", None, "start() failed"),
+        (
+            None, {"score": {"message": "manual_scoring_required"}}, "scored", None, "manual_scoring_required",
+        ),
+        (None, {"end": {"trouble": "i-1 is there"}}, "scored", 1.0, "Not confirmed to be gone: i-1 is there"),
+    ],
+)  # fmt: skip
+def test_whose_fault_it_was_is_told_apart(
+    failure: Failure | None, steps: dict[str, Any], outcome: str, score: float | None, message: str
+) -> None:
+    row, done = conducted(failure, **steps)
+    assert (row.outcome, row.score, row.message, row.attempts) == (outcome, score, message, 1)
+    assert "end" in done
