@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ from provisioner.ssh import Connection
 from provisioner.task_driver import TaskDriver
 
 POWER_OFF_SECONDS = 120
+# Boot, one question, and the end; its hold is no larger than that.
+LOOK_LIMIT = timedelta(minutes=20)
 # Shorter values would be found by accident.
 SECRET_SCAN_MIN_LENGTH = 8
 
@@ -51,7 +54,7 @@ def build(
     fill: Callable[[TaskDriver, Connection], Result],
 ) -> Result:
     """Boots a builder, fills it, powers it off and captures its disk as the image `name`. The builder always goes."""
-    with _booted(session, builder) as environment:
+    with _booted(session, builder, session.builder_limit) as environment:
         with machines.connect(session, environment, "primary") as connection:
             result = fill(_driver(session, builder, environment, connection), connection)
             _require_no_secrets(session, connection)
@@ -64,7 +67,11 @@ def build(
 
 def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver], Result]) -> Result:
     """Boots a builder and reads what its image holds."""
-    with _booted(session, builder) as environment, machines.connect(session, environment, "primary") as connection:
+    limit = min(LOOK_LIMIT, session.builder_limit)
+    with (
+        _booted(session, builder, limit) as environment,
+        machines.connect(session, environment, "primary") as connection,
+    ):
         return read(_driver(session, builder, environment, connection))
 
 
@@ -74,7 +81,7 @@ def _driver(session: Session, builder: Builder, environment: Environment, connec
 
 
 @contextlib.contextmanager
-def _booted(session: Session, builder: Builder) -> Iterator[Environment]:
+def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[Environment]:
     """A builder that is up, and that is gone afterwards."""
     identity = new_id(f"build-{builder.label}", None)
     size = session.cloud.builder_size(builder.base, builder.disk_gib)
@@ -90,7 +97,7 @@ def _booted(session: Session, builder: Builder) -> Iterator[Environment]:
         attended=True,
         batch=session.spending.batch,
         created_at=created_at,
-        expires_at=created_at + session.builder_limit,
+        expires_at=created_at + limit,
         setup=TaskSetup(),
         full_internet=True,
         machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},

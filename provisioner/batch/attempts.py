@@ -256,13 +256,13 @@ class Attempt:
         return any(entry.environment == self.id for entry in self.session.ledger.entries())
 
     def _launch(self, known: Environment | None) -> Environment:
-        phases = Phases(self.session.progress)
-        with phases.phase("images"):
-            planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
-        if known:
-            return lifecycle.adopt(self.session, planned, known, phases)
         while True:
+            phases = Phases(self.session.progress)
             try:
+                with phases.phase("images"):
+                    planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
+                if known:
+                    return lifecycle.adopt(self.session, planned, known, phases)
                 return lifecycle.launch(self.session, planned, self.id, phases, self.create)
             except BudgetError:
                 # What others hold may be more than what they will have cost.

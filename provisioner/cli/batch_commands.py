@@ -127,8 +127,13 @@ def plan(suite: SuiteArgument) -> Result:
         table(["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"], rows),
         "",
         f"{runs} runs on {loaded.cloud}, {loaded.concurrency} at once, each to its limit of {loaded.limits.ttl} at "
-        f"the most: {dollars(worst)}; {dollars(worst * (1 + loaded.retries))} if every run needs all its "
-        f"{loaded.retries} retries.",
+        "the most."
+        + (
+            f" {dollars(worst)}; {dollars(worst * (1 + loaded.retries))} if every run needs all its "
+            f"{loaded.retries} retries."
+            if worst
+            else " Costs nothing: the machines are your own."
+        ),
     ]
     if loaded.budget is not None:
         lines.append(f"The budget of {loaded.budget} USD is never exceeded: what does not fit waits, or is refused.")

@@ -110,7 +110,7 @@ def test_one_that_cannot_be_created_fails_alone(session: Session, monkeypatch: p
 
 def test_an_apply_that_nobody_wants_any_more_is_interrupted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     def create(given: Session, _: list[Environment]) -> list[Environment]:
-        for _ in range(100):
+        for _turn in range(100):
             given.check()
             time.sleep(0.01)
         raise AssertionError("nobody stopped it")

@@ -1,0 +1,104 @@
+"""The batch commands, as far as they go without a machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provisioner.batch.records import Batches
+from provisioner.batch.suite import load_suite
+from provisioner.paths import Home
+from tests.command_line import ROOT
+from tests.unit.conftest import CommandLine
+
+SUITE = ROOT / "examples" / "batch" / "suite.yaml"
+
+
+def test_the_published_schema_is_that_of_suite_files(provisioner: CommandLine) -> None:
+    published = (ROOT / "docs" / "suite.schema.json").read_text()
+    assert json.loads(provisioner("batch", "schema").stdout) == json.loads(published)
+
+
+def test_the_documented_suite_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "batch.md").read_text()
+    (tmp_path / "suite.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "agents" / "solver").mkdir(parents=True)
+    (tmp_path / "secrets.env").write_text("")
+    assert load_suite(tmp_path / "suite.yaml").name == "nightly"
+
+
+def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine) -> None:
+    planned = json.loads(provisioner("batch", "plan", str(SUITE), "--json").stdout)
+    assert (planned["runs"], planned["concurrency"], planned["worst_usd"]) == (12, 2, 0)
+    shown = provisioner("batch", "plan", str(SUITE))
+    assert shown.code == 0
+    assert "12 runs on local, 2 at once" in shown.stdout
+    assert "Costs nothing" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"agents": []}, "neither agents nor submissions"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"colour": "red"}, "colour"),
+        ({"limits": {"ttl": "10y"}}, "no duration"),
+        ({"families": [{"path": "nowhere"}]}, "finds no directory"),
+        ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["eazy"]}]}, "no task 'eazy'"),
+        ({"cloud": "moon"}, "no cloud 'moon'"),
+        ({"spot": True}, "for --cloud aws"),
+        ({"agents": [{"name": "a", "directory": "nowhere", "command": "true"}]}, "does not exist"),
+        ({"env_file": "nowhere"}, "does not exist"),
+        ({"allow": ["nobody"]}, "nobody"),
+    ],
+)
+def test_a_bad_suite_is_refused_before_anything_is_created(
+    provisioner: CommandLine, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    data = {
+        "name": "bad", "submissions": [{"name": "one", "text": "1"}],
+        "families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}],
+    }  # fmt: skip
+    if "agents" in change and not change["agents"]:
+        data.pop("submissions")
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(data | change))
+    done = provisioner("batch", "plan", str(path))
+    assert done.code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "resume", "cancel", "report"])
+def test_a_batch_that_there_is_not_is_an_error(provisioner: CommandLine, command: str) -> None:
+    done = provisioner("batch", command, "nothing")
+    assert done.code == 2
+    assert "There is no batch 'nothing'" in done.stderr
+
+
+def test_without_batches_there_is_nothing_to_list(provisioner: CommandLine) -> None:
+    assert "No batch was run yet" in provisioner("batch", "status").stdout
+
+
+def test_a_worker_needs_a_database(provisioner: CommandLine) -> None:
+    done = provisioner("batch", "worker")
+    assert (done.code, "--database" in done.stderr) == (2, True)
+
+
+def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine) -> None:
+    done = provisioner("batch", "worker", "--database", "postgresql://nobody:secret@127.0.0.1:1/nothing")
+    assert done.code == 5
+    assert "cannot be reached" in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_record_is_an_error_and_hides_no_other(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    (home.batches / "broken").mkdir()
+    (home.batches / "broken" / "batch.json").write_text("{")
+    assert Batches(home).all() == []
