@@ -16,7 +16,7 @@ from provisioner.batch.results import Row
 from provisioner.models import Phase
 
 BEGIN = datetime(2026, 1, 2, 12, tzinfo=UTC)
-AGENTS = {"solver": "scored", "crasher": "agent_failed", "sleeper": "timed_out", "unlucky": "infrastructure_failed"}
+AGENTS = {"solver": "scored", "failing": "agent_failed", "sleeping": "timed_out", "unlucky": "infrastructure_failed"}
 
 
 def rows() -> list[Row]:

@@ -47,7 +47,7 @@ def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine
         ({"colour": "red"}, "colour"),
         ({"limits": {"ttl": "10y"}}, "no duration"),
         ({"families": [{"path": "nowhere"}]}, "finds no directory"),
-        ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["eazy"]}]}, "no task 'eazy'"),
+        ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["simple"]}]}, "no task 'simple'"),
         ({"cloud": "moon"}, "no cloud 'moon'"),
         ({"spot": True}, "for --cloud aws"),
         ({"agents": [{"name": "a", "directory": "nowhere", "command": "true"}]}, "does not exist"),

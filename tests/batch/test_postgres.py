@@ -1,0 +1,122 @@
+"""What several controllers share in Postgres: the ledger, and the knowledge of who is alive."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from provisioner.batch.presence import Presence
+from provisioner.errors import BudgetError, InfrastructureError
+from provisioner.ledger import Entry, Limit
+from provisioner.ledger_postgres import PostgresLedger
+from tests.batch import postgres
+from tests.command_line import ROOT
+
+pytestmark = pytest.mark.xdist_group("workers")
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+BUDGET = [Limit(scope="project", of="p", micro_usd=20_000_000, name="the budget")]
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres.serving() as url:
+        yield url
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[PostgresLedger]:
+    yield PostgresLedger(database)
+    import psycopg
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS provisioner_1 CASCADE")
+
+
+def entry(name: str, held: int) -> Entry:
+    return Entry(
+        environment=name, kind="task", cloud="aws", region="r", family="f", task="t", batch="b", project="p",
+        command="c", launched_at=AT, expires_at=AT + timedelta(hours=4), held_micro_usd=held,
+    )  # fmt: skip
+
+
+def test_it_holds_settles_extends_and_refuses_as_the_file_does(ledger: PostgresLedger) -> None:
+    assert ledger.entries() == []
+    ledger.hold(entry("one", 15_000_000), BUDGET)
+    with pytest.raises(BudgetError, match=r"15\.0000 USD held \+ 6\.0000 USD"):
+        ledger.hold(entry("two", 6_000_000), BUDGET)
+    ledger.extend("one", AT + timedelta(hours=5), 16_000_000, lambda _: BUDGET)
+    assert ledger.entries(unsettled=True)[0].held_micro_usd == 16_000_000
+    with pytest.raises(BudgetError):
+        ledger.extend("one", AT + timedelta(hours=9), 21_000_000, lambda _: BUDGET)
+    ledger.settle("one", AT + timedelta(hours=1), 4_000_000)
+    ledger.settle("one", AT + timedelta(hours=2), 9_000_000)
+    ledger.hold(entry("two", 3_000_000_000), [Limit(scope="month", of="2026-01", micro_usd=1 << 40, name="month")])
+    assert [(one.environment, one.counted_micro_usd) for one in ledger.entries()] == [
+        ("one", 4_000_000), ("two", 3_000_000_000),
+    ]  # fmt: skip
+    ledger.hold(entry("two", 1), BUDGET)  # the same again replaces its hold
+    ledger.settle_late("two", AT + timedelta(hours=8))
+    assert ledger.entries(unsettled=True) == []
+
+
+def launch(url: str, names: list[str], results: Any, start: Any) -> None:
+    ledger = PostgresLedger(url)
+    start.wait()
+    for name in names:
+        try:
+            ledger.hold(entry(name, 500_000), BUDGET)
+            results.put(True)
+        except BudgetError:
+            results.put(False)
+
+
+def test_controllers_on_one_ledger_never_overshoot_and_its_table_is_made_once(
+    ledger: PostgresLedger, database: str
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    results, start = context.Queue(), context.Event()
+    groups = [[f"{process}-{number}" for number in range(15)] for process in range(4)]
+    processes = [context.Process(target=launch, args=(database, names, results, start)) for names in groups]
+    for process in processes:
+        process.start()
+    start.set()
+    granted = [results.get(timeout=60) for _ in range(60)]
+    for process in processes:
+        process.join()
+    assert (granted.count(True), granted.count(False)) == (40, 20)
+    assert sum(one.held_micro_usd for one in ledger.entries()) == 20_000_000
+
+
+WORKER = """
+import sys
+from provisioner.batch.presence import Presence
+presence = Presence(sys.argv[1], "other")
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_worker_is_dead_once_its_process_is(database: str) -> None:
+    mine = Presence(database, "mine")
+    argv = [sys.executable, "-c", WORKER, database]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"here\n"
+        assert mine.dead(["mine", "other", "never"]) == ["never"]
+        other.kill()
+        other.wait()
+    assert "other" in [name for _ in range(50) for name in mine.dead(["other"])]
+    mine.close()
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        mine.dead(["other"])
+
+
+def test_a_ledger_that_cannot_be_reached_stops_launches() -> None:
+    with pytest.raises(InfrastructureError, match="cannot be used"):
+        PostgresLedger("postgresql://nobody@127.0.0.1:1/nothing").hold(entry("one", 1))
