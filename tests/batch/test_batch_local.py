@@ -171,3 +171,32 @@ def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Ho
     assert_nothing_left(home)
     rows = [json.loads(line) for line in (home.batches / batch / "results.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["cancelled"] * 3
+
+
+def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(home: Home, tmp_path: Path) -> None:
+    data = yaml.safe_load(SUITE.read_text())
+    [hanging] = [one for one in data["agents"] if one["name"] == "hanging"]
+    hanging["directory"] = str(SUITE.parent / hanging["directory"])
+    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
+    process = started(home, "run", str(suite(tmp_path, families=families, agents=[hanging], repetitions=1)))
+    wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
+    [lost] = [one["id"] for one in records(home)]
+    machines = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)]
+    assert machines
+    for pid in machines:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait(timeout=300) == 0
+    [row] = [json.loads(line) for line in next(home.batches.glob("*/results.jsonl")).read_text().splitlines()]
+    assert (row["outcome"], row["attempts"], row["score"]) == ("timed_out", 2, pytest.approx(0.98))
+    assert row["environment"] != lost
+    assert "agent.log" in [path.name for path in (home.archive / lost / "logs").iterdir()]
+    assert_nothing_left(home)
+
+
+def is_machine(process: Path, directory: Path) -> bool:
+    """Whether a process is QEMU at work in an environment's directory."""
+    try:
+        inside = (process / "cwd").readlink().is_relative_to(directory)
+        return inside and (process / "comm").read_text().startswith("qemu")
+    except OSError:
+        return False
