@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from provisioner.batch.attempts import Step
+from provisioner.batch.attempts import Attempt, Step
 from provisioner.batch.bench import Bench
 from provisioner.batch.board import Board
 from provisioner.batch.conduct import Do, conduct
@@ -115,22 +115,24 @@ class Workshop:
 
     def _work(self, given: Json, do: Do[Step]) -> Json:
         order = Order.model_validate(given)
+        attempts: list[Attempt] = []
         with self.board.working(f"{order.batch}/{order.run.key}") as running:
+
+            def attempt(number: int, shortages: int) -> Attempt:
+                made = bench.attempt(order.run, number, shortages, self.board, running, self._launcher)
+                attempts.append(made)
+                return made
+
             try:
                 bench = self._bench(order)
-                retries = order.suite.retries
-                row = conduct(
-                    order.run,
-                    retries,
-                    lambda number, shortages: bench.attempt(
-                        order.run, number, shortages, self.board, running, self._launcher
-                    ),
-                    bench.costs_of,
-                    do,
-                    __version__,
-                )
+                row = conduct(order.run, order.suite.retries, attempt, bench.costs_of, do, __version__)
             except ProvisionerError as error:
                 row = broken(order.run, error.message)
+            except BaseException:
+                # Cancelled, within a step or between two: no further step is done, and nothing may stay.
+                if attempts:
+                    attempts[-1].end()
+                raise
             return row.model_dump(mode="json")
 
     def _bench(self, order: Order) -> Bench:
