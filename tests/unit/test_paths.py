@@ -93,7 +93,8 @@ def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
     home.make()
     home.make()
     assert home.root.stat().st_mode & 0o777 == 0o700
-    assert {path.name for path in home.root.iterdir()} == {"images", "locks", "environments", "stacks", "archive"}
+    made = {path.name for path in home.root.iterdir()}
+    assert made == {"images", "locks", "environments", "stacks", "archive", "batches"}
 
 
 def test_a_tree_is_removed_and_a_missing_one_is_no_error(tmp_path: Path) -> None:
