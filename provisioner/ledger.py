@@ -185,23 +185,26 @@ class Ledger:
 
     def settle_late(self, environment: str, ended_at: datetime) -> None:
         """Settles what has no record any more, by its hold: the part of it that the time until its end is."""
-        for entry in self.entries(unsettled=True):
-            if entry.environment == environment:
-                ended_at = min(ended_at, entry.expires_at)
-                whole = (entry.expires_at - entry.launched_at).total_seconds()
-                lived = (ended_at - entry.launched_at).total_seconds()
-                self.settle(
-                    environment, ended_at, min(entry.held_micro_usd, ceil(entry.held_micro_usd * lived / whole))
-                )
+        for entry in self.entries(unsettled=True, environment=environment):
+            ended_at = min(ended_at, entry.expires_at)
+            whole = (entry.expires_at - entry.launched_at).total_seconds()
+            lived = (ended_at - entry.launched_at).total_seconds()
+            self.settle(environment, ended_at, min(entry.held_micro_usd, ceil(entry.held_micro_usd * lived / whole)))
 
-    def entries(self, *, unsettled: bool = False) -> list[Entry]:
-        """All entries, or those that are still held, by launch."""
+    def entries(self, *, unsettled: bool = False, batch: str = "", environment: str = "") -> list[Entry]:
+        """Entries by launch: all, or those that are still held, of one batch, of one environment."""
         if not self._exists():
             return []
-        only = "WHERE actual_micro_usd IS NULL" if unsettled else ""
+        asked = [
+            ("actual_micro_usd IS NULL", unsettled),
+            ("batch = :batch", batch),
+            ("environment = :environment", environment),
+        ]
+        only = " AND ".join(["1 = 1", *(condition for condition, wanted in asked if wanted)])
         with self._connection() as connection:
             rows = connection.execute(
-                f"SELECT * FROM entries {only} ORDER BY launched_at, environment"  # noqa: S608 - no value in it
+                f"SELECT * FROM entries WHERE {only} ORDER BY launched_at, environment",  # noqa: S608 - no value in it
+                {"batch": batch, "environment": environment},
             ).fetchall()
         return [Entry.model_validate(dict(row)) for row in rows]
 

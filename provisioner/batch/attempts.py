@@ -253,7 +253,7 @@ class Attempt:
 
     def _entry(self) -> bool:
         """Whether something under this id was launched before, by whoever shares the ledger."""
-        return any(entry.environment == self.id for entry in self.session.ledger.entries())
+        return bool(self.session.ledger.entries(environment=self.id))
 
     def _launch(self, known: Environment | None) -> Environment:
         while True:
@@ -273,8 +273,8 @@ class Attempt:
 
     def _others_hold(self) -> bool:
         return any(
-            entry.batch == self.batch and entry.environment != self.id and entry.expires_at + TEARDOWN > now()
-            for entry in self.session.ledger.entries(unsettled=True)
+            entry.environment != self.id and entry.expires_at + TEARDOWN > now()
+            for entry in self.session.ledger.entries(unsettled=True, batch=self.batch)
         )
 
     def _pause(self, seconds: float) -> None:
@@ -295,8 +295,7 @@ class Attempt:
             if record := self._record():
                 lifecycle.destroy(self.session, record)
                 return
-            held = [one for one in self.session.ledger.entries(unsettled=True) if one.environment == self.id]
-            if held:
+            if held := self.session.ledger.entries(unsettled=True, environment=self.id):
                 self.session.cloud.clear(Found(environment=self.id, things=(), region=held[0].region))
                 self.session.ledger.settle_late(self.id, now())
 

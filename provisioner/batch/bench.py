@@ -15,9 +15,9 @@ from provisioner.batch.launcher import Launcher
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.destinations import parse_destination, resolve
-from provisioner.errors import UsageError
 from provisioner.forecast import Forecast, forecast
 from provisioner.image_store import now
+from provisioner.ledger import Ledger
 from provisioner.limits import parse_duration
 from provisioner.models import Record
 from provisioner.paths import Home
@@ -157,21 +157,25 @@ class Bench:
 
     def costs_of(self, environments: Iterable[str]) -> Costs:
         """What environments have cost, by the ledger: their holds, where they are not settled."""
-        wanted = set(environments)
-        entries = [entry for entry in self.session.ledger.entries() if entry.environment in wanted]
+        entries = [entry for name in environments for entry in self.session.ledger.entries(environment=name)]
         return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
 
     def spent(self) -> tuple[int, int]:
         """What the batch holds and has spent, in millionths of a US dollar."""
-        entries = [entry for entry in self.session.ledger.entries() if entry.batch == self.batch]
-        held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
-        return held, sum(entry.actual_micro_usd or 0 for entry in entries)
+        return money_of(self.session.ledger, self.batch)
 
     def _cloud(self, shortages: int) -> Cloud:
         with self._mutex:
             while len(self._clouds) <= shortages and (more := self._clouds[-1].fallback()):
                 self._clouds.append(more)
             return self._clouds[min(shortages, len(self._clouds) - 1)]
+
+
+def money_of(ledger: Ledger, batch: str) -> tuple[int, int]:
+    """What a batch holds and has spent, in millionths of a US dollar."""
+    entries = ledger.entries(batch=batch)
+    held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
+    return held, sum(entry.actual_micro_usd or 0 for entry in entries)
 
 
 class TaskForecast(Record):
@@ -186,16 +190,3 @@ class TaskForecast(Record):
     task: str | None
     runs: int
     forecast: Forecast | None
-
-
-def check_paths(suite: Suite, directory: Path) -> None:
-    """Refuses what the suite names and is not there.
-
-    Raises:
-        UsageError: with the name.
-    """
-    for agent in suite.agents:
-        if not (directory / agent.directory).is_dir():
-            raise UsageError(f"The directory of the agent {agent.name} does not exist: {directory / agent.directory}")
-    if suite.env_file and not (directory / suite.env_file).is_file():
-        raise UsageError(f"env_file {directory / suite.env_file} does not exist.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
@@ -96,19 +97,20 @@ class Register:
             concurrency: how many of the batch may run at once, whoever works on them.
             orders: by the runs' keys.
         """
-        self._client.register_queue(
-            batch, global_concurrency=concurrency, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
-        )
-        for key, order in orders.items():
-            self._client.enqueue(
-                {
-                    "queue_name": batch,
-                    "workflow_name": WORKFLOW,
-                    "workflow_id": f"{batch}/{key}",
-                    "app_version": VERSION,
-                },
-                order,
+        with _asking():
+            self._client.register_queue(
+                batch, global_concurrency=concurrency, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
             )
+            for key, order in orders.items():
+                self._client.enqueue(
+                    {
+                        "queue_name": batch,
+                        "workflow_name": WORKFLOW,
+                        "workflow_id": f"{batch}/{key}",
+                        "app_version": VERSION,
+                    },
+                    order,
+                )
 
     def states(self, batch: str) -> dict[str, RunState]:
         """How far each run of a batch has come, by key.
@@ -141,12 +143,14 @@ class Register:
     def cancel(self, batch: str, keys: Sequence[str]) -> None:
         """Cancels runs that have not ended; whoever works on one is told by its state."""
         if keys:
-            self._client.cancel_workflows([f"{batch}/{key}" for key in keys])
+            with _asking():
+                self._client.cancel_workflows([f"{batch}/{key}" for key in keys])
 
     def resume(self, batch: str, keys: Sequence[str]) -> None:
         """Queues cancelled runs again: they go on behind their last finished step."""
         if keys:
-            self._client.resume_workflows([f"{batch}/{key}" for key in keys], queue_name=batch)
+            with _asking():
+                self._client.resume_workflows([f"{batch}/{key}" for key in keys], queue_name=batch)
 
     def executors(self) -> set[str]:
         """Who works on any run, as far as is known."""
@@ -154,10 +158,8 @@ class Register:
         return {one.executor_id for one in found if one.executor_id}
 
     def _list(self, **filters: Any) -> list[Any]:
-        try:
+        with _asking():
             return self._client.list_workflows(**filters)
-        except SQLAlchemyError as error:
-            raise _unusable(error) from error
 
 
 class Engine:
@@ -211,6 +213,14 @@ def _do(name: str, kind: type[S], work: Callable[[], S]) -> S:
             raise dbos_error.DBOSWorkflowCancelledError(stopped.message) from stopped
 
     return kind.model_validate(DBOS.run_step({"name": name}, step))
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise _unusable(error) from error
 
 
 def quiet() -> None:

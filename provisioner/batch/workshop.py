@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import time
@@ -18,7 +19,7 @@ from provisioner.batch.presence import Presence
 from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run
-from provisioner.errors import ProvisionerError
+from provisioner.errors import InfrastructureError, ProvisionerError
 from provisioner.paths import Home
 from provisioner.settings import Settings
 from provisioner.version import __version__
@@ -96,15 +97,17 @@ class Workshop:
             batch, _, key = running.key.partition("/")
             mine.setdefault(batch, []).append(key)
         # Cancelled first: a step that ends now is not the beginning of the next one.
-        for batch, keys in mine.items():
-            self.register.cancel(batch, keys)
+        with contextlib.suppress(InfrastructureError):  # a database that is lost hears of it no more
+            for batch, keys in mine.items():
+                self.register.cancel(batch, keys)
         self.board.stop_all()
         deadline = time.monotonic() + CLEARING_SECONDS
         while self.board.running() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         if hand_back:
-            for batch, keys in mine.items():
-                self.register.resume(batch, keys)
+            with contextlib.suppress(InfrastructureError):
+                for batch, keys in mine.items():
+                    self.register.resume(batch, keys)
 
     def close(self) -> None:
         """Ends engine and connections."""

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from provisioner import lifecycle
-from provisioner.cli.context import command, default_home, parse_path, progress, session, session_of, shield
+from provisioner.cli.batch_running import serve, summary_data, work, write_report
+from provisioner.cli.context import command, default_home, parse_path, progress, session, session_of
 from provisioner.cli.output import Result, table
-from provisioner.cli.streams import stderr
 from provisioner.environments import new_id
-from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
+from provisioner.errors import UsageError
 from provisioner.image_store import now
-from provisioner.paths import Home, is_locked, locked
-from provisioner.prices import dollars
+from provisioner.paths import Home, is_locked
+from provisioner.prices import MICRO, dollars
 from provisioner.settings import load_settings
 from provisioner.version import __version__
 
 if TYPE_CHECKING:  # the engine takes its time, and only these commands need it
-    from provisioner.batch.bench import Bench
     from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
-    from provisioner.batch.workshop import Workshop
 
 LOOK_SECONDS = 0.5
 # Results are written again as runs end, but not for each of hundreds.
@@ -104,8 +98,8 @@ def plan(suite: SuiteArgument) -> Result:
         "tasks": [one.model_dump(mode="json") for one in found],
         "runs": runs,
         "concurrency": loaded.concurrency,
-        "worst_usd": worst / 1_000_000,
-        "worst_with_retries_usd": worst * (1 + loaded.retries) / 1_000_000,
+        "worst_usd": worst / MICRO,
+        "worst_with_retries_usd": worst * (1 + loaded.retries) / MICRO,
         "budget_usd": None if loaded.budget is None else float(loaded.budget),
         "images_to_build": unbuilt,
     }
@@ -163,7 +157,7 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     )  # fmt: skip
     Batches(home).save(batch)
     progress().note(f"Batch {batch_id}: {len(runs)} runs. `provisioner batch status {batch_id}` shows them")
-    return _work(home, batch, bench, database)
+    return work(home, batch, bench, database)
 
 
 def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
@@ -173,7 +167,7 @@ def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     home, found = _find(batch, database)
     directory = Path(found.suite_file).parent
     bench = Bench(home, load_settings(), found.suite, directory, found.id, database=database, progress=progress())
-    return _work(home, found, bench, database)
+    return work(home, found, bench, database)
 
 
 def _find(name: str, database: str) -> tuple[Home, Batch]:
@@ -188,124 +182,6 @@ def _find(name: str, database: str) -> tuple[Home, Batch]:
     return home, batch
 
 
-def _work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
-    """Works on a batch to its end, or until it is interrupted."""
-    from provisioner.batch.workshop import Workshop
-    from provisioner.cli.batch_view import BatchView
-
-    if database and not batch.shared:
-        raise UsageError(f"{batch.id} has a queue of its own, not one in a database.")
-    with _alone(home, batch):
-        workshop = Workshop(home, load_settings(), database=database, batch=batch.id)
-        view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
-        try:
-            workshop.add(batch, bench)
-            states = workshop.register.states(batch.id)
-            workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
-            rows = _watch(home, batch, bench, workshop, view)
-        except KeyboardInterrupt:
-            with shield():
-                view.note("Stopping; what runs is cleared away")
-                workshop.register.cancel(batch.id, [run.key for run in batch.runs])
-                workshop.stop()
-            raise Interrupted(
-                f"Batch {batch.id} was interrupted; nothing of it is left running.",
-                hint=f"provisioner batch resume {batch.id} goes on with it.",
-            ) from None
-        finally:
-            view.stop()
-            with shield():
-                workshop.close()
-    return _finished(home, batch, rows, bench.spent())
-
-
-@contextlib.contextmanager
-def _alone(home: Home, batch: Batch) -> Iterator[None]:
-    """One controller at a time, where the queue is not shared."""
-    from provisioner.batch.records import Batches
-
-    def refuse() -> None:
-        raise UsageError(f"Another process works on {batch.id}.", hint=f"provisioner batch status {batch.id} shows it.")
-
-    with contextlib.ExitStack() as stack:
-        if not batch.shared:
-            stack.enter_context(locked(Batches(home).lock(batch.id), on_wait=refuse))
-        yield
-
-
-def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Any) -> list[Row]:
-    """Shows the batch until all its runs have ended."""
-    from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import rows_of
-
-    known: dict[str, Row] = {}
-    written, written_at = -1, 0.0
-    while True:
-        states = workshop.look([batch.id])[batch.id]
-        rows = rows_of(batch, states, known, lambda keys: workshop.register.outputs(batch.id, keys))
-        running = workshop.board.running()
-        ended = len(rows) == len(batch.runs) and not running
-        view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
-        if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
-            Batches(home).write_results(batch, rows)
-            written, written_at = len(rows), time.monotonic()
-        if ended:
-            return rows
-        time.sleep(LOOK_SECONDS)
-
-
-def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
-    from provisioner.batch.records import Batches
-
-    page = _write_report(home, batch, rows, None)
-    directory = Batches(home).directory(batch.id)
-    outcomes = Counter(row.outcome for row in rows)
-    data = {
-        **_data(batch, rows, money),
-        "results": str(directory / "results.jsonl"),
-        "csv": str(directory / "results.csv"),
-        "report": str(page),
-    }
-    code = 0
-    if outcomes["infrastructure_failed"]:
-        code = InfrastructureError.exit_code
-    elif outcomes["over_budget"]:
-        code = BudgetError.exit_code
-    elif outcomes["cancelled"]:
-        code = Interrupted.exit_code
-    text = "\n".join(
-        [_scores(rows), "", f"{batch.id}: {dollars(money[1])} spent.", f"results: {directory / 'results.csv'}",
-         f"report:  {page}"]
-    )  # fmt: skip
-    return Result(data, text, code)
-
-
-def _data(batch: Batch, rows: Sequence[Row], money: tuple[int, int]) -> dict[str, Any]:
-    return {
-        "batch": batch.id,
-        "suite": batch.suite.name,
-        "runs": len(batch.runs),
-        "ended": len(rows),
-        "outcomes": dict(Counter(row.outcome for row in rows)),
-        "held_usd": money[0] / 1_000_000,
-        "spent_usd": money[1] / 1_000_000,
-        "rows": [row.model_dump(mode="json") for row in rows],
-    }
-
-
-def _scores(rows: Sequence[Row]) -> str:
-    from provisioner.batch.results import by_task_and_agent, estimate
-
-    lines = []
-    for (task, agent), found in by_task_and_agent(rows).items():
-        one = estimate([row.score for row in found if row.score is not None])
-        interval = f"{one.low:.2f} to {one.high:.2f}" if one and one.low is not None and one.high is not None else "-"
-        kinds = Counter(row.outcome for row in found)
-        said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        lines.append([task, agent, str(len(found)), f"{one.mean:.2f}" if one else "-", interval, said])
-    return table(["TASK", "AGENT", "RUNS", "MEAN", "95 %", "ENDED AS"], lines)
-
-
 def status(
     batch: Annotated[
         str | None,
@@ -314,6 +190,7 @@ def status(
     database: DatabaseOption = "",
 ) -> Result:
     """Counts, what runs, what failed, and what it cost so far."""
+    from provisioner.batch.bench import money_of
     from provisioner.batch.records import Batches
     from provisioner.cli.batch_view import row_line, summary
 
@@ -332,7 +209,7 @@ def status(
         return Result({"batches": listed}, shown)
     home, found = _find(batch, database)
     states, rows = _state(home, found, database)
-    money = _money(found, database)
+    money = money_of(session(database=database).ledger, found.id)
     running = [one for one in states.values() if one.state == "running"]
     at_work = found.shared or is_locked(Batches(home).lock(found.id))
     live = {one.id: one for one in session().environments.readable() if one.batch == found.id}
@@ -343,7 +220,7 @@ def status(
     text += [f"  environment: {one.id} ({one.status}), ends at {one.expires_at:%H:%M} UTC" for one in live.values()]
     text += [f"  {row_line(row)}" for row in rows if row.outcome != "scored"]
     data = {
-        **_data(found, rows, money),
+        **summary_data(found, rows, money),
         "at_work": at_work,
         "states": dict(Counter(one.state for one in states.values())),
         "running": [one.key for one in running],
@@ -361,12 +238,6 @@ def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState]
     with contextlib.closing(register_of(home, batch, database)) as queue:
         states = queue.states(batch.id)
         return states, rows_of(batch, states, {}, lambda keys: queue.outputs(batch.id, keys))
-
-
-def _money(batch: Batch, database: str) -> tuple[int, int]:
-    entries = [entry for entry in session(database=database).ledger.entries() if entry.batch == batch.id]
-    held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
-    return held, sum(entry.actual_micro_usd or 0 for entry in entries)
 
 
 def cancel(
@@ -417,49 +288,12 @@ def report(
     """The page, of what has ended by now."""
     home, found = _find(batch, database)
     _, rows = _state(home, found, database)
-    page = _write_report(home, found, rows, output)
+    page = write_report(home, found, rows, output)
     return Result({"batch": found.id, "report": str(page), "ended": len(rows)}, str(page))
-
-
-def _write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | None) -> Path:
-    from provisioner.batch.records import Batches
-    from provisioner.batch.report import render
-
-    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
-    try:
-        logs = os.path.relpath(home.archive, page.parent)
-        page.write_text(render(batch.id, rows, now(), logs))
-    except OSError as error:
-        raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
-    return page
 
 
 def worker(database: DatabaseOption = "") -> Result:
     """Until Ctrl-C: then its runs are cleared away and queued again for others."""
-    from provisioner.batch.workshop import Workshop
-
     if not database:
         raise UsageError("A worker needs --database: that is where its work comes from.")
-    workshop = Workshop(default_home(), load_settings(), database=database)
-    progress().note("Waiting for runs; Ctrl-C ends")
-    seen: set[str] = set()
-    try:
-        while True:
-            running = {one.key for one in workshop.board.running()}
-            for key in sorted(running - seen):
-                progress().note(f"{key}: begins")
-            for key in sorted(seen - running):
-                progress().note(f"{key}: ended")
-            for key, text in workshop.board.take_notes():
-                progress().note(f"{key}: {text}")
-            seen = running
-            workshop.look(sorted({key.partition("/")[0] for key in running}))
-            time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:
-        with shield():
-            progress().note("Stopping; what runs here is cleared away and queued again")
-            workshop.stop(hand_back=True)
-        raise Interrupted("The worker was interrupted; its runs wait for another one.") from None
-    finally:
-        with shield():
-            workshop.close()
+    return serve(default_home(), database)

@@ -179,7 +179,7 @@ def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(h
     hanging["directory"] = str(SUITE.parent / hanging["directory"])
     families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
     process = started(home, "run", str(suite(tmp_path, families=families, agents=[hanging], repetitions=1)))
-    wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
+    wait_for(lambda: bool(list(home.environments.glob("*/logs/agent.log"))), process)
     [lost] = [one["id"] for one in records(home)]
     machines = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)]
     assert machines

@@ -1,0 +1,209 @@
+"""Works on a batch, or as a worker on many, and shows it: what `batch run`, `resume` and `worker` do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from provisioner.cli.context import progress, shield
+from provisioner.cli.output import Result, table
+from provisioner.cli.streams import stderr
+from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
+from provisioner.image_store import now
+from provisioner.paths import Home, locked
+from provisioner.prices import MICRO, dollars
+from provisioner.settings import load_settings
+
+if TYPE_CHECKING:  # the engine takes its time, and only this needs it
+    from provisioner.batch.bench import Bench
+    from provisioner.batch.records import Batch
+    from provisioner.batch.results import Row
+    from provisioner.batch.workshop import Workshop
+    from provisioner.cli.batch_view import BatchView
+
+LOOK_SECONDS = 0.5
+# Results are written again as runs end, but not for each of hundreds.
+WRITE_SECONDS = 5.0
+
+
+def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
+    """Works on a batch to its end, or until it is interrupted."""
+    from provisioner.batch.workshop import Workshop
+    from provisioner.cli.batch_view import BatchView
+
+    if database and not batch.shared:
+        raise UsageError(f"{batch.id} has a queue of its own, not one in a database.")
+    with _alone(home, batch):
+        workshop = Workshop(home, load_settings(), database=database, batch=batch.id)
+        view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
+        try:
+            workshop.add(batch, bench)
+            states = workshop.register.states(batch.id)
+            workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
+            rows = _watch(home, batch, bench, workshop, view)
+        except BaseException as error:
+            with shield():
+                view.note("Stopping; what runs is cleared away")
+                with contextlib.suppress(InfrastructureError):  # it may be the database that failed
+                    workshop.register.cancel(batch.id, [run.key for run in batch.runs])
+                workshop.stop()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            raise Interrupted(
+                f"Batch {batch.id} was interrupted; nothing of it is left running.",
+                hint=f"provisioner batch resume {batch.id} goes on with it.",
+            ) from None
+        finally:
+            view.stop()
+            with shield():
+                workshop.close()
+    return _finished(home, batch, rows, bench.spent())
+
+
+@contextlib.contextmanager
+def _alone(home: Home, batch: Batch) -> Iterator[None]:
+    """One controller at a time, where the queue is not shared."""
+    from provisioner.batch.records import Batches
+
+    def refuse() -> None:
+        raise UsageError(f"Another process works on {batch.id}.", hint=f"provisioner batch status {batch.id} shows it.")
+
+    with contextlib.ExitStack() as stack:
+        if not batch.shared:
+            stack.enter_context(locked(Batches(home).lock(batch.id), on_wait=refuse))
+        yield
+
+
+def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: BatchView) -> list[Row]:
+    """Shows the batch until all its runs have ended."""
+    from provisioner.batch.records import Batches
+    from provisioner.batch.workshop import rows_of
+
+    known: dict[str, Row] = {}
+    written, written_at = -1, 0.0
+    while True:
+        states = workshop.look([batch.id])[batch.id]
+        rows = rows_of(batch, states, known, lambda keys: workshop.register.outputs(batch.id, keys))
+        running = workshop.board.running()
+        ended = len(rows) == len(batch.runs) and not running
+        view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
+        if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
+            Batches(home).write_results(batch, rows)
+            written, written_at = len(rows), time.monotonic()
+        if ended:
+            return rows
+        time.sleep(LOOK_SECONDS)
+
+
+def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
+    from provisioner.batch.records import Batches
+
+    page = write_report(home, batch, rows, None)
+    directory = Batches(home).directory(batch.id)
+    outcomes = Counter(row.outcome for row in rows)
+    data = {
+        **summary_data(batch, rows, money),
+        "results": str(directory / "results.jsonl"),
+        "csv": str(directory / "results.csv"),
+        "report": str(page),
+    }
+    code = 0
+    if outcomes["infrastructure_failed"]:
+        code = InfrastructureError.exit_code
+    elif outcomes["over_budget"]:
+        code = BudgetError.exit_code
+    elif outcomes["cancelled"]:
+        code = Interrupted.exit_code
+    text = "\n".join(
+        [_scores(rows), "", f"{batch.id}: {dollars(money[1])} spent.", f"results: {directory / 'results.csv'}",
+         f"report:  {page}"]
+    )  # fmt: skip
+    return Result(data, text, code)
+
+
+def summary_data(batch: Batch, rows: Sequence[Row], money: tuple[int, int]) -> dict[str, Any]:
+    """A batch and its rows, for machines."""
+    return {
+        "batch": batch.id,
+        "suite": batch.suite.name,
+        "runs": len(batch.runs),
+        "ended": len(rows),
+        "outcomes": dict(Counter(row.outcome for row in rows)),
+        "held_usd": money[0] / MICRO,
+        "spent_usd": money[1] / MICRO,
+        "rows": [row.model_dump(mode="json") for row in rows],
+    }
+
+
+def _scores(rows: Sequence[Row]) -> str:
+    from provisioner.batch.results import by_task_and_agent, estimate
+
+    lines = []
+    for (task, agent), found in by_task_and_agent(rows).items():
+        one = estimate([row.score for row in found if row.score is not None])
+        interval = f"{one.low:.2f} to {one.high:.2f}" if one and one.low is not None and one.high is not None else "-"
+        kinds = Counter(row.outcome for row in found)
+        said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines.append([task, agent, str(len(found)), f"{one.mean:.2f}" if one else "-", interval, said])
+    return table(["TASK", "AGENT", "RUNS", "MEAN", "95 %", "ENDED AS"], lines)
+
+
+def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | None) -> Path:
+    """Writes the report and says where; None: beside the results.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    from provisioner.batch.records import Batches
+    from provisioner.batch.report import render
+
+    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
+    try:
+        logs = os.path.relpath(home.archive, page.parent)
+        page.write_text(render(batch.id, rows, now(), logs))
+    except OSError as error:
+        raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
+    return page
+
+
+def serve(home: Home, database: str) -> Result:
+    """Works on the runs of all batches in a database, until it is interrupted.
+
+    Raises:
+        Interrupted: always, in the end.
+        InfrastructureError: the database cannot be reached.
+    """
+    from provisioner.batch.workshop import Workshop
+
+    workshop = Workshop(home, load_settings(), database=database)
+    progress().note("Waiting for runs; Ctrl-C ends")
+    seen: set[str] = set()
+    try:
+        while True:
+            running = {one.key for one in workshop.board.running()}
+            for key in sorted(running - seen):
+                progress().note(f"{key}: begins")
+            for key in sorted(seen - running):
+                progress().note(f"{key}: ended")
+            for key, text in workshop.board.take_notes():
+                progress().note(f"{key}: {text}")
+            seen = running
+            workshop.look(sorted({key.partition("/")[0] for key in running}))
+            time.sleep(LOOK_SECONDS)
+    except BaseException as error:
+        with shield():
+            progress().note("Stopping; what runs here is cleared away and queued again")
+            workshop.stop(hand_back=True)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        raise Interrupted("The worker was interrupted; its runs wait for another one.") from None
+    finally:
+        with shield():
+            workshop.close()
