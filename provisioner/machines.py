@@ -300,6 +300,7 @@ def destroy(session: Session, *environments: Environment) -> None:
     by_hand = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
         if by_hand:
+            stack.rest(session.progress.note)
             _remove(session, environments[0])
         else:
             stack.remove({one.id for one in environments}, session.progress.note)

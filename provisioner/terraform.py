@@ -142,6 +142,15 @@ class Stack:
                 self._destroy(tell)
                 self._delete()
 
+    def rest(self, tell: Tell) -> None:
+        """Waits until nothing works here; a Terraform that outlived its controller, and may still create, is ended.
+
+        Raises:
+            TerraformError: it would not end.
+        """
+        with self._turn(tell):
+            pass
+
     def forget(self, environment_ids: Collection[str]) -> None:
         """Drops environments that are gone from the stack, without Terraform; the stack goes with its last one."""
         with self._turn(lambda _: None):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.errors import Interrupted, TerraformError
 from provisioner.paths import is_locked
 from provisioner.terraform import Stack
 from tests.terraform.conftest import Site, silent, wait_until
@@ -153,6 +153,31 @@ def test_removing_ends_what_a_killed_terraform_left_running(site: Site, monkeypa
     assert is_locked(site.directory / "terraform.lock")
     Stack(site.directory, patience_seconds=0.3).remove({"one"}, silent)
     assert not lives(start)
+
+
+def test_a_stack_at_rest_has_no_terraform_that_goes_on_creating(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.sleep("one")
+    controller = start_controller(site)
+    wait_until(lambda: bool(site.done("start")))
+    controller.kill()
+    controller.wait()
+    assert is_locked(site.directory / "terraform.lock")
+    Stack(site.directory, patience_seconds=0.3).rest(silent)
+    assert not is_locked(site.directory / "terraform.lock")
+
+
+def test_what_is_checked_while_terraform_runs_interrupts_it(site: Site) -> None:
+    site.write(site.spec("one"))
+    site.sleep("one")
+
+    def check() -> None:
+        if site.done("start"):
+            raise Interrupted("enough")
+
+    with pytest.raises(Interrupted):
+        Stack(site.directory, patience_seconds=0.3, check=check).apply(silent)
+    assert not is_locked(site.directory / "terraform.lock")
 
 
 def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(site: Site) -> None:
