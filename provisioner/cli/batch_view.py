@@ -47,6 +47,11 @@ def row_line(row: Row) -> str:
 
 def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], held: int, spent: int) -> str:
     """One line about the whole."""
+    return ", ".join(_parts(batch, states, rows, held, spent))
+
+
+def _parts(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], held: int, spent: int) -> list[str]:
+    """How far it has come in three parts, what it costs, and how long it will take."""
     counts = Counter(one.state for one in states.values())
     running = counts["running"]
     queued = len(batch.runs) - len(rows) - running
@@ -61,7 +66,7 @@ def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], h
     if queued + running:
         left = time_left(rows, queued + running, batch.suite.concurrency)
         parts.append(f"about {words(left)} left" if left else "time left not known yet")
-    return ", ".join(parts)
+    return parts
 
 
 class BatchView:
@@ -141,10 +146,9 @@ class BatchView:
             table.add_row(Text(f"and {len(running) - SHOWN_RUNNING} more"))
         bad = Counter(OUTCOMES[row.outcome] for row in rows if row.outcome != "scored")
         failures = ", ".join(f"{count} {what}" for what, count in bad.items())
-        lines: list[Text | Table] = [
-            Text(f"{self._batch.id}  {summary(self._batch, states, rows, *money)}", style="bold"),
-            table,
-        ]
+        parts = _parts(self._batch, states, rows, *money)
+        heads = (f"{self._batch.id}: {', '.join(parts[:3])}", ", ".join(parts[3:]))
+        lines: list[Text | Table] = [*(Text(head, style="bold") for head in heads), table]
         if failures:
             lines.append(Text(failures, style="red"))
         return Group(*lines)
