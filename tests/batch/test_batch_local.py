@@ -175,6 +175,21 @@ def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Ho
     assert [row["outcome"] for row in rows] == ["cancelled"] * 3
 
 
+def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Home, tmp_path: Path) -> None:
+    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
+    process = started(home, "run", str(suite(tmp_path, families=families, concurrency=1, repetitions=1)))
+    wait_for(lambda: any(one["endpoints"] for one in records(home)), process)
+    process.kill()
+    process.wait()
+    [batch] = [path.name for path in home.batches.iterdir()]
+    [left] = [one["id"] for one in records(home)]
+    cancelled = told(home, "cancel", batch, "--force")
+    assert cancelled["removed"] == [left]
+    assert len(cancelled["cancelled"]) == 3
+    assert_nothing_left(home)
+    assert ledger(home)["held_usd"] == 0
+
+
 def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(home: Home, tmp_path: Path) -> None:
     data = yaml.safe_load(SUITE.read_text())
     [hanging] = [one for one in data["agents"] if one["name"] == "hanging"]
