@@ -27,26 +27,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.aws import SAMPLE_SECONDS, descendants  # noqa: E402
-from tests.aws.loopback import account_of_many  # noqa: E402
+from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402
 from tests.provider_mirror import use_provider_mirror  # noqa: E402
-
-# What stands for the machines answers in its place.
-FAMILY = """
-class TaskFamily:
-    standard_version = "0.5.0"
-
-    @staticmethod
-    def get_tasks():
-        return {"main": {}}
-
-    @staticmethod
-    def get_instructions(t):
-        return "Do it."
-
-    @staticmethod
-    def score(t, submission):
-        return 1.0
-"""
 
 
 def suite(directory: Path, count: int) -> Path:

@@ -41,6 +41,23 @@ SETUP = {
     "tasks": {"main": {"permissions": [], "instructions": "Do it.", "required_environment_variables": []}},
     "has_score": True,
 }
+# What is given to the product: nothing of it runs.
+FAMILY = """
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t):
+        return "Do it."
+
+    @staticmethod
+    def score(t, submission):
+        return 1.0
+"""
 PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody answers"}]
 
 

@@ -16,27 +16,11 @@ import boto3
 import pytest
 
 from provisioner.ledger_postgres import PostgresLedger
-from tests.aws.loopback import account_of_many
+from tests.aws.loopback import FAMILY, account_of_many
 from tests.batch import postgres
 from tests.command_line import CLI
 
 pytestmark = [pytest.mark.xdist_group("workers"), pytest.mark.timeout(900)]
-FAMILY = """
-class TaskFamily:
-    standard_version = "0.5.0"
-
-    @staticmethod
-    def get_tasks():
-        return {"main": {}}
-
-    @staticmethod
-    def get_instructions(t):
-        return "Do it."
-
-    @staticmethod
-    def score(t, submission):
-        return 1.0
-"""
 RUNS = 8
 AT_ONCE = 3
 
