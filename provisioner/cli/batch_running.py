@@ -89,6 +89,7 @@ def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Bat
     known: dict[str, Row] = {}
     written, written_at = -1, 0.0
     while True:
+        begin = time.monotonic()
         states = workshop.look([batch.id])[batch.id]
         rows = rows_of(batch, states, known, lambda keys: workshop.register.outputs(batch.id, keys))
         running = workshop.board.running()
@@ -99,7 +100,8 @@ def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Bat
             written, written_at = len(rows), time.monotonic()
         if ended:
             return rows
-        time.sleep(LOOK_SECONDS)
+        # With thousands of runs a look takes its time: most of the time is for them.
+        time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - begin)))
 
 
 def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
