@@ -3,6 +3,7 @@
 - A network interface without a public address has no association, where moto shows an empty one.
 - An instance that was launched with a network interface is in that interface's groups, where moto shows none.
 - ModifyInstanceAttribute does not know what becomes of an instance that is switched off.
+- DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 """
 
@@ -57,6 +58,19 @@ def close_gaps() -> None:
             self.ec2_backend.modify_instance_attribute(instance_id, "instance_initiated_shutdown_behavior", behavior)
         return bool(behavior) or bool(dotted(self))
 
+    delete_subnet: Any = EC2Backend.delete_subnet
+
+    def patched_delete_subnet(self: Any, subnet_id: str) -> Any:
+        deleted = delete_subnet(self, subnet_id)
+        for table in self.route_tables.values():
+            for name in [name for name, subnet in table._associations.items() if subnet == subnet_id]:
+                del table._associations[name]
+        for acl in self.network_acls.values():
+            for name in [name for name, one in acl._associations.items() if one.subnet_id == subnet_id]:
+                del acl._associations[name]
+        return deleted
+
+    setattr(EC2Backend, "delete_subnet", patched_delete_subnet)  # noqa: B010
     setattr(InstanceResponse, "_dot_value_instance_attribute_handler", patched_dotted)  # noqa: B010
     setattr(NetworkInterface, "association", property(shown_association))  # noqa: B010 - mypy forbids the assignment
     setattr(Instance, "prep_nics", patched_prep_nics)  # noqa: B010
