@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.workshop import Workshop
     from provisioner.cli.batch_view import BatchView
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 # Results are written again as runs end, but not for each of hundreds.
 WRITE_SECONDS = 5.0
 
