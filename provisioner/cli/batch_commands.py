@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # the engine takes its time, and only these commands need it
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
 
-LOOK_SECONDS = 0.5
-# Results are written again as runs end, but not for each of hundreds.
-WRITE_SECONDS = 5.0
 SuiteArgument = Annotated[
     Path, typer.Argument(metavar="SUITE", help="The suite file (YAML).", show_default=False, parser=parse_path)
 ]
