@@ -161,13 +161,14 @@ def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     """Runs that had ended stay as they are; what was cut short is begun again."""
     from provisioner.batch.bench import Bench
 
-    home, found = _find(batch, database)
+    home, found, database = _find(batch, database)
     directory = Path(found.suite_file).parent
     bench = Bench(home, load_settings(), found.suite, directory, found.id, database=database, progress=progress())
     return work(home, found, bench, database)
 
 
-def _find(name: str, database: str) -> tuple[Home, Batch]:
+def _find(name: str, database: str) -> tuple[Home, Batch, str]:
+    """The batch, and the database of its queue: empty where that is its own file, whatever the variable says."""
     from provisioner.batch.records import Batches
 
     home = default_home()
@@ -176,7 +177,7 @@ def _find(name: str, database: str) -> tuple[Home, Batch]:
         raise UsageError(
             f"The queue of {batch.id} is in a database.", hint="Name it with --database or PROVISIONER_DATABASE."
         )
-    return home, batch
+    return home, batch, database if batch.shared else ""
 
 
 def status(
@@ -204,7 +205,7 @@ def status(
         ]
         shown = table(["BATCH", "ENDED", "CREATED (UTC)", "CONTROLLER"], lines) if known else "No batch was run yet."
         return Result({"batches": listed}, shown)
-    home, found = _find(batch, database)
+    home, found, database = _find(batch, database)
     states, rows = _state(home, found, database)
     money = money_of(session(database=database).ledger, found.id)
     running = [one for one in states.values() if one.state == "running"]
@@ -246,11 +247,12 @@ def cancel(
     from provisioner.batch.records import Batches
     from provisioner.batch.workshop import register_of
 
-    home, found = _find(batch, database)
+    home, found, database = _find(batch, database)
     states, _ = _state(home, found, database)
     chosen = [key for key, one in states.items() if one.state == "queued" or (force and one.state == "running")]
-    with contextlib.closing(register_of(home, found, database)) as queue:
-        queue.cancel(found.id, chosen)
+    if chosen:
+        with contextlib.closing(register_of(home, found, database)) as queue:
+            queue.cancel(found.id, chosen)
     removed = []
     if force and not found.shared and not is_locked(Batches(home).lock(found.id)):
         removed = _remove_leftovers(found)
@@ -283,7 +285,7 @@ def report(
     database: DatabaseOption = "",
 ) -> Result:
     """The page, of what has ended by now."""
-    home, found = _find(batch, database)
+    home, found, database = _find(batch, database)
     _, rows = _state(home, found, database)
     page = write_report(home, found, rows, output)
     return Result({"batch": found.id, "report": str(page), "ended": len(rows)}, str(page))

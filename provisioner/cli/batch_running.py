@@ -38,8 +38,6 @@ def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
     from provisioner.batch.workshop import Workshop
     from provisioner.cli.batch_view import BatchView
 
-    if database and not batch.shared:
-        raise UsageError(f"{batch.id} has a queue of its own, not one in a database.")
     with _alone(home, batch):
         workshop = Workshop(home, load_settings(), database=database, batch=batch.id)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provisioner.batch.records import Batches
-from provisioner.batch.suite import load_suite
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.suite import Run, load_suite
+from provisioner.image_store import now
 from provisioner.paths import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
@@ -102,3 +103,22 @@ def test_a_damaged_record_is_an_error_and_hides_no_other(tmp_path: Path) -> None
     (home.batches / "broken").mkdir()
     (home.batches / "broken" / "batch.json").write_text("{")
     assert Batches(home).all() == []
+
+
+def test_a_batch_with_a_file_of_its_own_is_not_looked_for_in_a_database(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(provisioner.home)
+    home.make()
+    suite = load_suite(SUITE)
+    run = Run(key="fam/main/counting/1", family="/fam", task="main", agent="counting", repetition=1)
+    Batches(home).save(
+        Batch(
+            id="own-1", suite=suite, suite_file=str(SUITE), shared=False, created_at=now(), version="1", runs=(run,)
+        )
+    )  # fmt: skip
+    monkeypatch.setenv("PROVISIONER_DATABASE", "postgresql://nobody@127.0.0.1:1/nothing")
+    told = provisioner("batch", "status", "own")
+    assert (told.code, told.stderr) == (0, "")
+    assert "0/1 ended" in told.stdout
+    assert provisioner("batch", "cancel", "own").code == 0
