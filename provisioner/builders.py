@@ -94,6 +94,7 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
         family=builder.label,
         task=None,
         status="creating",
+        shared_ledger=bool(session.database),
         attended=True,
         batch=session.spending.batch,
         created_at=created_at,

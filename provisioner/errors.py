@@ -13,10 +13,12 @@ ProvisionerError                 1
 │   ├── TerraformError
 │   ├── CapacityError                the cloud has no machine to give
 │   ├── MachineLostError             a machine does not answer or ended by itself
+│   ├── PresenceLostError            other workers take this one for dead
 │   └── StillThereError              something of an environment outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or answered nonsense
-│   └── ScoringError
+│   ├── SubmissionError              what the agent left cannot be read
+│   └── ScoringError                 no number where one was due
 ├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
 """
@@ -112,11 +114,21 @@ class TerraformError(InfrastructureError):
 
 
 class CapacityError(InfrastructureError):
-    """The cloud has no machine that fits to give, in any zone and of any type that we may use."""
+    """The cloud has no machine that fits to give, in any zone and of any type that we may use.
+
+    Attributes:
+        environments: the ids of those that it has none for, where that is known.
+    """
+
+    environments: frozenset[str] = frozenset()
 
 
 class MachineLostError(InfrastructureError):
     """A machine does not answer, or ended by itself."""
+
+
+class PresenceLostError(InfrastructureError):
+    """This worker's sign of life is lost: others take it for dead, and what it had begun over."""
 
 
 class StillThereError(InfrastructureError):
@@ -133,6 +145,10 @@ class TaskError(ProvisionerError):
     """The family's own code failed, hung or answered something that the Task Standard forbids."""
 
     exit_code = 7
+
+
+class SubmissionError(TaskError):
+    """What the agent left as its submission cannot be read."""
 
 
 class ScoringError(TaskError):

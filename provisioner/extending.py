@@ -21,13 +21,18 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         its record.
 
     Raises:
-        UsageError: it has ended, or would live too long.
+        UsageError: it has ended, or would live too long; or its hold is in a database that nobody named.
         BudgetError: the longer time does not fit a budget; nothing has changed.
         MachineLostError: the timer inside a machine could not be moved: the machine ends at its earlier limit.
     """
     with machines.held(session, environment) as environment:
         if environment.status != "ready" and not environment.endpoints:
             raise UsageError(f"{environment.id} is not up: its status is {environment.status}.")
+        if environment.shared_ledger and not session.database:
+            raise UsageError(
+                f"The hold of {environment.id} is in a database that workers share.",
+                hint="Name it: PROVISIONER_DATABASE=postgresql://...",
+            )
         later = extended(environment.created_at, environment.expires_at, by, now())
         longer = environment.model_copy(update={"expires_at": later})
         session.ledger.extend(environment.id, later, holds.worst_cost(longer), lambda entry: _limits(session, entry))

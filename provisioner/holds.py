@@ -89,4 +89,9 @@ def settle(session: Session, environment: Environment, *, ran: bool) -> None:
     ended_at = now() if ran else min(now(), environment.expires_at)
     rate = environment.worst_usd_per_hour if environment.usd_per_hour is None else environment.usd_per_hour
     actual = cost_between(rate, environment.created_at, ended_at) if rate else 0
+    if environment.shared_ledger and not session.database:
+        session.progress.note(
+            f"The hold of {environment.id} is in a database that workers share, which PROVISIONER_DATABASE does not "
+            "name: a sweep with it settles the hold after its limit"
+        )
     session.ledger.settle(environment.id, ended_at, actual)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from provisioner import machines
-from provisioner.errors import TaskError, UsageError
+from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.image_store import now
 from provisioner.limits import words
 from provisioner.models import Environment, ScoreLogEntry
@@ -98,13 +98,13 @@ def read_submission(driver: TaskDriver) -> str | None:
     """The agent's submission, as it is; None if there is none.
 
     Raises:
-        TaskError: what lies there is not a plain file of bearable size.
+        SubmissionError: what lies there is not a plain file of bearable size.
     """
     value = driver.call("read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES).value("reading it")
     if value.get("found"):
         return str(value["text"])
     if reason := str(value.get("reason") or ""):
-        raise TaskError(f"The submission file cannot be read: {reason[:200]}")
+        raise SubmissionError(f"The submission file cannot be read: {reason[:200]}")
     return None
 
 

@@ -181,6 +181,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
         family=planned.family.name,
         task=planned.task,
         status="creating",
+        shared_ledger=bool(session.database),
         attended=True,
         batch=session.spending.batch,
         created_at=created_at,

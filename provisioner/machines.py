@@ -25,7 +25,7 @@ from provisioner.errors import (
 )
 from provisioner.image_store import now
 from provisioner.keys import ed25519_key_pair, rsa_key_pair
-from provisioner.models import Endpoint, Environment, Role
+from provisioner.models import Endpoint, Environment, Role, Status
 from provisioner.paths import locked, write_atomically
 from provisioner.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.session import Session
@@ -70,7 +70,7 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
     """Creates the machines of one stack's environments with one apply, and one more for each lack of capacity.
 
     Args:
-        environments: recorded ones, all of the same stack.
+        environments: recorded ones, all of the same stack. What was placed before stays there: it may exist.
 
     Returns:
         their records, with endpoints.
@@ -80,7 +80,9 @@ def create(session: Session, environments: list[Environment]) -> list[Environmen
         CapacityError: the same; the cloud has no machine to give.
     """
     cloud, stack = session.cloud, stack_of(session, environments[0])
-    placed = {one.id: session.environments.update(one, placement=cloud.place(one)) for one in environments}
+    placed = {
+        one.id: session.environments.update(one, placement=one.placement or cloud.place(one)) for one in environments
+    }
     lay_foundation(session, next(iter(placed.values())))
     while True:
         stack.write(root_of(session, list(placed.values())))
@@ -127,19 +129,25 @@ def _elsewhere(session: Session, placed: Mapping[str, Environment], error: Terra
 
     Raises:
         TerraformError: their places are not to blame.
-        CapacityError: there is nowhere else.
+        CapacityError: there is nowhere else for some of them, and it names all of those.
     """
     moved = {}
+    exhausted: dict[str, CapacityError] = {}
     for name in error.environments & placed.keys() or placed.keys():
         try:
             found = session.cloud.elsewhere(placed[name], error)
-        except CapacityError as exhausted:
-            raise exhausted from error
+        except CapacityError as nowhere:
+            exhausted[name] = nowhere
+            continue
         if found is None:
             raise error
         reason, place = found
         session.progress.note(f"{name}: {reason}")
         moved[name] = session.environments.update(placed[name], placement=place)
+    if exhausted:
+        first = next(iter(exhausted.values()))
+        first.environments = frozenset(exhausted)
+        raise first from error
     return moved
 
 
@@ -294,14 +302,14 @@ def destroy(session: Session, *environments: Environment) -> None:
         StillThereError: something would not go, or the cloud could not be asked; its record and its hold stay.
     """
     ran = {one.id: holds.runs(session, one) for one in environments}
-    environments = tuple(session.environments.update(one, status="destroying") for one in environments)
+    environments = tuple(_marked(session, one, "destroying") for one in environments)
     stack = stack_of(session, environments[0])
     trouble: ProvisionerError | None = None
     by_hand = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
         if by_hand:
             stack.rest(session.progress.note)
-            _remove(session, environments[0])
+            session.cloud.remove(environments[0])
         else:
             stack.remove({one.id for one in environments}, session.progress.note)
     except (InfrastructureError, HostError) as error:
@@ -323,14 +331,16 @@ def destroy(session: Session, *environments: Environment) -> None:
         )
 
 
-def _remove(session: Session, environment: Environment) -> None:
-    """Removes an environment without Terraform."""
-    if session.cloud.left(environment):
-        session.cloud.remove(environment)
+def _marked(session: Session, environment: Environment, status: Status) -> Environment:
+    """The record with another status, written if it can be: a full disk must not keep machines alive."""
+    try:
+        return session.environments.update(environment, status=status)
+    except OSError:
+        return environment
 
 
 def _verify(session: Session, environment: Environment) -> list[str]:
-    """Removes what Terraform left of an environment, and says what would not go, as the cloud tells it."""
+    """Removes what is left of an environment, and says what would not go, as the cloud tells it."""
     try:
         left = session.cloud.left(environment)
         if not left and environment.placement and not environment.endpoints:
@@ -338,14 +348,14 @@ def _verify(session: Session, environment: Environment) -> list[str]:
             time.sleep(SECOND_LOOK_SECONDS)
             left = session.cloud.left(environment)
         if left:
-            session.progress.note(f"Terraform left of {environment.id}: {', '.join(left)}; removing it")
+            session.progress.note(f"Still there of {environment.id}: {', '.join(left)}; removing it")
             session.cloud.remove(environment)
             left = session.cloud.left(environment)
         return left
     except StillThereError as error:
         return [error.message]
     except ProvisionerError as error:
-        session.environments.update(environment, status="unverified")
+        _marked(session, environment, "unverified")
         return [f"the cloud did not say what is left: {error.message}"]
 
 
@@ -366,7 +376,8 @@ def keep_journals(session: Session, environment: Environment) -> None:
 
     def fetch(role: Role, _: threading.Event) -> None:
         argv = ["journalctl", "--boot", "--no-pager", "--lines", str(JOURNAL_LINES)]
-        with contextlib.suppress(InfrastructureError, TimeoutError):
+        # OSError too: what cannot be kept must not keep the machine.
+        with contextlib.suppress(InfrastructureError, TimeoutError, OSError):
             if not session.cloud.alive(environment, role):
                 return
             login = session.environments.login(environment, role, "root")
@@ -379,11 +390,12 @@ def keep_journals(session: Session, environment: Environment) -> None:
 
 
 def keep_logs(session: Session, environment: Environment) -> None:
-    """Copies what else goes with the machines into the environment's logs: their consoles, and Terraform's log."""
+    """Copies what else goes with the machines into the environment's logs, if it can: consoles, and Terraform's log."""
     if not session.environments.directory(environment.id).is_dir():
         return
     directory = session.environments.logs(environment.id)
-    texts = {f"console-{role}.log": session.cloud.console(environment, role) for role in environment.machines}
-    for name, text in (texts | {"terraform.log": stack_of(session, environment).log_text()}).items():
-        if text:
-            write_atomically(directory / name, session.redactor.redact(text))
+    with contextlib.suppress(OSError):  # a full disk must not keep machines alive
+        texts = {f"console-{role}.log": session.cloud.console(environment, role) for role in environment.machines}
+        for name, text in (texts | {"terraform.log": stack_of(session, environment).log_text()}).items():
+            if text:
+                write_atomically(directory / name, session.redactor.redact(text))

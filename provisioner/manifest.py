@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from provisioner import strict_yaml
 from provisioner.errors import TaskFamilyError
-from provisioner.problems import lines_of, listed, shown
+from provisioner.problems import lines_of, listed
 
 FILE_NAMES = ("manifest.yaml", "manifest.yml")
 MAXIMUM_BYTES = 1 << 20
-
-# YAML's `<<` can double a mapping with every line of the file, so what it may pull together is bounded.
-_MAXIMUM_MERGED_KEYS = 1000
-_MAXIMUM_MERGED_MAPPINGS = 20
 
 
 def _positive(value: float) -> float:
@@ -133,7 +128,7 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
     """
     if len(data) > MAXIMUM_BYTES:
         raise TaskFamilyError(f"{name} is larger than {MAXIMUM_BYTES} bytes.")
-    value = _load_yaml(data, name)
+    value = strict_yaml.load(data, name, TaskFamilyError)
     if not isinstance(value, dict):
         raise TaskFamilyError(f"{name} must be a mapping with the key `tasks`.")
     try:
@@ -143,47 +138,3 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
         numbers = any(line.partition(":")[0].endswith("version") for line in lines)
         hint = "A version is a string: write it in quotes." if numbers else None
         raise TaskFamilyError(f"{name} is not valid:{listed(lines)}", hint=hint) from None
-
-
-def _load_yaml(data: bytes, name: str) -> object:
-    try:
-        return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        reason = (error.problem or error.context or "no reason given")[:200]
-        raise TaskFamilyError(f"{name} is not valid YAML{at}: {reason}.") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise TaskFamilyError(f"{name} cannot be read as YAML: {shown(str(error))}.") from None
-    except RecursionError:
-        raise TaskFamilyError(f"{name} is nested too deeply.") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with keys as they are written (`1:` and `no:` are names), and each only once."""
-
-    # types-PyYAML calls the anchor a dict; it is the anchor's name or None.
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
-            if key.value in seen:
-                problem = f"the key {shown(key.value)} is there twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        self.flatten_mapping(node)
-        # Deep, so that a mapping that contains itself is refused instead of built.
-        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        merges = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
-        for value in merges:
-            if isinstance(value, yaml.SequenceNode) and len(value.value) > _MAXIMUM_MERGED_MAPPINGS:
-                raise yaml.MarkedYAMLError(problem="too many mappings in one merge", problem_mark=value.start_mark)
-        super().flatten_mapping(node)
-        if merges and len(node.value) > _MAXIMUM_MERGED_KEYS:
-            raise yaml.MarkedYAMLError(problem="a merge of too many keys", problem_mark=node.start_mark)

@@ -174,6 +174,7 @@ class Environment(Record):
     Args:
         status: `unverified` after a destroy whose end the cloud could not be asked for.
         attended: it ends with the command that made it; if that command is gone, nobody needs it.
+        shared_ledger: its hold is in the database that workers share, and not in the home's ledger.
         placement: where in the cloud it is, in the cloud's own words (region, zone, machine types).
         batch: what it belongs to; empty for none.
         expires_at: when its machines end, whatever happens.
@@ -191,6 +192,7 @@ class Environment(Record):
     family: str
     task: str | None
     status: Status
+    shared_ledger: bool = False
     attended: bool = False
     batch: str = ""
     created_at: datetime

@@ -5,7 +5,8 @@ It never shows a value whole, and it never shows control characters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -47,9 +48,25 @@ def shown(value: object) -> str:
     return f"a mapping of {len(value)}" if isinstance(value, dict) else type(value).__name__
 
 
-def lines_of(error: ValidationError) -> list[str]:
-    """pydantic's findings as lines of `dotted.path: what is wrong`."""
-    return [_line(finding) for finding in error.errors(include_url=False)]
+def lines_of(
+    error: ValidationError, known: Callable[[tuple[int | str, ...]], Iterable[str]] = lambda _: ()
+) -> list[str]:
+    """pydantic's findings as lines of `dotted.path: what is wrong`.
+
+    Args:
+        known: the keys that there may be where an unknown one is: one that is alike is named.
+    """
+    lines = []
+    for finding in error.errors(include_url=False):
+        if finding["type"] == "too_short" and len(finding["input"]) >= finding["ctx"]["min_length"]:
+            continue  # pydantic does not count what is wrong in itself
+        line = _line(finding)
+        if finding["type"] == "extra_forbidden":
+            key, keys = str(finding["loc"][-1])[:_SHOWN_CHARACTERS], list(known(finding["loc"]))
+            alike = get_close_matches(key, keys, n=1) or [one for one in keys if one.startswith(key)]
+            line += f"; perhaps {alike[0]}?" if alike else ""
+        lines.append(line)
+    return lines
 
 
 def listed(lines: Iterable[str]) -> str:
@@ -64,6 +81,8 @@ def _line(finding: ErrorDetails) -> str:
     kind = finding["type"]
     if kind == "value_error":
         return f"{where}: {finding['ctx']['error']}"
+    if kind == "too_short":
+        return f"{where}: must have at least {finding['ctx']['min_length']}"
     words = _WORDS.get(kind) or finding["msg"].removeprefix("Input ").removeprefix("should ")
     if kind in ("missing", "extra_forbidden"):
         return f"{where}: {words}"

@@ -15,7 +15,8 @@ from provisioner import machines
 from provisioner.clouds import Found
 from provisioner.errors import ProvisionerError
 from provisioner.image_store import now
-from provisioner.limits import LONGEST, words
+from provisioner.ledger import Entry, Ledger
+from provisioner.limits import LONGEST, TEARDOWN, words
 from provisioner.models import Environment, Record
 from provisioner.paths import is_locked
 from provisioner.session import Session
@@ -133,6 +134,7 @@ def sweep(
     *,
     older_than: timedelta = timedelta(0),
     dry_run: bool = False,
+    shared: Ledger | None = None,
 ) -> list[Stray]:
     """Marks what nobody looks after, looks again, and removes what is still so.
 
@@ -141,6 +143,7 @@ def sweep(
         regions: where to look; None for all.
         older_than: what is younger is left alone.
         dry_run: remove nothing.
+        shared: the ledger that workers share.
 
     Returns:
         what was found, each with what kept it from being removed.
@@ -157,8 +160,10 @@ def sweep(
         recorded = [one for one in sure if one.recorded]
         swept = [_destroy(session, session_of, one) for one in recorded]
         with ThreadPoolExecutor(max_workers=REMOVALS_AT_ONCE) as pool:
-            swept += pool.map(lambda one: _clear(session, one), (one for one in sure if not one.recorded))
+            swept += pool.map(lambda one: _clear(session, one, shared), (one for one in sure if not one.recorded))
     _tidy(session, regions)
+    if shared:
+        _settle_expired(session, shared, regions)
     return swept
 
 
@@ -177,14 +182,16 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], str
     return stray
 
 
-def _clear(session: Session, stray: Stray) -> Stray:
+def _clear(session: Session, stray: Stray, shared: Ledger | None) -> Stray:
     """Removes what this home knows nothing of."""
     session.progress.note(f"Removing {stray.environment}: {stray.reason}")
     try:
         session.cloud.clear(Found(environment=stray.environment, things=stray.things, region=stray.region))
+        for ledger in (session.ledger, shared):
+            if ledger:
+                ledger.settle_late(stray.environment, now())
     except ProvisionerError as error:
         return stray.model_copy(update={"trouble": error.message})
-    session.ledger.settle_late(stray.environment, now())
     return stray
 
 
@@ -197,8 +204,7 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
     known = {one.id for one in store.readable()} | store.unreadable().keys()
     held = [
         entry
-        for entry in session.ledger.entries(unsettled=True)
-        if entry.cloud == session.cloud.name and (regions is None or not entry.region or entry.region in regions)
+        for entry in _held(session, session.ledger, regions)
         if entry.environment not in known and not is_locked(store.lease(entry.environment))
     ]
     if held:
@@ -207,3 +213,22 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
             if entry.environment not in existing:
                 # Its record comes before anything of it is created, and goes after it was settled.
                 session.ledger.settle(entry.environment, now(), 0)
+
+
+def _settle_expired(session: Session, shared: Ledger, regions: Sequence[str] | None) -> None:
+    """Settles holds of what has passed its limit and does not exist: whose home it was in cannot be seen from here."""
+    expired = [one for one in _held(session, shared, regions) if one.expires_at + TEARDOWN + GRACE <= now()]
+    if expired:
+        existing = {one.environment for one in session.cloud.survey(regions)}
+        for entry in expired:
+            if entry.environment not in existing:
+                shared.settle_late(entry.environment, now())
+
+
+def _held(session: Session, ledger: Ledger, regions: Sequence[str] | None) -> list[Entry]:
+    """Holds in the session's cloud and in some regions."""
+    return [
+        entry
+        for entry in ledger.entries(unsettled=True)
+        if entry.cloud == session.cloud.name and (regions is None or not entry.region or entry.region in regions)
+    ]

@@ -98,3 +98,16 @@ def check_required(variables: Mapping[str, str], setup: TaskSetup) -> None:
     """
     ours = dict.fromkeys(AUX_VM_VARIABLES, "") if setup.aux_vm_spec else {}
     select_required(variables, setup.required_environment_variables, ours)
+
+
+def refuse_env_file_of_agent(directory: Path, env_file: Path) -> None:
+    """Checks that the env file does not lie where an agent is copied from: agents get none of the tasks' secrets.
+
+    Raises:
+        UsageError: it does.
+    """
+    if env_file.resolve().is_relative_to(directory.resolve()):
+        raise UsageError(
+            f"The env file {env_file} lies in the agent's directory {directory}, and would be copied into its machine.",
+            hint="Move it out of there: agents get none of the tasks' secrets.",
+        )

@@ -19,13 +19,24 @@ find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete
 
 if [ -n "$ca_bundle" ]; then
     mkdir -p "$tree/usr/local/share/ca-certificates/provisioner"
-    # One certificate per file is what update-ca-certificates hashes.
+    # One certificate per file is what update-ca-certificates hashes; of a whole host's bundle, Debian knows most, and it
+    # takes a good part of a second for each where the machine is emulated.
     awk -v dir="$tree/usr/local/share/ca-certificates/provisioner" '
-        /-----BEGIN CERTIFICATE-----/ { n++; file = sprintf("%s/extra-%04d.crt", dir, n) }
-        file { print > file }
-        /-----END CERTIFICATE-----/ { close(file); file = "" }
-    ' "$ca_bundle"
-    chroot "$tree" update-ca-certificates > /dev/null 2>&1
+        /-----BEGIN CERTIFICATE-----/ { lines = body = ""; inside = 1 }
+        inside { lines = lines $0 "\n"; sub(/\r$/, ""); body = body $0 }
+        /-----END CERTIFICATE-----/ {
+            if (extra && !(body in known)) {
+                file = sprintf("%s/extra-%04d.crt", dir, ++n)
+                printf "%s", lines > file
+                close(file)
+            }
+            known[body] = 1
+            inside = 0
+        }
+    ' "$tree/etc/ssl/certs/ca-certificates.crt" extra=1 "$ca_bundle"
+    if [ -n "$(find "$tree/usr/local/share/ca-certificates/provisioner" -type f)" ]; then
+        chroot "$tree" update-ca-certificates > /dev/null 2>&1
+    fi
     # pip and requests bring certificates of their own unless told otherwise.
     for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
         printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"

@@ -11,32 +11,41 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field
-
 from provisioner import holds, inside, lifecycle, machines
 from provisioner.batch.results import Outcome
+from provisioner.batch.steps import (
+    AgentStep,
+    Costs,
+    EndStep,
+    Failure,
+    ScoreStep,
+    Step,
+    UpStep,
+    cut,
+    interruption,
+    judge,
+    said,
+)
 from provisioner.batch.suite import Run, Suite
 from provisioner.clouds import Found
 from provisioner.environments import derived_id
 from provisioner.errors import (
     BudgetError,
-    CapacityError,
-    ImageBuildError,
     InfrastructureError,
     Interrupted,
-    IsolationError,
     MachineLostError,
     ProvisionerError,
-    TaskError,
+    SubmissionError,
+    UsageError,
 )
 from provisioner.image_store import now
-from provisioner.limits import TEARDOWN, parse_duration
-from provisioner.models import Destination, Environment, Phase, Record
+from provisioner.limits import TEARDOWN
+from provisioner.models import Destination, Environment, Role
 from provisioner.paths import write_atomically
 from provisioner.session import Phases, Session
 from provisioner.task_family import TaskFamily
@@ -44,74 +53,10 @@ from provisioner.task_family import TaskFamily
 BUDGET_SECONDS = 1.0
 # A cloud that does not let something go now may do so in a moment.
 DESTROY_PAUSES = (5.0, 20.0)
-MESSAGE_CHARACTERS = 500
-
-
-class Failure(Record):
-    """Why an attempt came to nothing.
-
-    Args:
-        outcome: the run's, if it is not tried again.
-        retry: whether a fresh machine may do better.
-        capacity: whether the cloud had none to give.
-        interrupted: nothing failed; whoever worked on it was stopped or killed.
-    """
-
-    outcome: Outcome
-    message: str
-    retry: bool = False
-    capacity: bool = False
-    interrupted: bool = False
-
-
-class Step(Record):
-    """What a step came to.
-
-    Args:
-        at: when it ended.
-        failure: None if it went well.
-        phases: those that it went through.
-    """
-
-    at: datetime
-    failure: Failure | None = None
-    phases: tuple[Phase, ...] = ()
-
-
-class UpStep(Step):
-    """The environment is up.
-
-    Args:
-        begun_at: when the attempt began.
-        machine_types, images: by role.
-    """
-
-    begun_at: datetime
-    environment: str
-    cloud: str
-    region: str
-    machine_types: dict[str, str] = Field(default_factory=dict)
-    images: dict[str, str] = Field(default_factory=dict)
-
-
-class AgentStep(Step):
-    """The agent has ended. exit_code is None where there was none, or it ran out of time."""
-
-    exit_code: int | None = None
-    timed_out: bool = False
-
-
-class ScoreStep(Step):
-    """The score, if there is one, and what scoring said."""
-
-    score: float | None = None
-    message: str = ""
-
-
-class EndStep(Step):
-    """The environment is gone; or what would not go."""
-
-    trouble: str = ""
+LEDGER_PAUSES = (2.0, 10.0, 30.0)
+# Terraform outlives its controller, and ends what it has begun: stacks took three minutes where they took long, and the
+# AWS provider gives an instance ten (its documentation, aws_instance, Timeouts).
+CREATION = timedelta(minutes=10)
 
 
 S = TypeVar("S", bound=Step)
@@ -151,14 +96,14 @@ class Attempt:
         try:
             known, why = self._found()
             if why:
-                self._clear()
-                return UpStep(at=now(), begun_at=begun_at, failure=_interruption(why), **facts)
+                self._clear(came_up=False)
+                return UpStep(at=now(), begun_at=begun_at, failure=interruption(why), **facts)
             environment = known if known and known.status == "ready" else self._launch(known)
             holds.attend(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
-            return UpStep(at=now(), begun_at=begun_at, failure=_judge(error), **facts)
+            return UpStep(at=now(), begun_at=begun_at, failure=self._judge_up(error), **facts)
         return UpStep(
             at=now(),
             begun_at=environment.created_at,
@@ -176,9 +121,9 @@ class Attempt:
 
         def work(environment: Environment, phases: Phases) -> AgentStep:
             if environment.agent_at:
-                return AgentStep(at=now(), failure=_interruption("its agent was cut short"))
+                return AgentStep(at=now(), failure=interruption("its agent was cut short"))
             environment = self.session.environments.update(environment, agent_at=now())
-            limit = parse_duration(self.suite.limits.agent)
+            limit = self.suite.limits.agent_limit
             with phases.phase("agent"):
                 try:
                     done = inside.run_agent(
@@ -190,39 +135,50 @@ class Attempt:
 
         return self._in_environment("agent", AgentStep, work, task_failure="agent_failed")
 
-    def score(self) -> ScoreStep:
-        """Scores what the agent has left, or the submission."""
+    def score(self, agent_ended_at: datetime) -> ScoreStep:
+        """Scores what the agent has left, or the submission.
+
+        Args:
+            agent_ended_at: what was scored later was scored by this step, before it was cut short.
+        """
         submission = next((one.text for one in self.suite.submissions if one.name == self.run.agent), None)
 
         def work(environment: Environment, phases: Phases) -> ScoreStep:
+            earlier = tuple(entry for entry in environment.score_log if entry.scored_at <= agent_ended_at)
+            if len(earlier) < len(environment.score_log):
+                environment = self.session.environments.update(environment, score_log=earlier)
             with phases.phase("score"):
                 _, result = lifecycle.score(self.session, environment, submission)
             message = "" if result.kind == "scored" else f"{result.kind}: {result.message}".removesuffix(": ")
-            failure = Failure(outcome="task_failed", message=_cut(message)) if result.failed else None
-            return ScoreStep(at=now(), failure=failure, score=result.score, message=_cut(message))
+            failure = Failure(outcome="task_failed", message=cut(message)) if result.failed else None
+            return ScoreStep(at=now(), failure=failure, score=result.score, message=cut(message))
 
         return self._in_environment("score", ScoreStep, work, task_failure="task_failed")
 
-    def end(self) -> EndStep:
-        """Fetches the logs and ends the environment, until the cloud says that it is gone."""
+    def end(self, *, came_up: bool = False) -> EndStep:
+        """Fetches the logs and ends the environment, until the cloud says that it is gone.
+
+        Args:
+            came_up: whether the attempt's `up` went well.
+        """
         phases = Phases(self.session.progress)
         trouble = ""
         with self.session.shield():
             for pause in (*DESTROY_PAUSES, None):
                 try:
-                    self._end(phases)
+                    self._end(phases, came_up=came_up)
                     trouble = ""
                     break
-                except ProvisionerError as error:
-                    trouble = _cut(error.message)
+                except Exception as error:  # whatever it is, the machines are still to go
+                    trouble = said(error)
                     if pause is not None:
                         time.sleep(pause)
         return EndStep(at=now(), phases=tuple(phases.finished), trouble=trouble)
 
-    def _end(self, phases: Phases) -> None:
+    def _end(self, phases: Phases, *, came_up: bool) -> None:
         environment = self._record()
         if environment is None:
-            self._clear()
+            self._clear(came_up=came_up)
             return
         if environment.started_at:
             with phases.phase("logs"):
@@ -232,7 +188,10 @@ class Attempt:
     def _record(self) -> Environment | None:
         """The environment's record, if this home has it and it lives."""
         store = self.session.environments
-        return store.find(self.id) if (store.directory(self.id) / "environment.json").exists() else None
+        try:
+            return store.find(self.id) if (store.directory(self.id) / "environment.json").exists() else None
+        except UsageError:  # destroyed in this moment
+            return None
 
     def _found(self) -> tuple[Environment | None, str]:
         """What this attempt has left behind when it was worked on before, and why nobody can go on with it."""
@@ -247,7 +206,7 @@ class Attempt:
             return None, "it was stopped during start()"
         return record, ""
 
-    def _alive(self, record: Environment) -> dict[str, bool]:
+    def _alive(self, record: Environment) -> dict[Role, bool]:
         known = record.endpoints
         return {role: role in known and self.session.cloud.alive(record, role) for role in record.machines}
 
@@ -256,20 +215,60 @@ class Attempt:
         return bool(self.session.ledger.entries(environment=self.id))
 
     def _launch(self, known: Environment | None) -> Environment:
+        phases = Phases(self.session.progress)
         while True:
-            phases = Phases(self.session.progress)
+            # Asked before and after: the last of them may settle in between.
+            others = self._others_hold()
             try:
-                with phases.phase("images"):
-                    planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
+                if not phases.finished:  # which takes builders' holds, where it builds
+                    with phases.phase("images"):
+                        planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
                 if known:
                     return lifecycle.adopt(self.session, planned, known, phases)
                 return lifecycle.launch(self.session, planned, self.id, phases, self.create)
             except BudgetError:
+                for earlier in range(1, self.number):  # what this run itself may still hold
+                    with contextlib.suppress(InfrastructureError):  # the next look tries again
+                        self._settle_orphan(replace(self, number=earlier).id, wait=False)
                 # What others hold may be more than what they will have cost.
-                if not self._others_hold():
+                if not others and not self._others_hold():
                     raise
                 self.session.progress.phase_started("waiting for the budget")
                 self._pause(BUDGET_SECONDS)
+
+    def costs(self, environments: list[str]) -> Costs:
+        """What the run's environments have cost, by the ledger: their holds, where they are not settled."""
+        trouble = ""
+        for pause in (*LEDGER_PAUSES, None):
+            try:
+                for name in environments:
+                    self._settle_orphan(name, wait=True)
+                entries = [entry for name in environments for entry in self.session.ledger.entries(environment=name)]
+                return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
+            except Interrupted:
+                raise
+            except ProvisionerError as error:  # the score is not lost for it
+                trouble = said(error)
+                if pause is not None:
+                    self._pause(pause)
+        return Costs(at=now(), trouble=trouble)
+
+    def _settle_orphan(self, name: str, *, wait: bool) -> None:
+        """Settles what another home was still creating when its controller died, once surely nothing more comes.
+
+        Args:
+            wait: until then; else it is left alone.
+        """
+        if self.session.environments.directory(name).exists():
+            return  # it would not go, and its end has said so
+        for held in self.session.ledger.entries(unsettled=True, environment=name):
+            left = (held.launched_at + CREATION - now()).total_seconds()
+            if left > 0 and not wait:
+                continue
+            self.session.progress.phase_started("waiting for what a dead worker may have begun")
+            self._pause(left)
+            self.session.cloud.clear(Found(environment=name, things=(), region=held.region))
+            self.session.ledger.settle_late(name, now())
 
     def _others_hold(self) -> bool:
         return any(
@@ -289,39 +288,63 @@ class Attempt:
         self._pause(seconds)
         return Step(at=now())
 
-    def _clear(self) -> None:
-        """Removes what the attempt has left, here or, where another home made it, in the cloud."""
+    def _clear(self, *, came_up: bool) -> None:
+        """Removes what the attempt has left, here or, where another home made it, in the cloud.
+
+        Args:
+            came_up: it had been created; else that home's Terraform may have outlived its controller and still be
+                making more. The hold then stays until `costs` has looked again.
+        """
         with self.session.shield():
             if record := self._record():
                 lifecycle.destroy(self.session, record)
                 return
-            if held := self.session.ledger.entries(unsettled=True, environment=self.id):
-                self.session.cloud.clear(Found(environment=self.id, things=(), region=held[0].region))
-                self.session.ledger.settle_late(self.id, now())
+            for held in self.session.ledger.entries(unsettled=True, environment=self.id):
+                complete = self.session.cloud.clear(Found(environment=self.id, things=(), region=held.region))
+                # A ledger of this home alone: it would have a record of what was created.
+                own = not self.session.database
+                if own or came_up or complete or held.launched_at + CREATION <= now():
+                    self.session.ledger.settle_late(self.id, now())
 
     def _in_environment(
         self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_failure: Outcome
     ) -> S:
         """Does a step in the environment, and keeps what it came to beside the logs: a crash may come right after."""
-        environment = self._record()
-        if environment is None:
-            return kind(at=now(), failure=_interruption("its environment is gone"))
-        kept = self.session.environments.logs(self.id) / f"step-{name}.json"
-        if kept.exists():
-            return kind.model_validate(json.loads(kept.read_text()))
+        try:
+            environment = self._record()
+            if environment is None:
+                return kind(at=now(), failure=interruption("its environment is gone"))
+            # A resumed run's own process looks after it from now on.
+            holds.attend(self.session, environment)
+            kept = self.session.environments.logs(self.id) / f"step-{name}.json"
+            if kept.exists():
+                return kind.model_validate(json.loads(kept.read_text()))
+        except (ProvisionerError, OSError, ValueError) as error:
+            return kind(at=now(), failure=judge(error))
         phases = Phases(self.session.progress)
         try:
             done = work(environment, phases)
         except Interrupted:
             raise
+        except SubmissionError as error:
+            done = kind(at=now(), failure=Failure(outcome="agent_failed", message=cut(error.message)))
         except MachineLostError as error:
             done = kind(at=now(), failure=self._judge_loss(environment, error, name))
         except Exception as error:
-            done = kind(at=now(), failure=_judge(error, task_failure))
+            done = kind(at=now(), failure=judge(error, task_failure))
         done = done.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_atomically(kept, done.model_dump_json())
         return done
+
+    def _judge_up(self, error: Exception) -> Failure:
+        """A machine that is lost while it comes up: by its limit, if start() did not end."""
+        expired = False
+        with contextlib.suppress(ProvisionerError):
+            expired = any(entry.expires_at <= now() for entry in self.session.ledger.entries(environment=self.id))
+        if expired and isinstance(error, MachineLostError):
+            return Failure(outcome="task_failed", message="start() did not end within the environment's time limit.")
+        return judge(error)
 
     def _judge_loss(self, environment: Environment, error: MachineLostError, step: str) -> Failure:
         """Asks the cloud before a lost connection is believed to be a lost machine."""
@@ -329,33 +352,23 @@ class Attempt:
             message = "The environment's time limit ended it."
             return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
         try:
-            gone = [role for role, alive in self._alive(environment).items() if not alive]
+            gone = {
+                role: self.session.cloud.ending(environment, role)
+                for role, alive in self._alive(environment).items()
+                if not alive
+            }
         except ProvisionerError as unasked:
             why = f"{error.message} The cloud could not be asked: {unasked.message}"
-            return Failure(outcome="infrastructure_failed", message=_cut(why), retry=True)
-        said = f"The cloud says that it is gone: {', '.join(gone)} machine." if gone else "Its machines run."
-        return Failure(outcome="infrastructure_failed", message=_cut(f"{error.message} {said}"), retry=True)
-
-
-def _interruption(why: str) -> Failure:
-    return Failure(outcome="infrastructure_failed", message=f"Begun again: {why}.", interrupted=True)
-
-
-def _judge(error: Exception, task_failure: Outcome = "task_failed") -> Failure:
-    """Whose fault an error is. Pure."""
-    if not isinstance(error, ProvisionerError):
-        return Failure(outcome="infrastructure_failed", message=_cut(f"Unexpected {type(error).__name__}: {error}"))
-    message = _cut(error.message)
-    if isinstance(error, BudgetError):
-        return Failure(outcome="over_budget", message=message)
-    if isinstance(error, TaskError):
-        return Failure(outcome=task_failure, message=message)
-    if isinstance(error, ImageBuildError):
-        return Failure(outcome="task_failed", message=message)
-    if isinstance(error, CapacityError):
-        return Failure(outcome="infrastructure_failed", message=message, retry=True, capacity=True)
-    retry = isinstance(error, InfrastructureError) and not isinstance(error, IsolationError)
-    return Failure(outcome="infrastructure_failed", message=message, retry=retry)
+            return Failure(outcome="infrastructure_failed", message=cut(why), retry=True)
+        words = ", ".join(
+            f"{role} machine ({why.words})" if why.words else f"{role} machine" for role, why in gone.items()
+        )
+        if step == "agent" and any(why.by_itself for why in gone.values()):
+            # No fault of the cloud's: another machine would be a second chance for the agent.
+            message = cut(f"Switched off from within while the agent worked: {words}.")
+            return Failure(outcome="agent_failed", message=message)
+        state = f"The cloud says that it is gone: {words}." if gone else "Its machines run."
+        return Failure(outcome="infrastructure_failed", message=cut(f"{error.message} {state}"), retry=True)
 
 
 def _machine_types(environment: Environment) -> dict[str, str]:
@@ -365,7 +378,3 @@ def _machine_types(environment: Environment) -> dict[str, str]:
         for role, machine in environment.machines.items()
         if machine.size.types
     }
-
-
-def _cut(text: str) -> str:
-    return text[:MESSAGE_CHARACTERS]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from provisioner import images, lifecycle
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.board import Board, Running, RunProgress
-from provisioner.batch.conduct import Costs
 from provisioner.batch.launcher import Launcher
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.destinations import parse_destination, resolve
 from provisioner.forecast import Forecast, forecast
-from provisioner.image_store import now
 from provisioner.ledger import Ledger
 from provisioner.limits import parse_duration
 from provisioner.models import Record
@@ -128,11 +125,12 @@ class Bench:
         return found
 
     def attempt(
-        self, run: Run, number: int, shortages: int, board: Board, running: Running, launcher: Launcher
+        self, suite: Suite, run: Run, number: int, shortages: int, board: Board, running: Running, launcher: Launcher
     ) -> Attempt:
         """An attempt at a run.
 
         Args:
+            suite: as far as the run needs it.
             shortages: how often clouds had no capacity for it: the next place is tried.
         """
         running.attempt = number
@@ -146,7 +144,7 @@ class Bench:
         return Attempt(
             session=session,
             batch=self.batch,
-            suite=self.suite,
+            suite=suite,
             directory=self.directory,
             run=run,
             family=self.family(run.family),
@@ -154,11 +152,6 @@ class Bench:
             number=number,
             create=launcher.create,
         )
-
-    def costs_of(self, environments: Iterable[str]) -> Costs:
-        """What environments have cost, by the ledger: their holds, where they are not settled."""
-        entries = [entry for name in environments for entry in self.session.ledger.entries(environment=name)]
-        return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
 
     def spent(self) -> tuple[int, int]:
         """What the batch holds and has spent, in millionths of a US dollar."""

@@ -68,7 +68,8 @@ class Board:
             yield running
         finally:
             with self._mutex:
-                del self._running[key]
+                if self._running.get(key) is running:  # it may have been begun again beside this one
+                    del self._running[key]
 
     def running(self) -> list[Running]:
         """What is being worked on, the longest first."""

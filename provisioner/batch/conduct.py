@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from provisioner.batch.attempts import AgentStep, Attempt, EndStep, Failure, ScoreStep, Step, UpStep
-from provisioner.batch.results import Outcome, Row
+from provisioner.batch.attempts import Attempt
+from provisioner.batch.results import EARLIER, Outcome, Row
+from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
-from provisioner.models import Record
+from provisioner.models import Phase, Record
 
 # Interruptions do not count as retries; somebody who interrupts for ever has to give up at some time.
 MOST_ATTEMPTS = 30
@@ -22,12 +23,6 @@ CAPACITY_PAUSE_SECONDS = 30.0
 
 S = TypeVar("S", bound=Step)
 Do = Callable[[str, type[S], Callable[[], S]], S]
-
-
-class Costs(Step):
-    """What all attempts have cost, in millionths of a US dollar."""
-
-    micro_usd: int = 0
 
 
 class Life(Record):
@@ -48,8 +43,11 @@ def live(attempt: Attempt, do: Do[Step]) -> Life:
     """One attempt, to the proof that its environment is gone."""
     up = _done(do, "up", UpStep, attempt.up)
     agent = None if up.failure else _done(do, "agent", AgentStep, attempt.agent)
-    score = _done(do, "score", ScoreStep, attempt.score) if agent and not agent.failure else None
-    end = _done(do, "end", EndStep, attempt.end)
+    score = None
+    if agent and not agent.failure:
+        ended_at = agent.at
+        score = _done(do, "score", ScoreStep, lambda: attempt.score(ended_at))
+    end = _done(do, "end", EndStep, lambda: attempt.end(came_up=up.failure is None))
     return Life(up=up, agent=agent, score=score, end=end)
 
 
@@ -57,7 +55,6 @@ def conduct(
     run: Run,
     retries: int,
     attempt_of: Callable[[int, int], Attempt],
-    costs_of: Callable[[list[str]], Costs],
     do: Do[Step],
     version: str,
 ) -> Row:
@@ -66,7 +63,6 @@ def conduct(
     Args:
         retries: how often infrastructure may fail.
         attempt_of: the attempt with a number, after so many failures for want of capacity.
-        costs_of: what environments have cost.
         do: does a step, or gives what it gave before.
         version: of provisioner.
     """
@@ -85,8 +81,8 @@ def conduct(
             shortages += failure.capacity
             seconds = CAPACITY_PAUSE_SECONDS if failure.capacity else PAUSE_SECONDS
             _done(do, "pause", Step, lambda attempt=attempt, seconds=seconds: attempt.pause(seconds))  # type: ignore[misc]
-    costs = _done(do, "costs", Costs, lambda: costs_of([one.up.environment for one in lives]))
-    return row_of(run, lives, costs.micro_usd, version)
+    costs = _done(do, "costs", Costs, lambda: attempt.costs([one.up.environment for one in lives]))
+    return row_of(run, lives, costs, version)
 
 
 def _done(do: Do[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
@@ -95,13 +91,20 @@ def _done(do: Do[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
     return done
 
 
-def row_of(run: Run, lives: list[Life], micro_usd: int, version: str) -> Row:
+def row_of(run: Run, lives: list[Life], costs: Costs, version: str) -> Row:
     """The row of a run. Pure."""
     last = lives[-1]
     outcome, message = _outcome(last)
-    if last.end.trouble:
-        message = f"{message} Not confirmed to be gone: {last.end.trouble}".strip()
+    stuck = [one for one in lives if one.end.trouble]
+    troubles = [f"{one.up.environment} is not confirmed to be gone: {one.end.trouble}" for one in stuck]
+    if costs.trouble:
+        troubles.append(f"Its cost is not known: {costs.trouble}")
+    message = " ".join(filter(None, [message, *troubles]))
     steps = [step for step in (last.up, last.agent, last.score, last.end) if step]
+    phases = [phase for step in steps for phase in step.phases]
+    if len(lives) > 1:
+        seconds = (last.up.begun_at - lives[0].up.begun_at).total_seconds()
+        phases.insert(0, Phase(name=EARLIER, seconds=seconds))
     return Row(
         key=run.key,
         family=run.key.split("/")[0],
@@ -113,15 +116,16 @@ def row_of(run: Run, lives: list[Life], micro_usd: int, version: str) -> Row:
         message=message,
         agent_exit_code=last.agent.exit_code if last.agent else None,
         attempts=len(lives),
+        retried=tuple(one.failure.message for one in lives[:-1] if one.failure),
         environment=last.up.environment,
         cloud=last.up.cloud,
         region=last.up.region,
         machine_types=last.up.machine_types,
         images=last.up.images,
-        cost_micro_usd=micro_usd,
+        cost_micro_usd=costs.micro_usd,
         started_at=lives[0].up.begun_at,
         ended_at=last.end.at,
-        phases=tuple(phase for step in steps for phase in step.phases),
+        phases=tuple(phases),
         version=version,
     )
 

@@ -12,8 +12,8 @@ from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from dbos import error as dbos_error
 from sqlalchemy.exc import SQLAlchemyError
 
-from provisioner.batch.attempts import Step
 from provisioner.batch.conduct import Do
+from provisioner.batch.steps import Step
 from provisioner.errors import InfrastructureError, Interrupted
 from provisioner.models import Record
 
@@ -169,9 +169,10 @@ class Engine:
         url: of its database; made where it is missing.
         executor: this process's name; what an earlier one of the same name had begun is gone on with.
         work: works on one run: its order in, its row out; steps are done by what it is given.
+        batch: takes runs of this one alone; empty: of all.
     """
 
-    def __init__(self, url: str, executor: str, work: Callable[[Json, Do[Step]], Json]) -> None:
+    def __init__(self, url: str, executor: str, work: Callable[[Json, Do[Step]], Json], batch: str = "") -> None:
         quiet()
         config: DBOSConfig = {
             "name": NAME,
@@ -190,6 +191,8 @@ class Engine:
             def run(order: Json) -> Json:
                 return work(order, _do)
 
+            if batch:
+                DBOS.listen_queues([batch])
             DBOS.launch()
         except Exception as error:  # dbos raises what it likes
             DBOS.destroy(destroy_registry=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from provisioner import machines
 from provisioner.environments import new_id
-from provisioner.errors import Interrupted, TerraformError
+from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.models import Environment
 from provisioner.session import Session
 
@@ -125,7 +125,7 @@ class Launcher:
         while left:
             try:
                 created = machines.create(session, [placed for _, placed in left.values()])
-            except TerraformError as error:
+            except (TerraformError, CapacityError) as error:
                 failed = error.environments & left.keys()
                 if not failed or failed == left.keys():
                     raise

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import psycopg
 
-from provisioner.errors import InfrastructureError
+from provisioner.errors import PresenceLostError
 
 CONNECT_SECONDS = 10
 # A machine that vanished sends no end of its connection: so many seconds later Postgres takes it for gone.
@@ -25,7 +25,7 @@ class Presence:
         worker: this worker's name.
 
     Raises:
-        InfrastructureError: the database cannot be reached.
+        PresenceLostError: the database cannot be reached.
     """
 
     def __init__(self, url: str, worker: str) -> None:
@@ -42,7 +42,7 @@ class Presence:
         """Those of the workers that surely are dead.
 
         Raises:
-            InfrastructureError: our own connection is lost: others take us for dead.
+            PresenceLostError: our own connection is lost: others take us for dead.
         """
         found = []
         try:
@@ -66,9 +66,9 @@ def _number(worker: str) -> int:
     return int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], signed=True)
 
 
-def _lost(error: Exception) -> InfrastructureError:
+def _lost(error: Exception) -> PresenceLostError:
     said = str(error).strip().splitlines()
-    return InfrastructureError(
+    return PresenceLostError(
         f"The database that the workers share cannot be reached: {said[0][:300] if said else type(error).__name__}",
         hint="Is it up, and is its URL right? Other workers go on with what this one had begun.",
     )

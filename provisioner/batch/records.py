@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from provisioner.models import Record
 from provisioner.paths import Home, write_atomically
 
 RECORD = "batch.json"
+CANCELLED = "cancelled.json"
 
 
 class Batch(Record):
@@ -96,6 +98,22 @@ class Batches:
             except InfrastructureError:
                 continue
         return sorted(found, key=lambda batch: batch.created_at)
+
+    def note_cancelled(self, batch: Batch, keys: Iterable[str]) -> None:
+        """Keeps which runs somebody cancelled, before they are: a worker's engine cancels those it hands back, too."""
+        known = sorted({*(self.cancelled(batch) or ()), *keys})
+        write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(known))
+
+    def forget_cancelled(self, batch: Batch) -> None:
+        """They are to go on."""
+        (self.directory(batch.id) / CANCELLED).unlink(missing_ok=True)
+
+    def cancelled(self, batch: Batch) -> frozenset[str] | None:
+        """The keys of runs that somebody cancelled; None: whatever the engine says is so, nobody hands back."""
+        path = self.directory(batch.id) / CANCELLED
+        if not batch.shared:
+            return None
+        return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
 
     def write_results(self, batch: Batch, rows: list[Row]) -> None:
         """Writes results.jsonl and results.csv."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined
 
 from provisioner import resources
-from provisioner.batch.results import Row, by_task_and_agent, estimate
+from provisioner.batch.results import EARLIER, Row, by_task_and_agent, estimate
 from provisioner.limits import words
 from provisioner.prices import MICRO
 
@@ -30,7 +31,9 @@ OUTCOMES = {
     "over_budget": "over budget",
     "cancelled": "cancelled",
 }
-# In the order in which an environment lives through them.
+MESSAGE_CHARACTERS = 300
+RETRIED = "needed more than one attempt"
+# In the order in which an environment lives through them; each has its colour.
 PHASES = (
     "images",
     "create",
@@ -43,6 +46,7 @@ PHASES = (
     "logs",
     "teardown",
     "destroy",
+    EARLIER,
 )
 
 
@@ -62,7 +66,7 @@ def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") ->
         totals=_totals(rows),
         scores=_scores(rows),
         costs=_bars([(task, micro / MICRO) for task, micro in _cost_by_task(rows).items()], "{:.4f} USD"),
-        outcomes=_bars([(OUTCOMES[kind], float(count)) for kind, count in _outcomes(rows)], "{:.0f}"),
+        outcomes=_bars([(words, float(count)) for words, count in _outcomes(rows)], "{:.0f}"),
         timeline=_timeline(rows),
         phases=PHASES,
         rows=[_shown(row, logs) for row in rows],
@@ -95,7 +99,7 @@ def _scores(rows: Sequence[Row]) -> dict[str, Any]:
     least, most = min([0.0, *edges]), max([1.0, *edges])
 
     def place(value: float | None) -> float | None:
-        return None if value is None else round((value - least) / (most - least) * WIDTH, 2)
+        return None if value is None or math.isinf(most - least) else round((value - least) / (most - least) * WIDTH, 2)
 
     lines = [
         {
@@ -121,7 +125,9 @@ def _cost_by_task(rows: Sequence[Row]) -> dict[str, int]:
 
 def _outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
     counted = Counter(row.outcome for row in rows)
-    return [(kind, counted[kind]) for kind in OUTCOMES if counted[kind]]  # type: ignore[index]
+    found = [(words, counted[kind]) for kind, words in OUTCOMES.items() if counted[kind]]  # type: ignore[index]
+    again = sum(bool(row.retried) for row in rows)
+    return [*found, (RETRIED, again)] if again else found
 
 
 def _bars(values: Sequence[tuple[str, float]], form: str) -> list[dict[str, Any]]:
@@ -165,8 +171,9 @@ def _shown(row: Row, logs: str) -> dict[str, Any]:
         "outcome": OUTCOMES[row.outcome],
         "good": row.outcome == "scored",
         "score": "-" if row.score is None else f"{row.score:g}",
-        "message": row.message[:300],
+        "message": row.message[:MESSAGE_CHARACTERS],
         "attempts": row.attempts,
+        "retried": [why[:MESSAGE_CHARACTERS] for why in row.retried],
         "cost": f"{row.cost_micro_usd / MICRO:.4f}",
         "time": words(row.ended_at - row.started_at) if row.started_at and row.ended_at else "-",
         "logs": str(PurePosixPath(logs) / row.environment / "logs") if logs and row.environment else "",

@@ -17,13 +17,15 @@ from provisioner.models import Phase, Record
 Outcome = Literal[
     "scored",  # a number, or the family says that there is none
     "task_failed",  # the family's own code
-    "agent_failed",  # the agent ended with an error, and left nothing that could be scored
+    "agent_failed",  # the agent ended with an error, switched its machine off, or left what cannot be read
     "timed_out",  # the agent did not end in time
     "infrastructure_failed",  # ours or the cloud's, and the retries are used up
     "over_budget",  # it never fitted
     "cancelled",
 ]
 
+# The phase that stands for all attempts before the last.
+EARLIER = "earlier attempts"
 # Two-sided 95 %: the normal distribution's quantile.
 Z = 1.959963984540054
 
@@ -36,10 +38,12 @@ class Row(Record):
         score: None without a number.
         agent_exit_code: None where a submission was given, or the agent never ran.
         attempts: environments that were launched for it.
+        retried: why each of them but the last came to nothing.
         environment: the last one's id; its logs lie in the archive under it.
         machine_types: by role; empty where a cloud sells none.
         images: by role.
         cost_micro_usd: of all attempts, in millionths of a US dollar.
+        phases: of the last attempt; before them, as one, the time of those before.
         version: of provisioner.
     """
 
@@ -53,6 +57,7 @@ class Row(Record):
     message: str = ""
     agent_exit_code: int | None = None
     attempts: int = 1
+    retried: tuple[str, ...] = ()
     environment: str = ""
     cloud: str = ""
     region: str = ""
@@ -69,7 +74,7 @@ class Estimate(Record):
     """A mean with its 95 % confidence interval.
 
     Args:
-        low, high: None where there are fewer than two scores that are not 0 or 1.
+        low, high: None where there are fewer than two scores that are not 0 or 1, or where they are astronomical.
     """
 
     count: int
@@ -86,13 +91,20 @@ def estimate(scores: Sequence[float]) -> Estimate | None:
     known = [score for score in scores if not math.isnan(score)]
     if not known:
         return None
-    count, mean = len(known), math.fsum(known) / len(known)
+    count = len(known)
+    try:
+        mean = math.fsum(known) / count
+    except OverflowError:  # a family may give any finite number
+        mean = math.fsum(score / count for score in known)
     if set(known) <= {0.0, 1.0}:
         low, high = wilson(mean, count)
         return Estimate(count=count, mean=mean, low=low, high=high)
     if count < 2:
         return Estimate(count=count, mean=mean, low=None, high=None)
-    deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in known) / (count - 1))
+    try:
+        deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in known) / (count - 1))
+    except OverflowError:
+        return Estimate(count=count, mean=mean, low=None, high=None)
     margin = Z * deviation / math.sqrt(count)
     return Estimate(count=count, mean=mean, low=mean - margin, high=mean + margin)
 

@@ -5,115 +5,167 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
+from provisioner import strict_yaml
 from provisioner.destinations import parse_destination
 from provisioner.errors import UsageError
-from provisioner.limits import DEFAULT_LIMIT, SHORTEST, checked_limit, parse_duration, words
+from provisioner.limits import DEFAULT_LIMIT, checked_limit, parse_duration, words
 from provisioner.models import Record
+from provisioner.problems import lines_of, listed, shown
+from provisioner.variables import refuse_env_file_of_agent
 
 MAXIMUM_RUNS = 10_000
 MAXIMUM_BYTES = 1 << 20
+TASKS_SHOWN = 20
+HINT = "`provisioner batch schema` prints what it may hold."
+DEFAULT_AGENT_LIMIT = timedelta(hours=1)
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Duration = Annotated[str, Field(description="As 30m, 4h or 1h30m.")]
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(_NAME, value):
+        raise ValueError(f"{shown(value)} is no name: 1 to 64 of A-Z, a-z, 0-9, _ . -, the first a letter or digit")
+    return value
+
+
+def _duration(value: str) -> str:
+    try:
+        parse_duration(value)
+    except UsageError as error:
+        raise ValueError(f"{error.message} {error.hint or ''}".strip()) from error
+    return value
+
+
+def _text(value: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("it is not UTF-8 text")
+    return value
+
+
+def _filled(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it must not be empty")
+    return _text(value)
+
+
+Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
+Duration = Annotated[
+    str,
+    AfterValidator(_duration),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*(\d+[dD])?(\d+[hH])?(\d+[mM])?(\d+[sS])?\s*$"}),
+]
+Text = Annotated[str, AfterValidator(_text)]
+Filled = Annotated[str, AfterValidator(_filled), WithJsonSchema({"type": "string", "pattern": r"\S"})]
+Dollars = Annotated[Decimal, Field(ge=0, le=1_000_000), WithJsonSchema({"type": "number", "minimum": 0})]
 
 
 class Part(BaseModel):
     """A part of a suite file: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class FamilyEntry(Part):
-    """Families and tasks of them.
+    """Families and tasks of them."""
 
-    Args:
-        path: directories of task families, as a glob relative to the suite file.
-        tasks: globs of their tasks' names.
-    """
-
-    path: str = Field(min_length=1)
-    tasks: tuple[str, ...] = ("*",)
+    path: Filled
+    """Directories of task families, as a glob relative to the suite file."""
+    tasks: tuple[Filled, ...] = Field(default=("*",), min_length=1)
+    """Globs of their tasks' names."""
 
 
 class Agent(Part):
-    """What works on the tasks.
-
-    Args:
-        directory: relative to the suite file.
-        command: what starts it there.
-    """
+    """What works on the tasks."""
 
     name: Name
-    directory: str = Field(min_length=1)
-    command: str = Field(min_length=1)
+    directory: Filled
+    """Relative to the suite file; copied to /home/agent/scaffolding."""
+    command: Filled
+    """What starts it there."""
 
 
 class Submission(Part):
     """What is scored in an agent's place."""
 
     name: Name
-    text: str
+    text: Text
 
 
 class Limits(Part):
-    """How long things may take.
-
-    Args:
-        ttl: an environment, at most.
-        agent: an agent; then it is stopped, and what it has left is scored as a time-out.
-    """
+    """How long things may take, as 30m, 4h, 1h30m or 2d."""
 
     ttl: Duration = words(DEFAULT_LIMIT)
-    agent: Duration = "1h"
+    """An environment, at most: 1m to 7d."""
+    agent: Duration | None = None
+    """An agent, at most; then it is stopped, and what it has left is scored. Default: an hour, or half of the ttl where
+    that is less."""
 
-    @field_validator("ttl", "agent")
-    @classmethod
-    def _is_a_duration(cls, value: str, info: ValidationInfo) -> str:
+    @property
+    def agent_limit(self) -> timedelta:
+        """How long an agent may take."""
+        if self.agent is None:
+            return min(DEFAULT_AGENT_LIMIT, parse_duration(self.ttl) / 2)
+        return parse_duration(self.agent)
+
+    @model_validator(mode="after")
+    def _are_possible(self) -> Limits:
         try:
-            duration = parse_duration(value)
-            checked_limit(duration if info.field_name == "ttl" else max(duration, SHORTEST))
+            checked_limit(parse_duration(self.ttl))
         except UsageError as error:
-            raise ValueError(error.message) from error
-        return value
+            raise ValueError(f"ttl: {error.message}") from error
+        if self.agent_limit >= parse_duration(self.ttl):
+            raise ValueError(f"agent ({self.agent}) leaves no time for scoring: it must be less than ttl ({self.ttl})")
+        return self
 
 
 class Suite(Part):
-    """A suite file.
-
-    Args:
-        families: what to run.
-        agents, submissions: with what; at least one of either.
-        repetitions: how often each.
-        cloud, regions, spot: where.
-        concurrency: environments at once.
-        budget: US dollars for the whole batch; None for the standing budgets alone.
-        retries: of a run that failed by no fault of its own.
-        allow: what environments without internet may reach, HOST:PORT.
-        env_file: the tasks' secrets, relative to the suite file.
-    """
+    """A suite file."""
 
     name: Name
+    """The beginning of the batch's id."""
     families: tuple[FamilyEntry, ...] = Field(min_length=1)
+    """What to run."""
     agents: tuple[Agent, ...] = ()
+    """With what; at least one agent or submission."""
     submissions: tuple[Submission, ...] = ()
-    repetitions: int = Field(default=1, ge=1, le=1000)
+    """What is scored in an agent's place."""
+    repetitions: int = Field(default=1, ge=1, le=1000, strict=True)
+    """How often each task is run with each agent and submission."""
     cloud: str = "local"
-    regions: tuple[str, ...] = ()
-    spot: bool = False
+    """local or aws."""
+    regions: tuple[Filled, ...] = ()
+    """Of the aws cloud: the first is used, the others where it lacks capacity."""
+    spot: bool = Field(default=False, strict=True)
+    """Whether to try spot instances first."""
     limits: Limits = Limits()
-    concurrency: int = Field(default=2, ge=1, le=1000)
-    budget: Decimal | None = Field(default=None, ge=0)
-    retries: int = Field(default=2, ge=0, le=10)
+    concurrency: int = Field(default=2, ge=1, le=1000, strict=True)
+    """Environments at once."""
+    budget: Dollars | None = None
+    """US dollars for the whole batch; without one, the standing budgets alone hold."""
+    retries: int = Field(default=2, ge=0, le=10, strict=True)
+    """Of a run that failed by no fault of its own."""
     allow: tuple[str, ...] = ()
-    env_file: str | None = None
+    """What environments without internet may reach, HOST:PORT."""
+    env_file: Filled | None = None
+    """The tasks' secrets, relative to the suite file; outside the families and agents."""
 
     @model_validator(mode="after")
     def _has_work(self) -> Suite:
@@ -122,6 +174,8 @@ class Suite(Part):
             raise ValueError("it names neither agents nor submissions")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two agents or submissions are called {', '.join(twice)}")
+        if len(set(self.regions)) < len(self.regions):
+            raise ValueError("it names a region twice")
         return self
 
     @field_validator("allow")
@@ -155,31 +209,49 @@ def load_suite(path: Path) -> Suite:
     """Reads a suite file.
 
     Raises:
-        UsageError: it cannot be read, or is not valid; the message names the place.
+        UsageError: it cannot be read, or is not valid; the message names all places.
     """
+    title = f"The suite file {path}"
     try:
-        if path.stat().st_size > MAXIMUM_BYTES:
-            raise UsageError(f"The suite file {path} is larger than 1 MiB.")
-        data = yaml.safe_load(path.read_text())
+        with path.open("rb") as file:
+            data = file.read(MAXIMUM_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"The suite file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"The suite file {path} is not YAML: {error}") from error
+        raise UsageError(f"{title} cannot be read: {error.strerror}.") from error
+    if len(data) > MAXIMUM_BYTES:
+        raise UsageError(f"{title} is larger than 1 MiB.")
+    value = strict_yaml.load(data, title)
+    if not isinstance(value, dict):
+        raise UsageError(f"{title} must be a mapping, with the keys name, families and agents.", hint=HINT)
     try:
-        suite = Suite.model_validate(data)
+        suite = Suite.model_validate(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "the file"
-        raise UsageError(
-            f"The suite file {path} is not valid: {where}: {problem['msg']}",
-            hint="`provisioner batch schema` prints what it may hold.",
-        ) from error
-    for agent in suite.agents:
-        if not (path.parent / agent.directory).is_dir():
-            raise UsageError(f"The suite file {path}: the directory of the agent {agent.name} does not exist.")
-    if suite.env_file and not (path.parent / suite.env_file).is_file():
-        raise UsageError(f"The suite file {path}: env_file {suite.env_file} does not exist.")
+        lines = lines_of(error, _known_keys)
+        hint = "A number, a date, yes and no are text only in quotes. " if "must be a string" in "".join(lines) else ""
+        raise UsageError(f"{title} is not valid:{listed(lines)}", hint=hint + HINT) from error
+    _check_files(suite, path)
     return suite
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that may be where an unknown one is."""
+    parts: dict[int | str, type[Part]] = {
+        "families": FamilyEntry, "agents": Agent, "submissions": Submission, "limits": Limits,
+    }  # fmt: skip
+    return list((parts.get(location[0], Suite) if len(location) > 1 else Suite).model_fields)
+
+
+def _check_files(suite: Suite, path: Path) -> None:
+    title, secrets = f"The suite file {path}", path.parent / suite.env_file if suite.env_file else None
+    if secrets and not secrets.is_file():
+        state = "is not a file" if secrets.exists() else "does not exist"
+        raise UsageError(f"{title}: the env_file {secrets} {state}.")
+    for agent in suite.agents:
+        directory = path.parent / agent.directory
+        if not directory.is_dir():
+            state = "is not a directory" if directory.exists() else "does not exist"
+            raise UsageError(f"{title}: the directory {directory} of the agent {agent.name} {state}.")
+        if secrets:
+            refuse_env_file_of_agent(directory, secrets)
 
 
 def schema() -> dict[str, Any]:
@@ -194,17 +266,25 @@ def family_directories(suite: Suite, directory: Path) -> dict[str, tuple[str, ..
         directory: the suite file's.
 
     Raises:
-        UsageError: a glob finds no directory.
+        UsageError: a glob finds no family, or two families have the same name.
     """
     found: dict[str, tuple[str, ...]] = {}
     for entry in suite.families:
         pattern = os.path.join(directory, entry.path)  # noqa: PTH118 - Path would drop what globs need
         matches = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
+        if glob.escape(entry.path) != entry.path:  # what else lies beside families is not meant
+            matches = [path for path in matches if (Path(path) / f"{Path(path).resolve().name}.py").is_file()]
         if not matches:
-            raise UsageError(f"{entry.path} of the suite finds no directory in {directory}.")
+            raise UsageError(
+                f"{entry.path} of the suite finds no directory of a task family in {directory}.",
+                hint="A family is a directory NAME with a file NAME.py.",
+            )
         for match in matches:
             path = str(Path(match).resolve())
             found[path] = (*found.get(path, ()), *entry.tasks)
+    names = [Path(path).name for path in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"Two families of the suite are called {', '.join(twice)}; a batch needs them apart.")
     return found
 
 
@@ -228,8 +308,6 @@ def expand(suite: Suite, tasks: Mapping[str, Sequence[str]], wanted: Mapping[str
                     runs.append(Run(key=key, family=directory, task=task, agent=worker, repetition=repetition))
     if len(runs) > MAXIMUM_RUNS:
         raise UsageError(f"The suite means {len(runs)} runs; {MAXIMUM_RUNS} are the most.")
-    if len({run.key for run in runs}) != len(runs):
-        raise UsageError("Two families of the suite have the same name; a batch needs them apart.")
     return runs
 
 
@@ -237,5 +315,9 @@ def _matching(names: Iterable[str], globs: Sequence[str], family: str) -> list[s
     known = list(names)
     for pattern in globs:
         if not fnmatch.filter(known, pattern):
-            raise UsageError(f"The family {family} has no task {pattern!r}.", hint="`provisioner tasks` lists them.")
+            more = ", and more" if len(known) > TASKS_SHOWN else ""
+            raise UsageError(
+                f"The family {family} has no task {pattern!r}.",
+                hint=f"It has: {', '.join(known[:TASKS_SHOWN])}{more}." if known else None,
+            )
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in globs)]

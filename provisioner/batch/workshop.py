@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from provisioner.batch.attempts import Attempt, Step
+from provisioner.batch.attempts import Attempt
 from provisioner.batch.bench import Bench
 from provisioner.batch.board import Board
-from provisioner.batch.conduct import Do, conduct
+from provisioner.batch.conduct import MOST_ATTEMPTS, Do, conduct
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.launcher import Launcher, host_slots
 from provisioner.batch.presence import Presence
 from provisioner.batch.records import Batch, Batches, Order
-from provisioner.batch.results import Row
-from provisioner.batch.suite import Run
+from provisioner.batch.results import Outcome, Row
+from provisioner.batch.steps import Step
+from provisioner.batch.suite import Run, Suite
+from provisioner.environments import derived_id
 from provisioner.errors import InfrastructureError, ProvisionerError
+from provisioner.ledger import Entry, Ledger
 from provisioner.paths import Home
 from provisioner.settings import Settings
 from provisioner.version import __version__
@@ -44,29 +48,36 @@ class Workshop:
 
     Args:
         database: that workers share, as a URL; empty: the file of one batch.
-        batch: the id of the batch whose file it is; empty for a worker on a shared database.
+        bench: of the only batch that is worked on; None: of all in a shared database.
+
+    Attributes:
+        troubles: what could not be cleared away when runs were stopped.
     """
 
-    def __init__(self, home: Home, settings: Settings, *, database: str = "", batch: str = "") -> None:
+    def __init__(self, home: Home, settings: Settings, *, database: str = "", bench: Bench | None = None) -> None:
         self.board = Board()
+        self.troubles: list[str] = []
         self._home = home
         self._settings = settings
         self._database = database
-        self._benches: dict[str, Bench] = {}
+        self._benches = {bench.batch: bench} if bench else {}
+        self._mutex = threading.Lock()
         self._launcher = Launcher("batch", host_slots())
         # The file's lock says that there is one controller; what the last one had begun is this one's.
-        worker = f"{socket.gethostname()}-{secrets.token_hex(4)}" if database else "controller"
-        self._presence = Presence(database, worker) if database else None
+        self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}" if database else "controller"
+        self._presence = Presence(database, self._name) if database else None
+        batch = bench.batch if bench else ""
         url = engine_url(home, batch, database)
-        self._engine = Engine(url, worker, self._work)
+        self._engine = Engine(url, self._name, self._work, batch)
         self.register = Register(url)
 
-    def add(self, batch: Batch, bench: Bench) -> None:
+    def add(self, batch: Batch) -> None:
         """Queues all runs of a batch."""
-        self._benches[batch.id] = bench
         directory = str(Path(batch.suite_file).parent)
         orders = {
-            run.key: Order(batch=batch.id, suite=batch.suite, directory=directory, run=run).model_dump(mode="json")
+            run.key: Order(batch=batch.id, suite=needed(batch.suite, run), directory=directory, run=run).model_dump(
+                mode="json"
+            )
             for run in batch.runs
         }
         self.register.add(batch.id, batch.suite.concurrency, orders)
@@ -86,6 +97,11 @@ class Workshop:
             self._engine.recover(dead)
         return states
 
+    def mend_handing_back(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
+        """What `mend_handing_back` does, where workers share a queue."""
+        if self._presence:
+            mend_handing_back(self.register, self._presence.dead, batch, states, cancelled)
+
     def stop(self, hand_back: bool = False) -> None:
         """Stops all runs that are worked on here and waits until they have cleared away.
 
@@ -93,13 +109,13 @@ class Workshop:
             hand_back: queue them again, for other workers.
         """
         mine: dict[str, list[str]] = {}
-        for running in self.board.running():
-            batch, _, key = running.key.partition("/")
-            mine.setdefault(batch, []).append(key)
         # Cancelled first: a step that ends now is not the beginning of the next one.
         with contextlib.suppress(InfrastructureError):  # a database that is lost hears of it no more
-            for batch, keys in mine.items():
-                self.register.cancel(batch, keys)
+            for batch in {running.key.partition("/")[0] for running in self.board.running()}:
+                states = self.register.states(batch).values()
+                # What was cancelled, or taken over by another worker, is not ours to hand back.
+                mine[batch] = [one.key for one in states if one.state == "running" and one.executor == self._name]
+                self.register.cancel(batch, mine[batch])
         self.board.stop_all()
         deadline = time.monotonic() + CLEARING_SECONDS
         while self.board.running() and time.monotonic() < deadline:
@@ -122,30 +138,72 @@ class Workshop:
         with self.board.working(f"{order.batch}/{order.run.key}") as running:
 
             def attempt(number: int, shortages: int) -> Attempt:
-                made = bench.attempt(order.run, number, shortages, self.board, running, self._launcher)
+                made = bench.attempt(order.suite, order.run, number, shortages, self.board, running, self._launcher)
                 attempts.append(made)
                 return made
 
             try:
                 bench = self._bench(order)
-                row = conduct(order.run, order.suite.retries, attempt, bench.costs_of, do, __version__)
+                row = conduct(order.run, order.suite.retries, attempt, do, __version__)
             except ProvisionerError as error:
-                row = broken(order.run, error.message)
+                row = broken(order.run, f"{error.message} {_cleared(attempts)}".strip())
             except BaseException:
                 # Cancelled, within a step or between two: no further step is done, and nothing may stay.
-                if attempts:
-                    attempts[-1].end()
+                if trouble := _cleared(attempts):
+                    self.troubles.append(trouble)
                 raise
             return row.model_dump(mode="json")
 
     def _bench(self, order: Order) -> Bench:
-        bench = self._benches.get(order.batch)
-        if bench is None:
-            bench = Bench(
-                self._home, self._settings, order.suite, Path(order.directory), order.batch, database=self._database
-            )
-            self._benches[order.batch] = bench
-        return bench
+        with self._mutex:
+            bench = self._benches.get(order.batch)
+            if bench is None:
+                bench = Bench(
+                    self._home, self._settings, order.suite, Path(order.directory), order.batch, database=self._database
+                )
+                self._benches[order.batch] = bench
+            return bench
+
+
+def _cleared(attempts: Sequence[Attempt]) -> str:
+    """Ends the last attempt, whatever became of it; what would not go."""
+    trouble = attempts[-1].end().trouble if attempts else ""
+    return f"{attempts[-1].id} is not confirmed to be gone: {trouble}" if trouble else ""
+
+
+def mend_handing_back(
+    register: Register,
+    dead_of: Callable[[Collection[str]], Collection[str]],
+    batch: str,
+    states: Mapping[str, RunState],
+    cancelled: frozenset[str],
+) -> None:
+    """Queues again what a worker was handing back when it died, and cancels again what was cancelled meanwhile.
+
+    Args:
+        dead_of: those of some workers that surely are dead.
+        states: how far the batch's runs had come a moment ago, by key.
+        cancelled: the keys of those that somebody cancelled.
+    """
+    register.cancel(
+        batch, [key for key, one in states.items() if key in cancelled and one.state in ("queued", "running")]
+    )
+    lost = {key: one.executor for key, one in states.items() if one.state == "cancelled" and key not in cancelled}
+    if lost and (dead := dead_of(set(lost.values()))):
+        # Read again: until it ended, it may have handed them back itself, and others have taken them.
+        found = register.states(batch)
+        register.resume(batch, [key for key in lost if found[key].state == "cancelled" and found[key].executor in dead])
+
+
+def needed(suite: Suite, run: Run) -> Suite:
+    """The suite as far as one run needs it: each order keeps its own. Pure."""
+    return suite.model_copy(
+        update={
+            "families": suite.families[:1],
+            "agents": tuple(one for one in suite.agents if one.name == run.agent),
+            "submissions": tuple(one for one in suite.submissions if one.name == run.agent),
+        }
+    )
 
 
 def rows_of(
@@ -153,25 +211,50 @@ def rows_of(
     states: Mapping[str, RunState],
     known: dict[str, Row],
     outputs: Callable[[Sequence[str]], Mapping[str, Json | str]],
+    ledger: Ledger,
+    cancelled: frozenset[str] | None = None,
 ) -> list[Row]:
     """One row for each run that has ended, in the suite's order.
 
     Args:
         known: rows that were read before; those that are new are added.
         outputs: what ended runs came to, by key.
+        cancelled: the keys of those that somebody cancelled; others are being handed back. None: all are.
+        ledger: tells what runs without a row of their own have cost.
     """
     by_key = {run.key: run for run in batch.runs}
     ended = [key for key, one in states.items() if one.state in ("done", "broken") and key not in known]
     for key, output in outputs(ended).items():
         known[key] = broken(by_key[key], str(output)) if isinstance(output, str) else Row.model_validate(output)
-    rows = []
-    for run in batch.runs:
-        state = states.get(run.key)
-        if state and state.state == "cancelled":
-            rows.append(cancelled(run))
-        elif run.key in known:
-            rows.append(known[run.key])
-    return rows
+    stopped = {
+        key for key, one in states.items() if one.state == "cancelled" and (cancelled is None or key in cancelled)
+    }
+    rows = [
+        _row(run, "cancelled", "") if run.key in stopped else known[run.key]
+        for run in batch.runs
+        if run.key in stopped or run.key in known
+    ]
+    if all(row.attempts for row in rows):
+        return rows
+    entries = {entry.environment: entry for entry in ledger.entries(batch=batch.id)}
+    return [row if row.attempts else _paid(row, batch.id, entries) for row in rows]
+
+
+def _paid(row: Row, batch: str, entries: Mapping[str, Entry]) -> Row:
+    """A row without attempts, with those that the ledger knows. Pure."""
+    names = (derived_id(row.family, row.task, f"{batch}/{row.key}/{number}") for number in range(1, MOST_ATTEMPTS + 1))
+    found = [entries[name] for name in names if name in entries]
+    if not found:
+        return row
+    changes = {
+        "attempts": len(found),
+        "environment": found[-1].environment,
+        "cloud": found[-1].cloud,
+        "region": found[-1].region,
+        "cost_micro_usd": sum(entry.counted_micro_usd for entry in found),
+        "started_at": found[0].launched_at,
+    }
+    return row.model_copy(update=changes)
 
 
 def broken(run: Run, why: str) -> Row:
@@ -179,12 +262,7 @@ def broken(run: Run, why: str) -> Row:
     return _row(run, "infrastructure_failed", why[:500])
 
 
-def cancelled(run: Run) -> Row:
-    """The row of a run that was cancelled."""
-    return _row(run, "cancelled", "")
-
-
-def _row(run: Run, outcome: str, message: str) -> Row:
+def _row(run: Run, outcome: Outcome, message: str) -> Row:
     return Row.model_validate(
         {
             "key": run.key, "family": run.key.split("/")[0], "task": run.task, "agent": run.agent,

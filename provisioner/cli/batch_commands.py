@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,19 @@ import typer
 
 from provisioner import lifecycle
 from provisioner.cli.batch_running import serve, summary_data, work, write_report
-from provisioner.cli.context import command, default_home, parse_path, progress, session, session_of
+from provisioner.cli.context import (
+    DATABASE_VARIABLE,
+    command,
+    default_home,
+    parse_database,
+    parse_path,
+    progress,
+    session,
+    session_of,
+)
 from provisioner.cli.output import Result, table
 from provisioner.environments import new_id
-from provisioner.errors import UsageError
+from provisioner.errors import ProvisionerError, StillThereError, UsageError
 from provisioner.image_store import now
 from provisioner.paths import Home, is_locked
 from provisioner.prices import MICRO, dollars
@@ -47,9 +57,10 @@ DatabaseOption = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        envvar="PROVISIONER_DATABASE",
+        envvar=DATABASE_VARIABLE,
         help="postgresql://... that several workers share. Default: a file of the batch.",
         show_default=False,
+        parser=parse_database,
     ),
 ]
 
@@ -130,8 +141,8 @@ def plan(suite: SuiteArgument) -> Result:
         lines.append(f"The budget of {loaded.budget} USD is never exceeded: what does not fit waits, or is refused.")
     if unbuilt:
         lines.append(
-            f"Not built yet: {', '.join(unbuilt)}. Their tasks and aux VMs are known once `batch run`, or "
-            "`provisioner image build`, has built their images."
+            f"Not built yet: {', '.join(unbuilt)}. Their internet (?), their aux VMs, and tasks that no manifest names "
+            "are known once `batch run`, or `provisioner image build`, has built their images."
         )
     return Result(data, "\n".join(lines))
 
@@ -196,7 +207,7 @@ def status(
         home = default_home()
         known = Batches(home).all()
         lines = [
-            [one.id, f"{len(Batches(home).results(one))}/{len(one.runs)}", f"{one.created_at:%Y-%m-%d %H:%M}",
+            [one.id, f"{len(_ended(Batches(home).results(one)))}/{len(one.runs)}", f"{one.created_at:%Y-%m-%d %H:%M}",
              "at work" if not one.shared and is_locked(Batches(home).lock(one.id)) else "-"]
             for one in known
         ]  # fmt: skip
@@ -212,7 +223,7 @@ def status(
     at_work = found.shared or is_locked(Batches(home).lock(found.id))
     live = {one.id: one for one in session().environments.readable() if one.batch == found.id}
     text = [f"{found.id}: {summary(found, states, rows, *money)}"]
-    if not at_work and len(rows) < len(found.runs):
+    if not at_work and len(_ended(rows)) < len(found.runs):
         text.append(f"No controller works on it: provisioner batch resume {found.id}")
     text += [f"  runs: {one.key}" for one in running]
     text += [f"  environment: {one.id} ({one.status}), ends at {one.expires_at:%H:%M} UTC" for one in live.values()]
@@ -227,6 +238,11 @@ def status(
     return Result(data, "\n".join(text))
 
 
+def _ended(rows: Sequence[Row]) -> list[Row]:
+    """Those that need not be begun again."""
+    return [row for row in rows if row.outcome != "cancelled"]
+
+
 def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
     from provisioner.batch.records import Batches
     from provisioner.batch.workshop import register_of, rows_of
@@ -235,7 +251,9 @@ def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState]
         return {}, []
     with contextlib.closing(register_of(home, batch, database)) as queue:
         states = queue.states(batch.id)
-        return states, rows_of(batch, states, {}, lambda keys: queue.outputs(batch.id, keys))
+        ledger = session(database=database).ledger
+        cancelled = Batches(home).cancelled(batch)
+        return states, rows_of(batch, states, {}, lambda keys: queue.outputs(batch.id, keys), ledger, cancelled)
 
 
 def cancel(
@@ -250,31 +268,49 @@ def cancel(
     home, found, database = _find(batch, database)
     states, _ = _state(home, found, database)
     chosen = [key for key, one in states.items() if one.state == "queued" or (force and one.state == "running")]
+    # What a worker is just handing back is cancelled by itself already, and would come back without the note.
+    handed = [key for key, one in states.items() if one.state == "cancelled"]
+    if chosen or handed:
+        Batches(home).note_cancelled(found, [*chosen, *handed])
     if chosen:
         with contextlib.closing(register_of(home, found, database)) as queue:
             queue.cancel(found.id, chosen)
-    removed = []
-    if force and not found.shared and not is_locked(Batches(home).lock(found.id)):
-        removed = _remove_leftovers(found)
+    removed: list[str] = []
+    stuck: list[str] = []
+    at_work = found.shared or is_locked(Batches(home).lock(found.id))
+    if force and not at_work:
+        removed, stuck = _remove_leftovers(found)
     running = sum(one.state == "running" for one in states.values())
     text = f"{found.id}: {len(chosen)} runs cancelled."
     if running and not force:
         text += f" {running} still run; --force ends them."
-    elif running:
-        text += f" Their environments are being cleared away: provisioner batch status {found.id}"
+    elif running and at_work:
+        whose = "Their workers, as far as they live, clear" if found.shared else "Their controller clears"
+        text += f" {whose} away what runs: provisioner batch status {found.id}"
     if removed:
-        text = f"{text.partition(' Their')[0]} Removed: {', '.join(removed)}."
+        text += f" Removed: {', '.join(removed)}."
+    if stuck:
+        raise StillThereError(f"{text} Not gone: {'; '.join(stuck)}", hint="provisioner sweep tries again.")
     return Result({"batch": found.id, "cancelled": chosen, "removed": removed}, text)
 
 
-def _remove_leftovers(batch: Batch) -> list[str]:
-    """Destroys what a killed controller has left: nobody else does."""
+def _remove_leftovers(batch: Batch) -> tuple[list[str], list[str]]:
+    """Destroys what a killed controller has left: nobody else does.
+
+    Returns:
+        what is gone, and what would not go, in words.
+    """
     opened = session()
-    left = [one for one in opened.environments.readable() if one.batch == batch.id]
-    for one in left:
-        if not is_locked(opened.environments.lease(one.id)):
+    removed, stuck = [], []
+    for one in opened.environments.readable():
+        if one.batch != batch.id or is_locked(opened.environments.lease(one.id)):
+            continue
+        try:
             lifecycle.destroy(session_of(one, opened), one)
-    return [one.id for one in left]
+            removed.append(one.id)
+        except ProvisionerError as error:
+            stuck.append(error.message)
+    return removed, stuck
 
 
 def report(
@@ -284,9 +320,14 @@ def report(
     ] = None,
     database: DatabaseOption = "",
 ) -> Result:
-    """The page, of what has ended by now."""
+    """The page, and the rows, of what has ended by now."""
+    from provisioner.batch.records import Batches
+
     home, found, database = _find(batch, database)
     _, rows = _state(home, found, database)
+    # A controller at work writes them itself, and later ones than these.
+    if not is_locked(Batches(home).lock(found.id)) and len(rows) >= len(Batches(home).results(found)):
+        Batches(home).write_results(found, rows)
     page = write_report(home, found, rows, output)
     return Result({"batch": found.id, "report": str(page), "ended": len(rows)}, str(page))
 
@@ -294,5 +335,8 @@ def report(
 def worker(database: DatabaseOption = "") -> Result:
     """Until Ctrl-C: then its runs are cleared away and queued again for others."""
     if not database:
-        raise UsageError("A worker needs --database: that is where its work comes from.")
+        raise UsageError(
+            "A worker needs --database: that is where its work comes from.",
+            hint=f"--database postgresql://USER@HOST/NAME, or the same in {DATABASE_VARIABLE}.",
+        )
     return serve(default_home(), database)

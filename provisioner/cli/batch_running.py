@@ -6,7 +6,8 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from provisioner.cli.context import progress, shield
 from provisioner.cli.output import Result, table
 from provisioner.cli.streams import stderr
-from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
+from provisioner.errors import BudgetError, InfrastructureError, Interrupted, PresenceLostError, UsageError
 from provisioner.image_store import now
 from provisioner.paths import Home, locked
 from provisioner.prices import MICRO, dollars
@@ -23,6 +24,7 @@ from provisioner.settings import load_settings
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.bench import Bench
+    from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
     from provisioner.batch.workshop import Workshop
@@ -31,38 +33,64 @@ if TYPE_CHECKING:  # the engine takes its time, and only this needs it
 LOOK_SECONDS = 1.0
 # Results are written again as runs end, but not for each of hundreds.
 WRITE_SECONDS = 5.0
+PATIENCE_SECONDS = 300.0
 
 
 def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
     """Works on a batch to its end, or until it is interrupted."""
+    from provisioner.batch.records import Batches
     from provisioner.batch.workshop import Workshop
     from provisioner.cli.batch_view import BatchView
 
     with _alone(home, batch):
-        workshop = Workshop(home, load_settings(), database=database, batch=batch.id)
+        workshop = Workshop(home, load_settings(), database=database, bench=bench)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
-            workshop.add(batch, bench)
+            workshop.add(batch)
             states = workshop.register.states(batch.id)
+            Batches(home).forget_cancelled(batch)
             workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
             rows = _watch(home, batch, bench, workshop, view)
         except BaseException as error:
             with shield():
                 view.note("Stopping; what runs is cleared away")
-                with contextlib.suppress(InfrastructureError):  # it may be the database that failed
-                    workshop.register.cancel(batch.id, [run.key for run in batch.runs])
-                workshop.stop()
+                # Not the operator, but this controller failed: where there are workers, they go on.
+                hand_back = batch.shared and not isinstance(error, KeyboardInterrupt)
+                cancelled = False
+                if not hand_back:
+                    # The disk or the database may have failed: each is tried.
+                    with contextlib.suppress(OSError):
+                        Batches(home).note_cancelled(batch, [run.key for run in batch.runs])
+                    with contextlib.suppress(InfrastructureError):
+                        workshop.register.cancel(batch.id, [run.key for run in batch.runs])
+                        cancelled = True
+                workshop.stop(hand_back)
+                with contextlib.suppress(InfrastructureError, OSError):
+                    states = workshop.register.states(batch.id)
+                    Batches(home).write_results(batch, _rows(home, batch, bench, workshop, states, {}))
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            raise Interrupted(
-                f"Batch {batch.id} was interrupted; nothing of it is left running.",
-                hint=f"provisioner batch resume {batch.id} goes on with it.",
-            ) from None
+            raise _interrupted(batch, workshop, cancelled) from None
         finally:
             view.stop()
             with shield():
                 workshop.close()
     return _finished(home, batch, rows, bench.spent())
+
+
+def _interrupted(batch: Batch, workshop: Workshop, cancelled: bool) -> Interrupted:
+    hint = f"provisioner batch resume {batch.id} goes on with it."
+    left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.board.running())]
+    if left:
+        return Interrupted(
+            f"Batch {batch.id} was interrupted, and not all of it could be cleared away: {'; '.join(left[:5])}",
+            hint=f"provisioner sweep removes what is left; {hint}",
+        )
+    elsewhere = ""
+    if batch.shared:
+        told = "other workers are told to end theirs" if cancelled else "other workers could not be told, and go on"
+        elsewhere = f" here; {told}"
+    return Interrupted(f"Batch {batch.id} was interrupted; nothing of it is left running{elsewhere}.", hint=hint)
 
 
 @contextlib.contextmanager
@@ -82,24 +110,69 @@ def _alone(home: Home, batch: Batch) -> Iterator[None]:
 def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: BatchView) -> list[Row]:
     """Shows the batch until all its runs have ended."""
     from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import rows_of
 
     known: dict[str, Row] = {}
     written, written_at = -1, 0.0
+    patience = Patience(view.note)
     while True:
         begin = time.monotonic()
-        states = workshop.look([batch.id])[batch.id]
-        rows = rows_of(batch, states, known, lambda keys: workshop.register.outputs(batch.id, keys))
-        running = workshop.board.running()
-        ended = len(rows) == len(batch.runs) and not running
-        view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
-        if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
-            Batches(home).write_results(batch, rows)
-            written, written_at = len(rows), time.monotonic()
-        if ended:
-            return rows
+        with patience.bearing():
+            states = workshop.look([batch.id])[batch.id]
+            rows = _rows(home, batch, bench, workshop, states, known)
+            if (cancelled := Batches(home).cancelled(batch)) is not None:
+                workshop.mend_handing_back(batch.id, states, cancelled)
+            running = workshop.board.running()
+            ended = len(rows) == len(batch.runs) and not running
+            view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
+            if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
+                Batches(home).write_results(batch, rows)
+                written, written_at = len(rows), time.monotonic()
+            if ended:
+                return rows
         # With thousands of runs a look takes its time: most of the time is for them.
         time.sleep(max(LOOK_SECONDS, 4 * (time.monotonic() - begin)))
+
+
+def _rows(
+    home: Home, batch: Batch, bench: Bench, workshop: Workshop, states: Mapping[str, RunState], known: dict[str, Row]
+) -> list[Row]:
+    from provisioner.batch.records import Batches
+    from provisioner.batch.workshop import rows_of
+
+    outputs = partial(workshop.register.outputs, batch.id)
+    return rows_of(batch, states, known, outputs, bench.session.ledger, Batches(home).cancelled(batch))
+
+
+class Patience:
+    """Bears with a database or a disk that fails for a while: what runs must not end for it.
+
+    Args:
+        note: told when it begins to fail.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._failing_since: float | None = None
+
+    @contextlib.contextmanager
+    def bearing(self) -> Iterator[None]:
+        """One try.
+
+        Raises:
+            PresenceLostError: at once: others take us for dead.
+            InfrastructureError, OSError: it has failed for too long.
+        """
+        try:
+            yield
+            self._failing_since = None
+        except PresenceLostError:
+            raise
+        except (InfrastructureError, OSError) as error:
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+                self._note(f"{error} What runs goes on; asking again for {PATIENCE_SECONDS / 60:g} minutes")
+            elif time.monotonic() - self._failing_since > PATIENCE_SECONDS:
+                raise
 
 
 def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
@@ -185,6 +258,7 @@ def serve(home: Home, database: str) -> Result:
     workshop = Workshop(home, load_settings(), database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     seen: set[str] = set()
+    patience = Patience(progress().note)
     try:
         while True:
             running = {one.key for one in workshop.board.running()}
@@ -195,7 +269,8 @@ def serve(home: Home, database: str) -> Result:
             for key, text in workshop.board.take_notes():
                 progress().note(f"{key}: {text}")
             seen = running
-            workshop.look(sorted({key.partition("/")[0] for key in running}))
+            with patience.bearing():
+                workshop.look(sorted({key.partition("/")[0] for key in running}))
             time.sleep(LOOK_SECONDS)
     except BaseException as error:
         with shield():
@@ -203,7 +278,12 @@ def serve(home: Home, database: str) -> Result:
             workshop.stop(hand_back=True)
         if not isinstance(error, KeyboardInterrupt):
             raise
-        raise Interrupted("The worker was interrupted; its runs wait for another one.") from None
+        left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.board.running())]
+        raise Interrupted(
+            "The worker was interrupted; its runs wait for another one."
+            + (f" Not all could be cleared away: {'; '.join(left[:5])}" if left else ""),
+            hint="provisioner sweep removes what is left." if left else None,
+        ) from None
     finally:
         with shield():
             workshop.close()

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -51,6 +52,14 @@ def parse_text(text: str) -> str:
     return text
 
 
+def parse_database(text: str) -> str:
+    """The URL of a database that workers share."""
+    try:
+        return checked_database(text)
+    except UsageError as error:
+        raise typer.BadParameter(error.message) from error
+
+
 FamilyArgument = Annotated[
     Path,
     typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),
@@ -76,6 +85,7 @@ def _ids(directory: Path, incomplete: str) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name.startswith(incomplete))
 
 
+DATABASE_VARIABLE = "PROVISIONER_DATABASE"
 ENVIRONMENT_HELP = "Id of the environment, or its beginning or end."
 EnvironmentArgument = Annotated[
     str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=environment_ids)
@@ -210,11 +220,33 @@ def session(
 
 
 def session_of(environment: Environment, opened: Session) -> Session:
-    """The same session on the cloud where an environment is."""
+    """The same session on the cloud where an environment is, with the ledger that has its hold, if that is known."""
+    if environment.shared_ledger and not opened.database:
+        opened = replace(opened, database=shared_database())
     if environment.cloud == opened.cloud.name == DEFAULT_CLOUD:
         return opened
     where = Where.of(environment.cloud, environment.placement)
     return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
+
+
+def shared_database() -> str:
+    """The database that workers share, as a URL; empty: the operator names none.
+
+    Raises:
+        UsageError: it is no such URL.
+    """
+    return checked_database(os.environ.get(DATABASE_VARIABLE, ""))
+
+
+def checked_database(url: str) -> str:
+    """The same URL.
+
+    Raises:
+        UsageError: it is none of a Postgres database.
+    """
+    if url and not url.startswith(("postgresql://", "postgres://")):
+        raise UsageError(f"The database's URL must begin with postgresql:// ({DATABASE_VARIABLE}, or --database).")
+    return url
 
 
 def environment_session(name: str, env_file: Path | None = None) -> tuple[Session, Environment]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
@@ -18,6 +19,7 @@ from provisioner.cli.context import (
     command,
     family_session,
     session,
+    shared_database,
 )
 from provisioner.cli.output import Result, table
 from provisioner.forecast import Forecast, forecast
@@ -98,8 +100,10 @@ def costs(
     by: Annotated[Group, typer.Option("--by", help="What to sum by.")] = Group.environment,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> Result:
-    """The ledger."""
+    """The ledger of this home, and that of the database that PROVISIONER_DATABASE names."""
     entries = session().ledger.entries()
+    if database := shared_database():
+        entries += session(database=database).ledger.entries()
     sums = totals(entries, by.value)
     held = sum(one.held_micro_usd for one in sums)
     actual = sum(one.actual_micro_usd for one in sums)
@@ -111,7 +115,7 @@ def costs(
         "actual_usd": actual / MICRO,
     }
     if as_csv:
-        return Result(data, _csv(entries) if by is Group.environment else _csv(sums))
+        return Result(data, _csv(Entry, entries) if by is Group.environment else _csv(Total, sums))
     rows = [
         [one.group or "-", str(one.launches), dollars(one.held_micro_usd), dollars(one.actual_micro_usd)]
         for one in sums
@@ -131,12 +135,11 @@ def _usd(row: dict[str, object]) -> dict[str, object]:
     return told
 
 
-def _csv(rows: list[Entry] | list[Total]) -> str:
-    if not rows:
-        return ""
+def _csv(kind: type[Entry | Total], rows: Sequence[Entry | Total]) -> str:
     dumped = [_usd(row.model_dump(mode="json")) for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(dumped[0]), lineterminator="\n")
+    names = [name.replace(MICRO_USD, "_usd") for name in kind.model_fields]
+    writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(dumped)
     return text.getvalue().rstrip("\n")

@@ -35,6 +35,7 @@ from provisioner.models import Environment
 from provisioner.registry import Where
 from provisioner.scoring import ScoreResult
 from provisioner.session import Session
+from provisioner.variables import refuse_env_file_of_agent
 
 SCORING_FAILED = 7
 
@@ -127,6 +128,8 @@ def run(
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
     opened, loaded = family_session(family, env_file, where, launch)
+    if agent and env_file:
+        refuse_env_file_of_agent(agent, env_file)
     work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
     result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)

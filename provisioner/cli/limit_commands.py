@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from provisioner import extending, sweep
-from provisioner.cli.context import EnvironmentArgument, command, environment_session, session, session_of
+from provisioner.cli.context import (
+    EnvironmentArgument,
+    command,
+    environment_session,
+    session,
+    session_of,
+    shared_database,
+)
 from provisioner.cli.output import Result, table
 from provisioner.errors import StillThereError
 from provisioner.limits import parse_duration
@@ -47,7 +54,15 @@ def run_sweep(
     regions: list[str] | None = list(where.regions) or [opened.cloud.region]
     if all_regions or not opened.cloud.region:
         regions = None
-    found = sweep.sweep(opened, lambda one: session_of(one, opened), regions, dry_run=dry_run, **least)
+    database = shared_database()
+    found = sweep.sweep(
+        opened,
+        lambda one: session_of(one, opened),
+        regions,
+        dry_run=dry_run,
+        shared=session(where=where, database=database).ledger if database else None,
+        **least,
+    )
     stuck = [one for one in found if one.trouble]
     if stuck:
         raise StillThereError(

@@ -41,6 +41,19 @@ class Foundation:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """Why a machine does not run any more, as far as the cloud says.
+
+    Args:
+        words: the cloud's; empty where it says nothing.
+        by_itself: whether it was switched off from within.
+    """
+
+    words: str = ""
+    by_itself: bool = False
+
+
+@dataclass(frozen=True)
 class Found:
     """What a cloud holds under the id of one environment, however it got there.
 
@@ -153,6 +166,9 @@ class Cloud(Protocol):
     def alive(self, environment: Environment, role: Role) -> bool:
         """Whether the machine runs, asked of the cloud."""
 
+    def ending(self, environment: Environment, role: Role) -> Ending:
+        """Why a machine does not run any more."""
+
     def console(self, environment: Environment, role: Role) -> str:
         """What the machine wrote to its console, bounded; empty where there is none."""
 
@@ -169,8 +185,11 @@ class Cloud(Protocol):
             regions: where to look; None for all.
         """
 
-    def clear(self, found: Found) -> None:
+    def clear(self, found: Found) -> bool:
         """Removes what was found. Safe to repeat.
+
+        Returns:
+            whether it had been created to its end: no Terraform that outlived its controller makes more of it.
 
         Raises:
             StillThereError: something would not go.

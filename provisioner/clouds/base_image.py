@@ -76,10 +76,15 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
     tree.unlink()
 
 
-def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
-    initramfs = "etc/initramfs-tools/conf.d usr/share/initramfs-tools/modules.d"
+def initramfs_hook() -> str:
+    """mmdebstrap's essential hook: the shell text that makes a tree's initramfs small, before it is first built."""
     files = shlex.quote(str(FILES / "local"))
-    before = f'cd {files} && for d in {initramfs}; do mkdir -p "$1/$d"; cp "$d"/* "$1/$d/"; done'
+    kept = "etc/initramfs-tools usr/share/initramfs-tools"
+    # An installed package's files may have lost their modes.
+    return f'cd {files} && cp -R --parents {kept} "$1/" && chmod 0755 "$1"/etc/initramfs-tools/scripts/*/udev'
+
+
+def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     customize = [str(FILES / "customize.sh"), "TREE", str(FILES), str(GUEST)]
     if ca_bundle:
         customize.append(str(ca_bundle.resolve()))
@@ -87,7 +92,7 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     return [
         *("mmdebstrap", "--mode=unshare", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
         *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages() + packages("packages-local.txt"))),
-        *("--essential-hook=" + before, "--customize-hook=" + hook),
+        *("--essential-hook=" + initramfs_hook(), "--customize-hook=" + hook),
         *(SUITE, str(tree), *SOURCES),
     ]
 

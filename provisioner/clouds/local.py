@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import Found, base_image, kvm, machine, qemu, relay, strays, watchdog
+from provisioner.clouds import Ending, Found, base_image, kvm, machine, qemu, relay, strays, watchdog
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.image_store import Image, ImageStore, now
 from provisioner.keys import ed25519_key_pair
@@ -244,6 +244,10 @@ class LocalCloud:
         """Whether QEMU holds its pidfile's lock."""
         return qemu.live_pid(self.machine_directory(environment, role) / "qemu.pid") is not None
 
+    def ending(self, environment: Environment, role: Role) -> Ending:
+        """A process that has ended says nothing."""
+        return Ending()
+
     def keep_when_off(self, environment: Environment) -> None:
         """A machine that is off keeps its disk."""
 
@@ -282,9 +286,10 @@ class LocalCloud:
         """The directories of this home's environments, and what runs in them, even if they are gone."""
         return strays.survey(self._home)
 
-    def clear(self, found: Found) -> None:
-        """Ends the processes and removes the directory."""
+    def clear(self, found: Found) -> bool:
+        """Ends the processes and removes the directory. What other homes make costs nothing."""
         strays.clear(self._home, found.environment)
+        return True
 
     def left(self, environment: Environment) -> list[str]:
         """Processes and directories of the environment's machines that are still there."""

@@ -47,7 +47,7 @@ class Api:
         except ProfileNotFound as error:
             raise UsageError(str(error), hint="`aws configure list-profiles` shows them.") from error
         if not self._session.region_name:
-            raise UsageError("No AWS region is set.", hint="Give --region, or set AWS_REGION.")
+            raise UsageError("No AWS region is set.", hint="Give --region (in a suite: regions), or set AWS_REGION.")
         self.region: str = self._session.region_name
         self.client = cache(self._client)
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import UNFINISHED, Found, Foundation
+from provisioner.clouds import UNFINISHED, Ending, Found, Foundation
 from provisioner.clouds.aws import amis, leftovers, policy, schedules, sealing
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
@@ -55,6 +55,8 @@ PARALLELISM = 5
 # Of the provider: it repeats a lack of capacity for many minutes by default; what to try next is ours to decide.
 PROVIDER_RETRIES = 2
 ALIVE_SECONDS = 3.0
+# EC2 API reference, StateReason: the machine was shut down from within.
+SWITCHED_OFF = "Client.InstanceInitiatedShutdown"
 # Regions asked at once.
 SURVEYS = 8
 
@@ -430,6 +432,16 @@ class AwsCloud:
             self._seen[key] = (time.monotonic(), answer)
         return answer
 
+    def ending(self, environment: Environment, role: Role) -> Ending:
+        """By its state reason, such as `Server.SpotInstanceTermination: ...` (EC2 API reference, StateReason)."""
+        name = self._instance(environment, role)
+        for one in self._instances(environment):
+            if one["InstanceId"] == name:
+                reason = one.get("StateReason") or {}
+                code = str(reason.get("Code") or "")
+                return Ending(str(reason.get("Message") or code), by_itself=code == SWITCHED_OFF)
+        return Ending()
+
     def _instance(self, environment: Environment, role: Role) -> str | None:
         endpoint = environment.endpoints.get(role)
         return endpoint.instance_id if endpoint else None
@@ -470,15 +482,20 @@ class AwsCloud:
             found = self._api.client("ec2").describe_regions()["Regions"]
         return sorted(str(region["RegionName"]) for region in found)
 
-    def clear(self, found: Found) -> None:
+    def clear(self, found: Found) -> bool:
         """Removes what has the environment's tag.
+
+        Returns:
+            whether its schedule was there, which is made once all its instances are.
 
         Raises:
             StillThereError: something would not go.
         """
+        complete = bool(schedules.names(self._api, found.region, found.environment))
         leftovers.remove(self._api, found.region, found.environment)
         if still := leftovers.left(self._api, found.region, found.environment):
             raise StillThereError(f"{found.environment} is not gone: {', '.join(still)}")
+        return complete
 
     def left(self, environment: Environment) -> list[str]:
         """What EC2 still has with the environment's tag."""
@@ -488,7 +505,8 @@ class AwsCloud:
 
     def remove(self, environment: Environment) -> None:
         """Removes what has the environment's tag."""
-        leftovers.remove(self._api, environment.placement["region"], environment.id)
+        if "region" in environment.placement:
+            leftovers.remove(self._api, environment.placement["region"], environment.id)
 
     def gateways(self, environment: Environment) -> list[str]:
         """The subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""

@@ -1,0 +1,71 @@
+"""YAML that people write: safe, bounded by its reader, with each key once, and with errors that name the line."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from provisioner.errors import UsageError
+from provisioner.problems import shown
+
+# YAML's `<<` can double a mapping with every line of the file, so what it may pull together is bounded.
+_MAXIMUM_MERGED_KEYS = 1000
+_MAXIMUM_MERGED_MAPPINGS = 20
+
+
+def load(data: bytes, name: str, kind: type[UsageError] = UsageError) -> object:
+    """What a YAML document says.
+
+    Args:
+        data: of bearable size.
+        name: what messages call it.
+        kind: the error to raise.
+
+    Raises:
+        UsageError: it is not YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        reason = (error.problem or error.context or "no reason given")[:200]
+        hint = "Text that begins with * or & needs quotes." if "alphabetic" in reason else None
+        raise kind(f"{name} is not valid YAML{at}: {reason}.", hint=hint) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        hint = "Save it as UTF-8." if isinstance(error, yaml.reader.ReaderError | UnicodeError) else None
+        raise kind(f"{name} cannot be read as YAML: {shown(str(error))}.", hint=hint) from None
+    except RecursionError:
+        raise kind(f"{name} is nested too deeply.") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, with keys as they are written (`1:` and `no:` are names), and each only once."""
+
+    # types-PyYAML calls the anchor a dict; it is the anchor's name or None.
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
+            if key.value in seen:
+                problem = f"the key {shown(key.value)} is there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        self.flatten_mapping(node)
+        # Deep, so that a mapping that contains itself is refused instead of built.
+        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        merges = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+        for value in merges:
+            if isinstance(value, yaml.SequenceNode) and len(value.value) > _MAXIMUM_MERGED_MAPPINGS:
+                raise yaml.MarkedYAMLError(problem="too many mappings in one merge", problem_mark=value.start_mark)
+        super().flatten_mapping(node)
+        if merges and len(node.value) > _MAXIMUM_MERGED_KEYS:
+            raise yaml.MarkedYAMLError(problem="a merge of too many keys", problem_mark=node.start_mark)
