@@ -24,7 +24,15 @@ def provisioner(home: Home, *arguments: str, stdin: str = "") -> subprocess.Comp
     """Runs a command and waits for its end."""
     return subprocess.run(
         [*CLI, *arguments],
-        env=variables(home), input=stdin, capture_output=True, text=True, timeout=1200, check=False,
+        env=variables(home), input=stdin, capture_output=True, text=True, timeout=2100, check=False,
+    )  # fmt: skip
+
+
+def started(home: Home, *arguments: str) -> subprocess.Popen[str]:
+    """A command that goes on while the test does."""
+    return subprocess.Popen(
+        [*CLI, *arguments], env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from itertools import zip_longest
 
 import pytest
 
@@ -13,7 +12,8 @@ from provisioner.clouds.local import LocalCloud
 from provisioner.paths import Home
 from provisioner.session import Session
 from provisioner.settings import load_settings
-from tests.provider_mirror import use_provider_mirror
+from tests.homes import borrow_images, cache
+from tests.provider_mirror import override_provider, use_provider_mirror
 
 pytest_plugins = ["tests.aws.ec2.fixture"]
 
@@ -21,34 +21,26 @@ pytest_plugins = ["tests.aws.ec2.fixture"]
 def pytest_configure() -> None:
     """Terraform's provider comes from where it can be had."""
     use_provider_mirror()
+    override_provider(cache())
 
 
-def _cache() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
-    return Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that boot machines and tests that mostly wait take turns: of those that run at once, some leave the CPU."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    computing = [item for item in items if item.get_closest_marker("vm")]
+    waiting = [item for item in items if not item.get_closest_marker("vm")]
+    items[:] = [item for pair in zip_longest(computing, waiting) for item in pair if item]
 
 
 @pytest.fixture(scope="session")
 def test_home() -> Home:
     """A provisioner home that keeps its images between test runs. Each worker process of pytest-xdist has its own."""
-    home = Home(_cache())
+    home = Home(cache())
     home.make()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     return borrow_images(home, home.root / "workers" / worker) if worker else home
-
-
-def borrow_images(lender: Home, root: Path) -> Home:
-    """A home that shares another's images and their locks, and what is known of KVM, and nothing else."""
-    borrower = Home(root)
-    borrower.make()
-    for ours, theirs in ((borrower.images, lender.images), (borrower.locks, lender.locks)):
-        if not ours.is_symlink():
-            shutil.rmtree(ours)
-            ours.symlink_to(theirs)
-    known = lender.root / "kvm.json"
-    if known.exists():
-        shutil.copy(known, root)
-    return borrower
 
 
 @pytest.fixture(scope="session")

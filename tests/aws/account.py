@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from moto.ec2.models.amis import AMIS
 
 from provisioner import holds, machines
 from provisioner.clouds.aws import amis
@@ -15,13 +16,15 @@ from provisioner.environments import new_id
 from provisioner.image_store import Image, ImageStore, now
 from provisioner.limits import DEFAULT_LIMIT
 from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
-from provisioner.paths import Home
 from provisioner.session import Session
 from provisioner.settings import Settings
+from tests.homes import new_home
 
 REGION = "us-east-1"
 CONTROLLER = "203.0.113.10/32"
 IMAGE = "family-tests-0000000000000000"
+# One of Amazon's: asking for their list takes moto seconds.
+AMI = next(ami["ami_id"] for ami in AMIS if ami["architecture"] == "x86_64")
 TYPES = ("t3.small", "t3.medium")
 
 
@@ -57,16 +60,13 @@ class Account:
 
     def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
         """A controller with a home of its own, in which an image is ready."""
-        home = Home(self._directory / name)
-        home.make()
+        home = new_home(self._directory / name)
         settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
         images = ImageStore(home)
         if not images.finished(IMAGE):
             directory = home.images / ".building-tests"
             directory.mkdir()
-            known = self.client().describe_images(Owners=["amazon"])["Images"]
-            ami = next(image["ImageId"] for image in known if image["Architecture"] == "x86_64")
-            amis.write(amis.Ami(id=ami, region=REGION, ours=False), directory)
+            amis.write(amis.Ami(id=AMI, region=REGION, ours=False), directory)
             images.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
         return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
 

@@ -3,7 +3,11 @@
 Usage: python -m tests.aws.loopback HOST_KEY   prints the API's URL, and serves until stdin ends
 
 It speaks the guest helper's language: a family of one task, `main`, whose start() does nothing and whose score is 1.
-A command `sleep N` of an agent waits; `exit N` ends so.
+A command `sleep N` of an agent waits; `exit N` ends so. Lines on stdin do what AWS does now and then:
+
+    interrupt ENVIRONMENT       its spot instances end
+    no-quota REGION             the account may start no more instances there
+    quota REGION                now it may
 """
 
 from __future__ import annotations
@@ -21,18 +25,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import paramiko
 from moto.core.responses import ActionResult
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
 from moto.ec2.models import EC2Backend, ec2_backends, elastic_network_interfaces
+from moto.ec2.models.instances import StateReason
 from moto.ec2.responses.general import General
 
 from tests.aws.ec2.server import AMIS_VARIABLE, describe_amis
-from tests.aws.proxy import serving
+from tests.aws.proxy import Fault, serving
 
 ROOT = Path(__file__).parents[2]
 PORT = 22
@@ -69,6 +75,7 @@ class Machines:
         self._key = paramiko.Ed25519Key.from_private_key_file(str(key))
         self._addresses = self._free_addresses()
         self._mutex = threading.Lock()
+        self._transports: dict[str, list[paramiko.Transport]] = {}
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -85,6 +92,11 @@ class Machines:
         self._selector.register(listener, selectors.EVENT_READ)
         self._wake.send(b"x")
         return address
+
+    def cut(self, address: str) -> None:
+        """Ends a machine's connections."""
+        for transport in self._transports.pop(address, []):
+            transport.close()
 
     @staticmethod
     def _free_addresses() -> Iterator[tuple[str, socket.socket]]:
@@ -117,6 +129,7 @@ class Machines:
         address = stream.getsockname()[0]
         transport = paramiko.Transport(stream)
         transport.add_server_key(self._key)
+        self._transports.setdefault(address, []).append(transport)
         try:
             transport.start_server(server=_Login(address))
             while transport.is_active():
@@ -201,6 +214,18 @@ def _power_off(address: str) -> None:
                     backend.stop_instances([instance.id])
 
 
+def _interrupt(machines: Machines, environment: str) -> None:
+    """Ends an environment's spot instances as EC2 does (EC2 user guide, "Spot Instance interruptions")."""
+    for account in ec2_backends.values():
+        for backend in account.values():
+            for instance in list(backend.all_instances()):
+                if instance.lifecycle == "spot" and environment in (tag["value"] for tag in instance.get_tags()):
+                    backend.terminate_instances([instance.id])
+                    reason = "Server.SpotInstanceTermination"
+                    instance.state_reason = StateReason(f"{reason}: Spot instance termination", reason)
+                    machines.cut(str(instance.public_ip))
+
+
 def main() -> None:
     """Serves until stdin ends."""
     machines = Machines(Path(sys.argv[1]))
@@ -222,12 +247,32 @@ def main() -> None:
     setattr(EC2Backend, "create_image", create_tagged)  # noqa: B010
     with serving() as api:
         print(api.url, flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            event, about = line.split()
+            if event == "interrupt":
+                _interrupt(machines, about)
+            elif event == "quota":
+                api.faults = [fault for fault in api.faults if fault.region != about]
+            else:
+                api.inject(Fault("RunInstances", "VcpuLimitExceeded", region=about))
+
+
+@dataclass
+class AccountOfMany:
+    """Attributes: `url` of its API."""
+
+    url: str
+    _stdin: IO[str]
+
+    def happen(self, event: str, about: str) -> None:
+        """Makes something happen, see the module."""
+        self._stdin.write(f"{event} {about}\n")
+        self._stdin.flush()
 
 
 @contextmanager
-def account_of_many(directory: Path) -> Iterator[str]:
-    """The account in a process of its own; its URL.
+def account_of_many(directory: Path) -> Iterator[AccountOfMany]:
+    """The account in a process of its own.
 
     Args:
         directory: for its files.
@@ -242,7 +287,7 @@ def account_of_many(directory: Path) -> Iterator[str]:
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
+        yield AccountOfMany(server.stdout.readline().strip(), server.stdin)
         server.stdin.close()
 
 

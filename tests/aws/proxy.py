@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import threading
 import urllib.parse
@@ -31,6 +32,7 @@ class Fault:
     Args:
         action: EC2's name, such as RunInstances; or an HTTP method and the end of a path, `PUT .tfstate`.
         times: how often at most.
+        region: only there; empty: everywhere.
         done: the request is obeyed, and only its answer is replaced.
     """
 
@@ -38,6 +40,7 @@ class Fault:
     code: str
     status: str = "400 Bad Request"
     times: int = 1000
+    region: str = ""
     when: Callable[[Request], bool] = lambda _: True
     done: bool = False
     hits: list[Request] = field(default_factory=list)
@@ -65,7 +68,9 @@ class FaultyApi:
             answered.append(status)
             return start_response(status, *rest)
 
-        if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body):
+        signed_for = re.search(r"Credential=[^/]+/\d+/([a-z0-9-]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+        region = signed_for[1] if signed_for else ""
+        if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
             if fault.done:
                 with self._one_at_a_time:
                     for _ in self._moto(environ, lambda *_: None):
@@ -88,13 +93,13 @@ class FaultyApi:
         self.faults.append(fault)
         return fault
 
-    def _fault(self, method: str, path: str, body: bytes) -> Fault | None:
+    def _fault(self, method: str, path: str, body: bytes, region: str) -> Fault | None:
         request = dict(urllib.parse.parse_qsl(body.decode("latin-1"))) if body.startswith(b"Action=") else {}
         self.requests.append(request or {"Action": f"{method} {path}"})
         for fault in self.faults:
             wanted, _, end = fault.action.partition(" ")
             matches = request.get("Action") == wanted or (method == wanted and end and path.endswith(end))
-            if matches and fault.when(request):  # which may ask the API itself
+            if matches and fault.region in ("", region) and fault.when(request):  # which may ask the API itself
                 with self._lock:
                     if len(fault.hits) < fault.times:
                         fault.hits.append(request)

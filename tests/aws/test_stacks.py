@@ -7,6 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import StateReason
 
 from provisioner import machines
 from provisioner.clouds.aws.api import Api
@@ -171,6 +174,11 @@ def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
     zones = {instance["Placement"]["AvailabilityZone"] for instance in found.values()}
     assert len(zones) > 1
     assert len(list(session.home.stacks.glob("twenty*"))) == 1
+    # Of one that its root has switched off, EC2 says so.
+    off = ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_instance(found[made[0].id]["InstanceId"])
+    off.stop()
+    off.state_reason = StateReason("Instance initiated shutdown", "Client.InstanceInitiatedShutdown")
+    assert [session.cloud.ending(one, "primary").by_itself for one in made[:2]] == [True, False]
     # A finished one goes alone; the others stay.
     machines.destroy(session, made[0])
     assert len(account.everything()["instances"]) == 19
@@ -212,4 +220,4 @@ def test_what_terraform_forgot_is_found_by_tag_and_removed(account: Account, env
     (session.home.stacks / made.stack / "terraform.tfstate").unlink()
     machines.destroy(session, made)
     assert account.everything() == NOTHING
-    assert any("Terraform left" in note for note in account.progress.notes)
+    assert any("Still there of" in note for note in account.progress.notes)

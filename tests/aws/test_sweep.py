@@ -17,7 +17,7 @@ from provisioner.clouds.aws import leftovers
 from provisioner.image_store import now
 from provisioner.models import Environment
 from provisioner.session import Session
-from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment
+from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.proxy import FaultyApi
 from tests.soak.processes import descendants
 
@@ -36,11 +36,10 @@ def abandon(session: Session, made: Environment) -> None:
 def start_strangers(account: Account, count: int, tags: dict[str, str]) -> list[str]:
     """Instances of somebody else."""
     ec2 = account.client()
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     told = [{"Key": key, "Value": value} for key, value in tags.items()]
     specifications = [{"ResourceType": "instance", "Tags": told}] if told else []
     started = ec2.run_instances(
-        ImageId=image, MinCount=count, MaxCount=count, InstanceType="t3.nano", TagSpecifications=specifications
+        ImageId=AMI, MinCount=count, MaxCount=count, InstanceType="t3.nano", TagSpecifications=specifications
     )
     return [instance["InstanceId"] for instance in started["Instances"]]
 

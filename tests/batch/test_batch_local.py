@@ -16,10 +16,11 @@ import yaml
 
 from provisioner.paths import Home, is_locked
 from tests.command_line import CLI, ROOT, provisioner, variables
-from tests.conftest import borrow_images
+from tests.homes import borrow_images
 from tests.local.test_interruptions import assert_nothing_left
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
+# One after the other: each has two machines at once.
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("suite"), pytest.mark.timeout(3600)]
 SUITE = ROOT / "examples" / "batch" / "suite.yaml"
 EXPECTED = {
     ("easy", "counting"): ("scored", 1.0),
@@ -60,6 +61,14 @@ def started(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+def one_run(directory: Path, agent: str) -> Path:
+    """A suite of one short task and one of the example's agents."""
+    [found] = [one for one in yaml.safe_load(SUITE.read_text())["agents"] if one["name"] == agent]
+    found["directory"] = str(SUITE.parent / found["directory"])
+    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
+    return suite(directory, families=families, agents=[found], repetitions=1)
+
+
 def records(home: Home) -> list[dict[str, Any]]:
     """The records of the environments that live."""
     found = []
@@ -71,7 +80,7 @@ def records(home: Home) -> list[dict[str, Any]]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 300) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 1800) -> None:
     """Waits until something is so, while the controller lives."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -93,10 +102,9 @@ def ledger(home: Home) -> dict[str, Any]:
 
 def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(home: Home, tmp_path: Path) -> None:
     moments: list[Callable[[], bool]] = [
-        # While Terraform creates, which it then goes on with by itself; while machines boot; while an agent works; and
-        # once some runs have ended and others are on their way.
+        # While Terraform creates, which it then goes on with by itself; while an agent works; and once some runs have
+        # ended and others are on their way.
         lambda: any(one["status"] == "creating" and one["stack"] != one["id"] for one in records(home)),
-        lambda: any(one["status"] == "creating" and one["endpoints"] for one in records(home)),
         lambda: any(one["agent_at"] for one in records(home)),
         lambda: len(list(home.archive.iterdir())) >= 6 and any(one["status"] == "ready" for one in records(home)),
     ]
@@ -108,7 +116,7 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
         [batch] = [path.name for path in home.batches.iterdir()]
         process = started(home, "resume", batch)
     try:
-        assert process.wait(timeout=1200) == 0
+        assert process.wait(timeout=2400) == 0
     finally:
         process.kill()
 
@@ -145,19 +153,15 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
 
 
 def test_ctrl_c_clears_away_and_a_resumed_batch_goes_on(home: Home, tmp_path: Path) -> None:
-    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
-    process = started(home, "run", str(suite(tmp_path, families=families, repetitions=1)))
+    process = started(home, "run", str(one_run(tmp_path, "hanging")))
     wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=300) == 130
     assert_nothing_left(home)
     [batch] = [path.name for path in home.batches.iterdir()]
     assert not is_locked(home.batches / batch / "controller.lock")
     assert ledger(home)["held_usd"] == 0
-    rows = told(home, "resume", batch)["rows"]
-    assert {(row["agent"], row["outcome"]) for row in rows} == {
-        ("counting", "scored"), ("crashing", "agent_failed"), ("hanging", "timed_out"),
-    }  # fmt: skip
+    assert [row["outcome"] for row in told(home, "resume", batch)["rows"]] == ["timed_out"]
 
 
 def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Home, tmp_path: Path) -> None:
@@ -169,7 +173,7 @@ def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Ho
     assert len(graceful["cancelled"]) == 2
     forced = told(home, "cancel", batch, "--force")
     assert len(forced["cancelled"]) == 1
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=300) == 130
     assert_nothing_left(home)
     rows = [json.loads(line) for line in (home.batches / batch / "results.jsonl").read_text().splitlines()]
     assert [row["outcome"] for row in rows] == ["cancelled"] * 3
@@ -191,18 +195,14 @@ def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Hom
 
 
 def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(home: Home, tmp_path: Path) -> None:
-    data = yaml.safe_load(SUITE.read_text())
-    [hanging] = [one for one in data["agents"] if one["name"] == "hanging"]
-    hanging["directory"] = str(SUITE.parent / hanging["directory"])
-    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
-    process = started(home, "run", str(suite(tmp_path, families=families, agents=[hanging], repetitions=1)))
+    process = started(home, "run", str(one_run(tmp_path, "hanging")))
     wait_for(lambda: bool(list(home.environments.glob("*/logs/agent.log"))), process)
     [lost] = [one["id"] for one in records(home)]
     machines = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)]
     assert machines
     for pid in machines:
         os.kill(pid, signal.SIGKILL)
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=900) == 0
     [row] = [json.loads(line) for line in next(home.batches.glob("*/results.jsonl")).read_text().splitlines()]
     assert (row["outcome"], row["attempts"], row["score"]) == ("timed_out", 2, pytest.approx(0.98))
     assert row["environment"] != lost

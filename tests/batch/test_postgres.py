@@ -117,6 +117,32 @@ def test_a_worker_is_dead_once_its_process_is(database: str) -> None:
         mine.dead(["other"])
 
 
+OWN_QUEUE = """
+import sys, time
+from provisioner.batch.engine import Engine, Register, postgres_url
+
+url = postgres_url(sys.argv[1])
+engine = Engine(url, "me", lambda order, do: order, "mine")
+register = Register(url)
+register.add("mine", 1, {"a": {"n": 1}})
+register.add("other", 1, {"b": {"n": 2}})
+deadline = time.monotonic() + 60
+while register.states("mine")["a"].state != "done" and time.monotonic() < deadline:
+    time.sleep(0.2)
+time.sleep(3)  # six times what a queue waits between two looks
+print(register.states("mine")["a"].state, register.states("other")["b"].state)
+register.close()
+engine.close()
+"""
+
+
+def test_who_runs_one_batch_leaves_the_runs_of_others_to_workers(database: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_QUEUE, database], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["done", "queued"], done.stderr[-2000:]
+
+
 def test_a_ledger_that_cannot_be_reached_stops_launches() -> None:
     with pytest.raises(InfrastructureError, match="cannot be used"):
         PostgresLedger("postgresql://nobody@127.0.0.1:1/nothing").hold(entry("one", 1))

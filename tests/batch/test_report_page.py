@@ -16,6 +16,8 @@ from provisioner.batch.results import Row
 from provisioner.models import Phase
 
 BEGIN = datetime(2026, 1, 2, 12, tzinfo=UTC)
+# Beside emulated machines on two cores, half a minute may not be enough.
+LAUNCH_MS = 180_000
 AGENTS = {"solver": "scored", "failing": "agent_failed", "sleeping": "timed_out", "unlucky": "infrastructure_failed"}
 
 
@@ -44,7 +46,7 @@ def browser() -> Iterator[Browser]:
     assert chromium, "Debian's package chromium is missing: scripts/setup dev installs it"
     with sync_playwright() as playwright:
         # Chromium refuses to run as root in its sandbox; the page is our own.
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=LAUNCH_MS)
         yield opened
         opened.close()
 

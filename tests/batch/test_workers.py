@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from provisioner.ledger_postgres import PostgresLedger
-from tests.aws.loopback import FAMILY, account_of_many
-from tests.batch import postgres
+from provisioner.paths import Home
+from tests.aws.loopback import AccountOfMany
+from tests.batch import many, postgres
 from tests.command_line import CLI
 
-pytestmark = [pytest.mark.xdist_group("workers"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("workers"), pytest.mark.timeout(1500)]
 RUNS = 8
 AT_ONCE = 3
 
@@ -37,12 +37,8 @@ class Site:
     launches: list[str] = field(default_factory=list)
 
     def variables(self, home: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        return kept | {
-            "HOME": str(self.directory), "AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x", "PROVISIONER_HOME": str(self.directory / home),
-            "PROVISIONER_CONTROLLER_CIDRS": "203.0.113.10/32", "PROVISIONER_DATABASE": self.database,
-        }  # fmt: skip
+        shared = {"PROVISIONER_DATABASE": self.database}
+        return many.variables(self.url, self.directory / home, self.directory) | shared
 
     def start(self, home: str, *arguments: str) -> subprocess.Popen[str]:
         log = (self.directory / f"{home}.log").open("a")
@@ -59,58 +55,30 @@ class Site:
         return json.loads(out)
 
     def suite(self, name: str, runs: int, **more: Any) -> str:
-        (self.directory / "many").mkdir(exist_ok=True)
-        (self.directory / "agent").mkdir(exist_ok=True)
-        (self.directory / "many" / "many.py").write_text(FAMILY)
-        data = {
-            "name": name, "families": [{"path": "many"}], "repetitions": runs, "cloud": "aws",
-            "agents": [{"name": "slow", "directory": "agent", "command": "sleep 8"}],
-            "regions": ["us-east-1"], "concurrency": AT_ONCE, "limits": {"ttl": "1h"}, **more,
-        }  # fmt: skip
-        path = self.directory / f"{name}.yaml"
-        path.write_text(json.dumps(data))
-        return str(path)
-
-    def instances(self) -> list[str]:
-        client = boto3.client(
-            "ec2", region_name="us-east-1", endpoint_url=self.url, aws_access_key_id="x", aws_secret_access_key="x"
-        )
-        found = [one for told in client.describe_instances()["Reservations"] for one in told["Instances"]]
-        return [one["InstanceId"] for one in found if one["State"]["Name"] == "running"]
+        return many.write_suite(self.directory, name, "sleep 8", repetitions=runs, concurrency=AT_ONCE, **more)
 
     def look(self, batch: str) -> None:
         """Notes how many machines run, and what counts against the budget."""
-        self.most_running = max(self.most_running, len(self.instances()))
+        self.most_running = max(self.most_running, len(many.instances(self.url)))
         entries = [entry for entry in PostgresLedger(self.database).entries() if entry.batch == batch]
         self.most_counted = max(self.most_counted, sum(entry.counted_micro_usd for entry in entries))
 
-    def agents(self, home: str) -> list[str]:
-        """Environments of a home in which an agent works."""
-        found = []
-        for path in (self.directory / home / "environments").glob("*/environment.json"):
-            try:
-                record = json.loads(path.read_text())
-            except OSError:
-                continue
-            if record["agent_at"] and record["status"] == "ready":
-                found.append(record["id"])
-        return found
-
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with account_of_many(tmp_path) as url, postgres.serving() as database:
-        yield Site(tmp_path, url, database)
+def site(tmp_path: Path, account: AccountOfMany, prepared: Home) -> Iterator[Site]:
+    for home in ("one", "two"):
+        many.knowing(prepared, tmp_path / home)
+    with postgres.serving() as database:
+        yield Site(tmp_path, account.url, database)
 
 
-def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_and_budget(site: Site) -> None:
-    # Images and the region's network, and what a run may cost at the most.
-    first = site.told("one", "run", site.suite("first", 1))
-    [entry] = [one for one in PostgresLedger(site.database).entries() if one.kind == "task"]
-    assert entry.batch == first["batch"]
-    budget = entry.held_micro_usd * (AT_ONCE + 1)
+def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_and_budget(
+    site: Site, prepared: Home
+) -> None:
+    held = many.held_micro_usd(prepared)
+    budget = held * (AT_ONCE + 1)
     suite = site.suite("second", RUNS, budget=str(budget / 1_000_000))
-    assert budget < RUNS * entry.held_micro_usd
+    assert budget < RUNS * held
 
     worker = site.start("two", "worker")
     owner = site.start("one", "run", suite, "--json")
@@ -120,7 +88,9 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
             batches = [path.name for path in (site.directory / "one" / "batches").glob("second-*")]
             if batches:
                 site.look(batches[0])
-            if not killed and (killed := site.agents("two")):
+            # Not while it creates: what it may still be making would be waited for, ten minutes.
+            coming = [one for one in many.records(site.directory / "two") if one["status"] == "creating"]
+            if not killed and not coming and (killed := many.working(site.directory / "two")):
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.wait()
             time.sleep(0.3)
@@ -139,7 +109,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
     # What the killed one had begun was begun again, and nothing is left of it.
     assert sum(row["attempts"] for row in told["rows"]) > RUNS
     assert not set(killed) & {row["environment"] for row in told["rows"]}
-    assert site.instances() == []
+    assert many.instances(site.url) == []
     entries = [one for one in PostgresLedger(site.database).entries() if one.batch == told["batch"]]
     assert {one.environment for one in entries} >= set(killed)
     assert all(one.actual_micro_usd is not None for one in entries)
@@ -149,12 +119,32 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
     assert site.most_counted <= budget
 
 
-def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: Site) -> None:
-    first = site.told("one", "run", site.suite("first", 1))
-    [entry] = [
-        one for one in PostgresLedger(site.database).entries() if one.batch == first["batch"] and one.kind == "task"
-    ]
-    tight = str(entry.held_micro_usd * 1.5 / 1_000_000)
+def test_a_worker_that_is_interrupted_clears_away_and_hands_its_runs_back(site: Site) -> None:
+    worker = site.start("two", "worker")
+    owner = site.start("one", "run", site.suite("handed", 6), "--json")
+    try:
+        while owner.poll() is None and not (handed := many.working(site.directory / "two")):
+            time.sleep(0.2)
+        worker.send_signal(signal.SIGINT)
+        worker.communicate(timeout=300)
+        assert worker.returncode == 130
+        # Before it ended, what it ran was gone.
+        assert many.records(site.directory / "two") == []
+        out, _ = owner.communicate(timeout=600)
+    finally:
+        for process in (worker, owner):
+            process.kill()
+            process.wait()
+    assert owner.returncode == 0, (site.directory / "one.log").read_text()[-3000:]
+    told = json.loads(out)
+    assert told["outcomes"] == {"scored": 6}
+    assert told["held_usd"] == 0
+    assert not set(handed) & {row["environment"] for row in told["rows"]}
+    assert many.instances(site.url) == []
+
+
+def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: Site, prepared: Home) -> None:
+    tight = str(many.held_micro_usd(prepared) * 1.5 / 1_000_000)
     told = site.told("one", "run", site.suite("tight", 2, budget=tight))
     assert told["outcomes"] == {"scored": 2}
     one, two = sorted((row["started_at"], row["ended_at"]) for row in told["rows"])
@@ -165,4 +155,4 @@ def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: S
     refused = json.loads(out)
     assert refused["outcomes"] == {"over_budget": 2}
     assert "more than" in refused["rows"][0]["message"]
-    assert site.instances() == []
+    assert many.instances(site.url) == []

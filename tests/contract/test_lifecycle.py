@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from provisioner import inside, lifecycle, machines
+from provisioner import extending, inside, lifecycle, machines
 from provisioner.errors import MachineLostError, UsageError
+from provisioner.image_store import now
 from provisioner.lifecycle import AgentCommand
+from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.task_family import load_family
 from tests.aws.ec2.fixture import ec2_session
@@ -30,7 +33,7 @@ def session(request: pytest.FixtureRequest) -> Session:
     return open_session({})
 
 
-def test_an_environment_lives_is_scored_and_leaves_nothing(session: Session) -> None:
+def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(session: Session) -> None:
     environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
     try:
         assert session.environments.find(environment.id[-6:]).status == "ready"
@@ -40,14 +43,21 @@ def test_an_environment_lives_is_scored_and_leaves_nothing(session: Session) -> 
         assert lifecycle.score(session, environment)[1].score == 0.75
         with machines.connect(session, environment, "primary", "agent") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
+        longer = extending.extend(session, environment, timedelta(hours=1))
+        assert longer.expires_at == environment.expires_at + timedelta(hours=1)
+        _end_at_its_limit(session, longer)
     finally:
         lifecycle.destroy(session, environment)
     lifecycle.destroy(session, environment)
     assert session.cloud.left(environment) == []
     assert not session.environments.directory(environment.id).exists()
     assert not (session.home.stacks / environment.stack).exists()
+    [entry] = [one for one in session.ledger.entries() if one.environment == environment.id]
+    assert entry.actual_micro_usd is not None
 
 
+# On aws, tests/aws/test_examples.py does that.
+@pytest.mark.parametrize("session", ["local"], indirect=True)
 def test_run_does_it_all(session: Session) -> None:
     agent = AgentCommand(HERE / "agents" / "writer", "bash write.sh")
     result = lifecycle.run(session, load_family(HERE / "families" / "echo"), "main", agent=agent)
@@ -64,16 +74,17 @@ def test_an_unknown_task_creates_nothing(session: Session) -> None:
     assert session.environments.all() == before
 
 
-def test_a_machine_that_ends_by_itself_is_noticed_and_cleared_away(session: Session) -> None:
-    environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
-    try:
-        with machines.connect(session, environment, "primary") as connection, pytest.raises(MachineLostError):
-            connection.run(["sh", "-c", "systemctl poweroff --force --force; sleep 60"])
-        deadline = time.monotonic() + 30
-        while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
-            time.sleep(0.2)
-        with pytest.raises(MachineLostError, match="not running"):
-            machines.connect(session, environment, "primary")
-    finally:
-        lifecycle.destroy(session, environment)
-    assert session.cloud.left(environment) == []
+def _end_at_its_limit(session: Session, environment: Environment) -> None:
+    """Root on the machine does what it can against its end, and it ends all the same, under a command."""
+    with machines.connect(session, environment, "primary") as connection:
+        stopped = connection.run(["systemctl", "stop", "provisioner-limit.timer"])
+        assert stopped.exit_code == 0, stopped.stderr
+        session.cloud.move_limit(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
+        # A local machine's watchdog looks every half minute, the tests' account's scheduler more often.
+        with pytest.raises(MachineLostError):
+            connection.run(["sleep", "180"])
+    deadline = time.monotonic() + 30
+    while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    with pytest.raises(MachineLostError, match="not running"):
+        machines.connect(session, environment, "primary")

@@ -11,14 +11,16 @@ pytestmark = pytest.mark.vm
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.parametrize(("agent", "command", "score"), [("solver", "bash solve.sh", 1.0), ("null", "true", 0.0)])
-def test_only_an_agent_that_escapes_from_the_container_scores(
-    test_home: Home, agent: str, command: str, score: float
-) -> None:
-    directory = str(EXAMPLES / "container_escape_agents" / agent)
-    family = str(EXAMPLES / "container_escape")
-    result = answer(test_home, "run", family, "escape", "--agent", directory, "--command", command)
-    assert (result["status"], result["score"]) == ("scored", score)
+def test_only_an_agent_that_escapes_from_the_container_scores(test_home: Home) -> None:
+    agents = EXAMPLES / "container_escape_agents"
+    env = answer(test_home, "up", str(EXAMPLES / "container_escape"), "escape")["environment"]
+    try:
+        for agent, command, score in (("null", "true", 0.0), ("solver", "bash solve.sh", 1.0)):
+            answer(test_home, "agent", env, str(agents / agent), command)
+            scored = answer(test_home, "score", env)
+            assert (scored["status"], scored["score"]) == ("scored", score)
+    finally:
+        answer(test_home, "destroy", env)
 
 
 def test_the_familys_own_tests_pass_with_internet_and_what_install_brought(test_home: Home) -> None:

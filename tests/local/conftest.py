@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from provisioner import lifecycle, machines
-from provisioner.models import Environment, Role
+from provisioner import holds, lifecycle, machines
+from provisioner.environments import new_id
+from provisioner.models import Destination, Environment, Role
 from provisioner.session import Session
-from provisioner.ssh import Completed
+from provisioner.ssh import Completed, Connection
 from provisioner.task_family import load_family
 
 FAMILIES = Path(__file__).parent / "families"
@@ -29,21 +31,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running environment and short ways into it."""
+    """A running environment and short ways into it. Logins are kept: each costs an emulated machine seconds."""
 
     session: Session
     environment: Environment
+    logins: contextlib.ExitStack
+    _open: dict[tuple[Role, str], Connection] = field(default_factory=dict)
 
     def run(self, script: str, role: Role = "primary", user: str = "root") -> Completed:
         """Runs a shell script in a machine."""
-        with machines.connect(self.session, self.environment, role, user) as connection:
-            return connection.run(["bash", "-c", script])
+        if (role, user) not in self._open:
+            login = machines.connect(self.session, self.environment, role, user)
+            self._open[role, user] = self.logins.enter_context(login)
+        return self._open[role, user].run(["bash", "-c", script])
 
     def text(self, script: str, role: Role = "primary", user: str = "root") -> str:
         """The output of a script that must succeed."""
         done = self.run(script, role, user)
         assert done.exit_code == 0, done.stderr.decode()
         return done.stdout.decode().strip()
+
+
+@contextlib.contextmanager
+def environment_of(session: Session, family: str, task: str, allowed: tuple[Destination, ...] = ()) -> Iterator[Lab]:
+    """An environment of one of the families here, while it lasts."""
+    environment = lifecycle.up(session, load_family(FAMILIES / family), task, allowed)
+    try:
+        with contextlib.ExitStack() as logins:
+            yield Lab(session, environment, logins)
+    finally:
+        lifecycle.destroy(session, environment)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +72,21 @@ def lab_session(open_session: Callable[[Mapping[str, str]], Session]) -> Session
 @pytest.fixture(scope="session")
 def lab(lab_session: Session) -> Iterator[Lab]:
     """The lab's environment, up."""
-    environment = lifecycle.up(lab_session, load_family(FAMILIES / "lab"), "pair")
-    yield Lab(lab_session, environment)
-    lifecycle.destroy(lab_session, environment)
+    with environment_of(lab_session, "lab", "pair") as made:
+        yield made
+
+
+@pytest.fixture
+def created(lab: Lab) -> Iterator[Environment]:
+    """Machines like the lab's that have just been created, and for which nothing else has been done."""
+    identity = new_id("lab", None)
+    changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
+    environment = holds.take(lab.session, lab.environment.model_copy(update=changes))
+    machines.record(lab.session, environment)
+    try:
+        [environment] = machines.create(lab.session, [environment])
+        assert lab.session.cloud.alive(environment, "primary")
+        yield environment
+    finally:
+        if lab.session.environments.directory(identity).exists():
+            machines.destroy(lab.session, environment)

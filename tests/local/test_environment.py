@@ -8,8 +8,8 @@ import re
 import pytest
 
 from provisioner import images, inside, lifecycle, machines
-from provisioner.environments import new_id
 from provisioner.errors import TaskError
+from provisioner.models import Environment
 from provisioner.task_family import load_family
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
@@ -184,14 +184,10 @@ def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> 
     )
 
 
-def test_machines_go_even_when_terraform_has_gone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = new_id("orphan", None)
-    changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
-    orphan = lab.environment.model_copy(update=changes)
-    machines.record(lab.session, orphan)
-    [orphan] = machines.create(lab.session, [orphan])
-    assert lab.session.cloud.alive(orphan, "primary")
+def test_machines_go_even_when_terraform_has_gone(
+    lab: Lab, created: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", "no-such-terraform")
-    machines.destroy(lab.session, orphan)
-    assert lab.session.cloud.left(orphan) == []
-    assert not (lab.session.home.stacks / identity).exists()
+    machines.destroy(lab.session, created)
+    assert lab.session.cloud.left(created) == []
+    assert not (lab.session.home.stacks / created.stack).exists()

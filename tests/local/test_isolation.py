@@ -14,7 +14,7 @@ from provisioner.errors import IsolationError
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from provisioner.task_family import load_family
-from tests.local.conftest import FAMILIES, Lab
+from tests.local.conftest import FAMILIES, Lab, environment_of
 
 pytestmark = pytest.mark.vm
 
@@ -47,16 +47,6 @@ def host_address() -> str:
         probe.connect(("198.51.100.1", 9))
         address: str = probe.getsockname()[0]
         return address
-
-
-@contextmanager
-def environment(session: Session, task: str, *allowed: Destination) -> Iterator[Lab]:
-    """A running environment of the open_door family."""
-    made = lifecycle.up(session, load_family(FAMILIES / "open_door"), task, allowed)
-    try:
-        yield Lab(session, made)
-    finally:
-        lifecycle.destroy(session, made)
 
 
 @pytest.fixture
@@ -95,7 +85,7 @@ def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) ->
 
 def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session) -> None:
     with listening("127.0.0.1") as (loopback, first), listening("0.0.0.0") as (everywhere, second):
-        with environment(session, "online") as lab:
+        with environment_of(session, "open_door", "online") as lab:
             program = "import urllib.request as u; print(u.urlopen('http://deb.debian.org/', timeout=20).status)"
             fetch = f'python3 -c "{program}"'
             assert lab.text(fetch, user="agent") == "200"
@@ -116,7 +106,7 @@ def test_an_allowlisted_destination_is_reached_and_nothing_beside_it(session: Se
     address = host_address()
     with listening(address) as (open_port, visitors), listening(address) as (closed_port, none):
         allowed = Destination(cidr=f"{address}/32", port=open_port, host_names=("service.example",))
-        with environment(session, "offline", allowed) as lab:
+        with environment_of(session, "open_door", "offline", (allowed,)) as lab:
             talk = f"exec 3<>/dev/tcp/service.example/{open_port}; echo hello >&3; head -c7 <&3"
             assert lab.text(talk, user="agent") == "welcome"
             for target, port in ((address, closed_port), ("1.1.1.1", open_port), ("10.0.3.2", open_port)):

@@ -18,9 +18,9 @@ from provisioner.image_store import now
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 from provisioner.task_family import load_family
-from tests.local.conftest import FAMILIES
+from tests.local.conftest import FAMILIES, Lab
 
-pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("limits")]
+pytestmark = pytest.mark.vm
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def wait(seconds: float, until: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def test_every_layer_moves_when_an_environment_is_extended(session: Session, environment: Environment) -> None:
-    four_hours = environment.expires_at - now()
-    assert timedelta(hours=3, minutes=55) < four_hours <= timedelta(hours=4)
+def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
+    session, environment = lab.session, lab.environment
+    assert timedelta(hours=3, minutes=55) < environment.expires_at - environment.created_at <= timedelta(hours=4)
     for role in environment.machines:
         left = seconds_to_power_off(session, environment, role)
         assert abs(left - (environment.expires_at - now()).total_seconds()) < 30
@@ -119,22 +119,23 @@ def test_the_timer_ends_one_machine_and_the_watchdog_the_other(session: Session,
     assert soon.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
 
 
-def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, environment: Environment) -> None:
+def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created: Environment) -> None:
     half_built = session.home.images / ".building-family-nobody-0000"
     half_built.mkdir()
     stack = session.home.stacks / "nobodys"
     stack.mkdir()
-    before = processes(session, environment)
+    before = processes(session, created)
     assert before
-    assert environment.id not in {one.environment for one in sweep.find(session, None, timedelta(0))}
-    # Somebody removed the directory by hand: the machines still run.
-    (session.environments.directory(environment.id) / "environment.json").unlink()
+    assert created.id not in {one.environment for one in sweep.find(session, None, timedelta(0))}
+    # Its command is gone, and somebody removed its record by hand: the machines still run.
+    session.leases.release(created.id)
+    (session.environments.directory(created.id) / "environment.json").unlink()
     found = sweep.sweep(session, lambda _: session, None)
-    assert environment.id in {one.environment for one in found}
+    assert created.id in {one.environment for one in found}
     assert all(one.trouble == "" for one in found)
-    assert processes(session, environment) == {}
-    assert not session.environments.directory(environment.id).exists()
+    assert processes(session, created) == {}
+    assert not session.environments.directory(created.id).exists()
     assert not half_built.exists()
     assert not stack.exists()
-    assert not (session.home.stacks / environment.stack).exists()
-    assert environment.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+    assert not (session.home.stacks / created.stack).exists()
+    assert created.id not in {one.environment for one in session.ledger.entries(unsettled=True)}

@@ -17,6 +17,7 @@ from provisioner.environments import EnvironmentStore
 from provisioner.ledger import Ledger
 from provisioner.paths import Home
 from tests.command_line import CLI, ROOT, provisioner, variables
+from tests.homes import cache
 
 FAMILY = ROOT / "examples" / "number_guess"
 LIMIT_SECONDS = 60
@@ -41,15 +42,14 @@ class LocalWork:
         self._log = directory / "log"
 
     def __enter__(self) -> Self:
-        default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
-        cache = Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
-        built = provisioner(Home(cache), "image", "build", str(FAMILY))
+        kept = Home(cache())
+        built = provisioner(kept, "image", "build", str(FAMILY))
         assert built.returncode == 0, built.stderr
         self._home.make()
-        for image in Home(cache).images.glob("base-*"):
+        for image in kept.images.glob("base-*"):
             shutil.copytree(image, self._home.images / image.name, copy_function=_link)
         with contextlib.suppress(FileNotFoundError):
-            shutil.copy(cache / "kvm.json", self._home.root / "kvm.json")
+            shutil.copy(kept.root / "kvm.json", self._home.root / "kvm.json")
         return self
 
     def __exit__(self, *_: object) -> None: ...

@@ -10,6 +10,7 @@ import yaml
 
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import Run, load_suite
+from provisioner.batch.workshop import broken
 from provisioner.image_store import now
 from provisioner.paths import Home
 from tests.command_line import ROOT
@@ -89,6 +90,21 @@ def test_a_worker_needs_a_database(provisioner: CommandLine) -> None:
     assert (done.code, "--database" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("arguments", [("batch", "worker"), ("batch", "status"), ("costs",)])
+def test_what_is_no_database_is_a_mistake_in_the_command(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PROVISIONER_DATABASE", "sqlite:///x")
+    done = provisioner(*arguments)
+    assert done.code == 2
+    assert "must begin with postgresql://" in done.stderr
+
+
+def test_costs_as_csv_have_their_names_even_without_any(provisioner: CommandLine) -> None:
+    assert provisioner("costs", "--csv").stdout.startswith("environment,kind,cloud")
+    assert provisioner("costs", "--csv", "--by", "batch").stdout.startswith("group,launches,held_usd")
+
+
 def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine) -> None:
     done = provisioner("batch", "worker", "--database", "postgresql://nobody:secret@127.0.0.1:1/nothing")
     assert done.code == 5
@@ -122,3 +138,21 @@ def test_a_batch_with_a_file_of_its_own_is_not_looked_for_in_a_database(
     assert (told.code, told.stderr) == (0, "")
     assert "0/1 ended" in told.stdout
     assert provisioner("batch", "cancel", "own").code == 0
+
+
+def test_what_was_cancelled_has_not_ended_and_older_rows_replace_no_newer_ones(provisioner: CommandLine) -> None:
+    home = Home(provisioner.home)
+    home.make()
+    runs = [Run(key=f"fam/main/a/{n}", family="/fam", task="main", agent="a", repetition=n) for n in (1, 2)]
+    batch = Batch(
+        id="own-1", suite=load_suite(SUITE), suite_file=str(SUITE), shared=False, created_at=now(), version="1",
+        runs=tuple(runs),
+    )  # fmt: skip
+    batches = Batches(home)
+    batches.save(batch)
+    lost = broken(runs[0], "it broke")
+    batches.write_results(batch, [lost, lost.model_copy(update={"key": runs[1].key, "outcome": "cancelled"})])
+    assert "1/2" in provisioner("batch", "status").stdout
+    # Its engine's file is not there: nothing that could be read has ended.
+    assert provisioner("batch", "report", "own").code == 0
+    assert len(batches.results(batch)) == 2

@@ -208,3 +208,16 @@ def test_the_shell_completes_commands_and_environments(tmp_path: Path) -> None:
     assert complete(tmp_path, "provisioner score echo") == ["echo-main-bcd234"]
     assert complete(tmp_path, "provisioner destroy ") == ["echo-main-bcd234", "other-bcd234"]
     assert complete(tmp_path / "nowhere", "provisioner ssh e") == []
+
+
+def test_secrets_do_not_lie_in_the_directory_of_an_agent(provisioner: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "secrets.env").write_text("TOKEN=very-secret\n")
+    family = str(ROOT / "examples" / "number_guess")
+    done = provisioner(
+        "run", family, "easy", "--agent", str(tmp_path / "agent"), "--command", "true",
+        "--env-file", str(tmp_path / "agent" / "secrets.env"),
+    )  # fmt: skip
+    assert done.code == 2
+    assert "would be copied into its machine" in done.stderr
+    assert "very-secret" not in done.stderr

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from provisioner.batch.attempts import AgentStep, EndStep, Failure, ScoreStep, Step, UpStep
-from provisioner.batch.conduct import MOST_ATTEMPTS, Costs, conduct
+from provisioner.batch.conduct import MOST_ATTEMPTS, conduct
 from provisioner.batch.results import Row
+from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
 from provisioner.models import Phase
 
@@ -30,19 +30,25 @@ class Script:
         done.append(f"attempt {number}/{shortages}")
 
     def up(self) -> UpStep:
+        begun_at = AT + timedelta(seconds=10 * self._number)
         return UpStep(
-            at=AT, begun_at=AT, environment=f"env-{self._number}", cloud="local", region="", failure=self._failure,
-            phases=(Phase(name="boot", seconds=2),),
+            at=AT, begun_at=begun_at, environment=f"env-{self._number}", cloud="local", region="",
+            failure=self._failure, phases=(Phase(name="boot", seconds=2),),
         )  # fmt: skip
 
     def agent(self) -> AgentStep:
         return AgentStep(at=AT, **self._steps.get("agent", {"exit_code": 0}))
 
-    def score(self) -> ScoreStep:
+    def score(self, agent_ended_at: datetime) -> ScoreStep:
+        assert agent_ended_at == AT
         return ScoreStep(at=AT, **self._steps.get("score", {"score": 1.0}))
 
-    def end(self) -> EndStep:
+    def end(self, *, came_up: bool) -> EndStep:
+        assert came_up == (self._failure is None)
         return EndStep(at=AT, **self._steps.get("end", {}))
+
+    def costs(self, environments: list[str]) -> Costs:
+        return Costs(at=AT, micro_usd=10 * len(environments), **self._steps.get("costs", {}))
 
     def pause(self, seconds: float) -> Step:
         self._done.append(f"pause {seconds:g}")
@@ -60,7 +66,7 @@ def conducted(*failures: Failure | None, retries: int = 2, **steps: Any) -> tupl
     def attempt(number: int, shortages: int) -> Any:
         return Script(done, number, shortages, failures[min(number, len(failures)) - 1], **steps)
 
-    row = conduct(RUN, retries, attempt, lambda ids: Costs(at=AT, micro_usd=10 * len(ids)), do, "1.2.3")
+    row = conduct(RUN, retries, attempt, do, "1.2.3")
     return row, done
 
 
@@ -79,7 +85,14 @@ def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_
     assert done.count("end") == 2
     row, done = conducted(LOST)
     assert (row.outcome, row.message, row.attempts) == ("infrastructure_failed", "gone", 3)
+    assert row.retried == ("gone", "gone")
     assert conducted(LOST, retries=0)[0].attempts == 1
+
+
+def test_what_came_before_the_last_attempt_is_one_phase_and_says_why_it_failed() -> None:
+    row, _ = conducted(LOST, FULL, None)
+    assert row.retried == ("gone", "no room")
+    assert row.phases == (Phase(name="earlier attempts", seconds=20), Phase(name="boot", seconds=2))
 
 
 def test_where_there_is_no_room_the_next_place_is_tried_later() -> None:
@@ -107,7 +120,11 @@ def test_interruptions_are_no_failures_but_do_not_go_on_for_ever() -> None:
         (
             None, {"score": {"message": "manual_scoring_required"}}, "scored", None, "manual_scoring_required",
         ),
-        (None, {"end": {"trouble": "i-1 is there"}}, "scored", 1.0, "Not confirmed to be gone: i-1 is there"),
+        (
+            None, {"end": {"trouble": "i-1 is there"}}, "scored", 1.0,
+            "env-1 is not confirmed to be gone: i-1 is there",
+        ),
+        (None, {"costs": {"trouble": "no ledger"}}, "scored", 1.0, "Its cost is not known: no ledger"),
     ],
 )  # fmt: skip
 def test_whose_fault_it_was_is_told_apart(

@@ -16,7 +16,7 @@ from provisioner import machines
 from provisioner.batch import launcher
 from provisioner.batch.launcher import MOST_PER_STACK, Launcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
-from provisioner.errors import Interrupted, TerraformError
+from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.paths import Home
 from provisioner.session import Session
@@ -92,19 +92,24 @@ def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
     assert session.environments.find("env-0").stack.startswith("batch-")
 
 
-def test_one_that_cannot_be_created_fails_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [TerraformError, CapacityError])
+def test_one_that_cannot_be_created_fails_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch, kind: type[TerraformError | CapacityError]
+) -> None:
     asked: list[set[str]] = []
 
     def create(_: Session, environments: list[Environment]) -> list[Environment]:
         names = {one.id for one in environments}
         asked.append(names)
         if "env-1" in names:
-            raise TerraformError("no", environments=frozenset({"env-1"}))
+            failed = kind("no")
+            failed.environments = frozenset({"env-1"})
+            raise failed
         return environments
 
     monkeypatch.setattr(machines, "create", create)
     made = launched(session, Launcher("batch", slots=1), 3)
-    assert [type(one).__name__ for one in made] == ["Environment", "TerraformError", "Environment"]
+    assert [type(one).__name__ for one in made] == ["Environment", kind.__name__, "Environment"]
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
 
 

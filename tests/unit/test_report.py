@@ -40,5 +40,12 @@ def test_what_agents_and_tasks_say_is_text() -> None:
     assert "no score" in page
 
 
+def test_a_run_that_was_tried_again_says_why() -> None:
+    page = render("nightly", [row(1, attempts=2, retried=("The machine <gone>.",)), row(2)], BEGIN)
+    assert "attempt 1: The machine &lt;gone&gt;." in page
+    assert "needed more than one attempt" in page
+    assert "needed more than one attempt" not in render("nightly", [row(2)], BEGIN)
+
+
 def test_a_batch_of_nothing_is_a_page_too() -> None:
     assert "<h1>empty</h1>" in render("empty", [], BEGIN)

@@ -36,6 +36,13 @@ def test_the_mean_lies_in_its_interval(scores: list[float]) -> None:
     assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
 
 
+def test_astronomical_scores_have_a_mean_and_no_interval() -> None:
+    found = estimate([1e308, 1e308, 0.5])
+    assert found is not None
+    assert found.mean == pytest.approx(1e308 / 3 * 2)
+    assert (found.low, found.high) == (None, None)
+
+
 def test_no_number_is_no_score() -> None:
     assert estimate([]) is None
     assert estimate([math.nan]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ GOOD: dict[str, Any] = {
 def directory(tmp_path: Path) -> Path:
     for name in ("families/guess", "families/count", "agents/solver"):
         (tmp_path / name).mkdir(parents=True)
+    for name in ("guess", "count"):
+        (tmp_path / "families" / name / f"{name}.py").touch()
     return tmp_path
 
 
@@ -54,7 +57,23 @@ def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory
         ({"nonsense": 1}, "nonsense"),
         ({"name": "../x"}, "name"),
         ({"limits": {"ttl": "never"}}, "limits.ttl"),
-        ({"limits": {"agent": "30d"}}, "limits.agent"),
+        ({"limits": {"agent": "30d"}}, "no time for scoring"),
+        ({"limits": {"ttl": "10000h"}}, "Write it as 30m, 4h"),
+        ({"limits": {"ttl": "8d"}}, "1m to 7d"),
+        ({"repetition": 3}, "unknown key; perhaps repetitions?"),
+        ({"agents": [{"name": "a", "dir": ".", "command": "x"}]}, "agents.0.dir: unknown key; perhaps directory?"),
+        ({"name": "", "foo": 1, "retries": -1}, "foo: unknown key"),
+        ({"families": [{"path": "x", "tasks": []}]}, "families.0.tasks: must have at least 1"),
+        ({"families": "../x"}, "families: must be a list"),
+        ({"repetitions": True}, "repetitions: must be a whole number"),
+        ({"spot": "yes"}, "spot: must be true or false"),
+        ({"regions": ["r", "r"]}, "a region twice"),
+        ({"env_file": ""}, "env_file: it must not be empty"),
+        ({"agents": [{"name": "a", "directory": ".", "command": " "}]}, "agents.0.command: it must not be empty"),
+        ({"submissions": [{"name": "b", "text": "\ud800"}]}, "submissions.0.text: it is not UTF-8 text"),
+        ({"submissions": [{"name": "b", "text": 42}]}, "submissions.0.text: must be a string"),
+        ({"budget": "1e400"}, "budget"),
+        ({"limits": {"agent": "4h", "ttl": "4h"}}, "no time for scoring"),
         ({"budget": -1}, "budget"),
         ({"allow": ["0.0.0.0/0:443"]}, "allow"),
         ({"submissions": [{"name": "solver", "text": ""}]}, "called solver"),
@@ -68,13 +87,52 @@ def test_what_is_wrong_in_a_suite_is_named(directory: Path, changes: dict[str, A
     assert said in error.value.message
 
 
-@pytest.mark.parametrize("text", ["", "- a", "name: [", "\x00", "!!python/object/apply:os.system [id]"])
+@pytest.mark.parametrize(("limits", "minutes"), [({}, 60), ({"ttl": "1h"}, 30), ({"ttl": "30m", "agent": "29m"}, 29)])
+def test_an_agent_has_an_hour_or_half_of_the_time_unless_the_suite_says_how_long(
+    directory: Path, limits: dict[str, str], minutes: int
+) -> None:
+    assert load_suite(written(directory, limits=limits)).limits.agent_limit == timedelta(minutes=minutes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- a",
+        "name: [",
+        "\x00",
+        "!!python/object/apply:os.system [id]",
+        pytest.param("a: " + "[" * 3000, id="deep"),
+        "name: a\nname: b",
+    ],
+)
 def test_what_is_no_suite_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "suite.yaml").write_text(text)
     with pytest.raises(UsageError):
         load_suite(tmp_path / "suite.yaml")
     with pytest.raises(UsageError, match="cannot be read"):
         load_suite(tmp_path / "missing.yaml")
+
+
+def test_secrets_do_not_lie_where_an_agent_is_copied_from(directory: Path) -> None:
+    (directory / "agent" / "secrets").mkdir(parents=True)
+    (directory / "agent" / "secrets" / "keys.env").write_text("A=b")
+    path = written(
+        directory, env_file="agent/secrets/keys.env", agents=[{"name": "a", "directory": "agent", "command": "x"}]
+    )
+    with pytest.raises(UsageError, match="would be copied into its machine"):
+        load_suite(path)
+
+
+def test_families_are_told_apart_by_their_names_and_from_what_lies_beside_them(directory: Path) -> None:
+    (directory / "families" / "notes").mkdir()
+    path = written(directory)
+    assert [Path(one).name for one in family_directories(load_suite(path), directory)] == ["count", "guess"]
+    other = directory / "others" / "guess"
+    other.mkdir(parents=True)
+    path = written(directory, families=[{"path": "families/*"}, {"path": "others/guess"}])
+    with pytest.raises(UsageError, match="called guess"):
+        family_directories(load_suite(path), directory)
 
 
 def test_globs_that_find_nothing_are_named(directory: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from provisioner.clouds import Found
 from provisioner.clouds.local import LocalCloud
+from provisioner.ledger import Entry, Ledger
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.paths import Home
 from provisioner.session import Session
 from provisioner.settings import Settings
-from provisioner.sweep import find, judge
+from provisioner.sweep import find, judge, sweep
 
 HERE = "home-1"
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -79,6 +80,27 @@ def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
 def test_what_another_controller_made_goes_long_past_its_limit_alone(changes: dict[str, object], goes: bool) -> None:
     assert (verdict(found(home="home-2", **changes)) is not None) is goes
     assert (verdict(found(home="", **changes)) is not None) is goes
+
+
+def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    session = Session(home=home, cloud=LocalCloud(home, Settings()))
+    shared = Ledger(tmp_path / "shared.sqlite")
+    at = datetime.now(UTC)
+    for name, left in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR)):
+        shared.hold(
+            Entry(
+                environment=name, kind="task", cloud="local", region="", family="fam", task="main", batch="b",
+                project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + left, held_micro_usd=10,
+            )
+        )  # fmt: skip
+    monkeypatch.setattr(LocalCloud, "survey", lambda *_: [found(environment="exists", created_at=at)])
+    monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
+    sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
+    assert [one.environment for one in shared.entries(unsettled=True)] == ["exists", "lives"]
 
 
 def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:

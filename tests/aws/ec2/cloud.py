@@ -13,7 +13,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -37,7 +37,6 @@ class Ec2Cloud:
         cache: directory that keeps the AMI between test runs; runs have their files there too while they last.
         controller_address: the address that connections from this host have in the eyes of security groups and
             network ACLs; TEST-NET-3 by default. Rules for the controller must name `controller_cidr`.
-        extra_packages: Debian packages that its AMI has beside those of Debian's.
         outside: (address, port) -> port of the host's loopback that answers there, as a host of the internet.
         metadata_off: what a disabled metadata service does: `silent`, or `forbidden` (403) as EC2's.
     """
@@ -50,13 +49,12 @@ class Ec2Cloud:
         cache: Path,
         *,
         controller_address: str = "203.0.113.10",
-        extra_packages: Sequence[str] = (),
         outside: Mapping[tuple[str, int], int] | None = None,
         metadata_off: str = "silent",
     ) -> None:
         bundle = Path(os.environ.get("SSL_CERT_FILE", ""))
         self.controller_cidr = f"{IPv4Address(controller_address)}/32"
-        image = ami.ensure(cache, extra_packages, bundle if bundle.is_file() else None)
+        image = ami.ensure(cache, bundle if bundle.is_file() else None)
         self._lock, self.directory = _new_directory(cache / "runs")
         settings = Settings(
             directory=str(self.directory),

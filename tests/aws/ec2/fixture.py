@@ -7,39 +7,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import boto3
 import pytest
 
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.clouds.base_image import packages
 from provisioner.paths import Home
 from provisioner.session import Session
 from provisioner.settings import load_settings
 from tests.aws.ec2.cloud import Ec2Cloud
+from tests.homes import cache, new_home
 
 REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
-
-
-def cache() -> Path:
-    """Where the AMI is kept between test runs."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
-    return Path(os.environ.get("PROVISIONER_TEST_HOME") or default) / "ec2"
 
 
 @pytest.fixture(scope="session")
 def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """A provisioner home; while it lasts, this process's environment leads to EC2. Nothing may be left there."""
-    home = Home(tmp_path_factory.mktemp("ec2") / "home")
-    home.make()
+    home = new_home(tmp_path_factory.mktemp("ec2") / "home")
     with pytest.MonkeyPatch.context() as patch:
         if REAL:
             yield home
             _prune(home)
         else:
-            # What the base image installs is there already: the machines are emulated, and time is short.
-            with Ec2Cloud(cache(), extra_packages=packages(), metadata_off="forbidden") as cloud:
+            with Ec2Cloud(cache() / "ec2", metadata_off="forbidden") as cloud:
                 for name, value in cloud.variables.items():
                     patch.setenv(name, value)
                 patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)

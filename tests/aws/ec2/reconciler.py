@@ -6,6 +6,7 @@ Files below its directory: instances/ID/ (see machine.py) and images/ID.qcow2.
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -137,8 +138,11 @@ class Reconciler:
                 self._start(backend, instance)
 
     def _overdue(self, instance_id: str) -> bool:
-        """Whether an instance that was told to stop has no machine, or one that does not listen."""
-        return not self.has_machine(instance_id) or time.monotonic() > self._stopping.get(instance_id, 0)
+        """Whether an instance that was told to stop has no machine, or one that does not listen.
+
+        Of one that is just being told, the hour is not known yet.
+        """
+        return not self.has_machine(instance_id) or time.monotonic() > self._stopping.get(instance_id, math.inf)
 
     def _start(self, backend: Any, instance: Any) -> None:
         image = self._images.get(instance.image_id)

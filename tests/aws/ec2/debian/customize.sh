@@ -11,6 +11,12 @@ cp --no-preserve=ownership,mode "$files/power-button.service" "$tree/etc/systemd
 mkdir -p "$tree/var/lib/cloud/seed"
 ln -s /run/credentials/@system "$tree/var/lib/cloud/seed/nocloud"
 
+# As in the tree's own lists, which an update then finds as they are; what apt makes of them is made here, where it is
+# quick.
+printf 'Acquire::Languages "none";\n' > "$tree/etc/apt/apt.conf.d/99languages"
+chroot "$tree" apt-cache gencaches > /dev/null
+rm -f "$tree"/var/cache/apt/archives/*.deb
+
 rm -f "$tree"/etc/ssh/ssh_host_*
 : > "$tree/etc/fstab"
 printf 'localhost\n' > "$tree/etc/hostname"
@@ -30,11 +36,16 @@ printf 'd /tmp 1777 root root -\nd /var/tmp 1777 root root -\n' > "$tree/etc/tmp
 
 if [ -n "$ca_bundle" ]; then
     mkdir -p "$tree/usr/local/share/ca-certificates/host"
+    # Only those that Debian does not know: each takes a good part of a second when a machine hashes them again.
     awk -v dir="$tree/usr/local/share/ca-certificates/host" '
-        /-----BEGIN CERTIFICATE-----/ { n++; file = sprintf("%s/extra-%04d.crt", dir, n) }
-        file { print > file }
-        /-----END CERTIFICATE-----/ { close(file); file = "" }
-    ' "$ca_bundle"
+        /-----BEGIN CERTIFICATE-----/ { lines = ""; inside = 1 }
+        inside { lines = lines $0 "\n" }
+        /-----END CERTIFICATE-----/ {
+            if (extra && !(lines in known)) printf "%s", lines > (dir "/extra-" ++n ".crt")
+            known[lines] = 1
+            inside = 0
+        }
+    ' "$tree/etc/ssl/certs/ca-certificates.crt" extra=1 "$ca_bundle"
     chroot "$tree" update-ca-certificates > /dev/null 2>&1
     for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
         printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"
@@ -43,6 +54,9 @@ fi
 
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service power-button.service
+# Docker starts when it is first asked for.
+chroot "$tree" systemctl disable --quiet docker.service containerd.service
+chroot "$tree" systemctl enable --quiet docker.socket
 # Nothing runs by itself, and boot waits for nothing that a throw-away machine does not need.
 chroot "$tree" systemctl mask --quiet \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer \

@@ -1,4 +1,7 @@
-"""EC2 with real machines behind it, tried by boto3 and paramiko alone: what the other tests build on."""
+"""EC2 with real machines behind it, tried by boto3 and paramiko alone: what other tests build on.
+
+No change of the product can break it, and it takes ten minutes of emulated machines: scripts/soak ec2-fixture.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.aws.ec2.cloud import Ec2Cloud
-from tests.aws.ec2.fixture import cache
 from tests.aws.ec2.site import ANYWHERE, BOOT_SECONDS, Site, asks, eventually, make_site, reaches, sh
+from tests.homes import cache
 
-pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("fixture")]
+pytestmark = pytest.mark.vm
 
 # A host of the internet that a server of the test stands for (TEST-NET-2: never a real host).
 OUTSIDE = ("198.51.100.7", 8080)
@@ -55,7 +58,7 @@ def outside() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def cloud(outside: int) -> Iterator[Ec2Cloud]:
     """A cloud of this module's own, with a host of the internet."""
-    with Ec2Cloud(cache(), outside={OUTSIDE: outside}) as made:
+    with Ec2Cloud(cache() / "ec2", outside={OUTSIDE: outside}) as made:
         yield made
         directory = made.directory
     assert not directory.exists()
@@ -300,7 +303,7 @@ print(json.dumps([cloud._process.pid, *cloud.machines().values(), str(cloud.dire
 time.sleep(600)
 """
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(cache())], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", program, str(cache() / "ec2")], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
     ) as process:
         assert process.stdout is not None
         *pids, directory = json.loads(process.stdout.readline())

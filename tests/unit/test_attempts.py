@@ -1,0 +1,315 @@
+"""What an attempt makes of what it finds, and of what goes wrong. The cloud is a stand-in, all else is real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner import inside, lifecycle, machines
+from provisioner.batch import attempts
+from provisioner.batch.attempts import Attempt
+from provisioner.batch.suite import Run, Suite
+from provisioner.clouds import Ending, Found
+from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
+from provisioner.image_store import now
+from provisioner.ledger import Entry, Ledger
+from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
+from provisioner.paths import Home, is_locked
+from provisioner.session import Session
+from provisioner.task_family import load_family
+
+RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
+SUITE = Suite.model_validate(
+    {
+        "name": "s",
+        "families": [{"path": "fam"}],
+        "agents": [{"name": "solver", "directory": ".", "command": "true"}],
+    }
+)
+HOUR = timedelta(hours=1)
+FAMILY = """
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+"""
+
+
+class Cloud:
+    """Says what it is told to say."""
+
+    name = "moon"
+    region = "crater"
+
+    def __init__(self) -> None:
+        self.alive_ones = {"primary": True}
+        self.why = Ending()
+        self.cleared: list[str] = []
+        self.complete = True
+
+    def alive(self, _: Environment, role: str) -> bool:
+        return self.alive_ones[role]
+
+    def ending(self, _environment: Environment, _role: str) -> Ending:
+        return self.why
+
+    def clear(self, found: Found) -> bool:
+        self.cleared.append(found.environment)
+        return self.complete
+
+    def renew(self, _: Environment) -> None:
+        pass
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, cloud: Cloud) -> Attempt:
+    home = Home(tmp_path / "home")
+    home.make()
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "fam.py").write_text(FAMILY)
+    session = Session(home=home, cloud=cloud, database="postgresql://shared")  # type: ignore[arg-type]
+    session.__dict__["ledger"] = Ledger(home.ledger)  # a file stands in for the database
+    return Attempt(
+        session=session, batch="b-1", suite=SUITE, directory=tmp_path, run=RUN, family=load_family(tmp_path / "fam"),
+        allowed=(), number=1, create=lambda *_: pytest.fail("nothing is to be created"),
+    )  # fmt: skip
+
+
+def held(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
+    """A hold of the attempt's environment."""
+    attempt.session.ledger.hold(
+        Entry(
+            environment=attempt.id, kind="task", cloud="moon", region="crater", family="fam", task="main", batch="b-1",
+            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, held_micro_usd=1000,
+        )
+    )  # fmt: skip
+
+
+def recorded(attempt: Attempt, **changes: Any) -> Environment:
+    """A record of the attempt's environment, which is up."""
+    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
+    known = Environment(
+        id=attempt.id, cloud="moon", stack="stack", family="fam", task="main", status="ready", attended=True,
+        created_at=now(), expires_at=now() + HOUR, started_at=now(), setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(image="i", size=size, user="root")},
+        endpoints={"primary": Endpoint(host="127.0.0.1", port=1)},
+    )  # fmt: skip
+    return attempt.session.environments.save(known.model_copy(update=changes))
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def work(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return work
+
+
+def unsettled(attempt: Attempt) -> int:
+    return len(attempt.session.ledger.entries(unsettled=True))
+
+
+def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_hold(
+    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(attempt)
+    cloud.complete = False
+    up = attempt.up()
+    assert up.failure is not None
+    assert up.failure.interrupted
+    assert attempt.end(came_up=False).trouble == ""
+    assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
+    # Only once its Terraform surely has ended is the cloud believed.
+    monkeypatch.setattr(attempts, "CREATION", timedelta(seconds=1))
+    assert attempt.costs([attempt.id]).trouble == ""
+    assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
+
+
+def test_what_a_crash_left_between_hold_and_record_is_settled_at_once_where_no_home_shares_the_ledger(
+    attempt: Attempt, cloud: Cloud
+) -> None:
+    held(attempt)
+    cloud.complete = False
+    session = replace(attempt.session, database="")
+    replace(attempt, session=session).end(came_up=False)
+    assert unsettled(attempt) == 0
+
+
+@pytest.mark.parametrize(("complete", "came_up", "launched"), [(True, False, 0), (False, True, 0), (False, False, 30)])
+def test_what_surely_was_created_to_its_end_is_settled_at_once(
+    attempt: Attempt, cloud: Cloud, complete: bool, came_up: bool, launched: int
+) -> None:
+    held(attempt, launched=timedelta(minutes=launched))
+    cloud.complete = complete
+    attempt.end(came_up=came_up)
+    assert unsettled(attempt) == 0
+
+
+def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LEDGER_PAUSES", (0.0,))
+    monkeypatch.setattr(type(attempt.session.ledger), "entries", raising(InfrastructureError("It restarts.")))
+    costs = attempt.costs([attempt.id])
+    assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
+
+
+@pytest.mark.parametrize(
+    ("why", "outcome", "retry"),
+    [
+        (Ending("Client.InstanceInitiatedShutdown", by_itself=True), "agent_failed", False),
+        (Ending("Server.SpotInstanceTermination"), "infrastructure_failed", True),
+    ],
+)
+def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
+    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, why: Ending, outcome: str, retry: bool
+) -> None:
+    recorded(attempt)
+    cloud.alive_ones, cloud.why = {"primary": False}, why
+    monkeypatch.setattr(inside, "run_agent", raising(MachineLostError("No answer.")))
+    failure = attempt.agent().failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == (outcome, retry)
+    assert why.words in failure.message
+
+
+def test_a_submission_that_cannot_be_read_is_the_agents_fault(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(attempt)
+    for error, outcome in ((SubmissionError("A directory."), "agent_failed"), (TaskError("It broke."), "task_failed")):
+        monkeypatch.setattr(lifecycle, "score", raising(error))
+        failure = attempt.score(now()).failure
+        assert failure is not None
+        assert failure.outcome == outcome
+        (attempt.session.environments.logs(attempt.id) / "step-score.json").unlink()
+
+
+def test_scoring_that_was_cut_short_is_done_anew_and_counts_once(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = now()
+    entries = tuple(
+        ScoreLogEntry(
+            score=score, message={}, details={}, scored_at=ended + timedelta(seconds=after), elapsed_seconds=1
+        )
+        for score, after in ((0.1, -60), (0.2, 1))
+    )
+    recorded(attempt, score_log=entries)
+    seen: list[tuple[float | None, ...]] = []
+
+    def score(_session: Session, environment: Environment, _submission: str | None) -> Any:
+        seen.append(tuple(entry.score for entry in environment.score_log))
+        raise TaskError("It broke.")
+
+    monkeypatch.setattr(lifecycle, "score", score)
+    attempt.score(ended)
+    assert seen == [(0.1,)]
+    known = attempt.session.environments.find(attempt.id)
+    assert [entry.score for entry in known.score_log] == [0.1]
+
+
+def test_a_resumed_run_is_looked_after_by_its_new_process(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(attempt)
+    attended: list[bool] = []
+
+    def work(*_: Any, **__: Any) -> Any:
+        attended.append(is_locked(attempt.session.environments.lease(attempt.id)))
+        raise TaskError("It broke.")
+
+    monkeypatch.setattr(inside, "run_agent", work)
+    attempt.agent()
+    assert attended == [True]
+
+
+def test_a_start_that_outlives_the_limit_is_the_tasks_fault(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: Any) -> Any:
+        held(attempt, launched=HOUR, left=-timedelta(seconds=1))
+        raise MachineLostError("No answer.")
+
+    monkeypatch.setattr(lifecycle, "plan", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "launch", launch)
+    failure = attempt.up().failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("task_failed", False)
+
+
+def test_a_run_that_waits_for_the_budget_plans_once_and_fits_when_the_last_other_settles(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = attempt.session.ledger
+    done: list[str] = []
+    other = Entry(
+        environment="other", kind="task", cloud="moon", region="", family="fam", task="main", batch="b-1", project="",
+        command="b-1", launched_at=now(), expires_at=now() + HOUR, held_micro_usd=1,
+    )  # fmt: skip
+    ledger.hold(other)
+
+    def launch(*_: Any) -> Any:
+        done.append("launch")
+        if len(done) == 2:
+            ledger.settle("other", now(), 1)  # between the refusal and the question who holds
+            raise BudgetError("It does not fit.")
+        if len(done) == 3:
+            raise TaskError("It broke.")
+        raise BudgetError("It does not fit.")
+
+    monkeypatch.setattr(attempts, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "plan", lambda *_: done.append("plan"))
+    monkeypatch.setattr(lifecycle, "launch", launch)
+    failure = attempt.up().failure
+    assert failure is not None
+    assert (failure.message, done) == ("It broke.", ["plan", "launch", "launch"])
+
+
+def test_a_run_does_not_wait_for_what_it_still_holds_itself(
+    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.complete = False
+    held(attempt, launched=timedelta(minutes=11))
+    again = replace(attempt, number=2)
+
+    def launch(*_: Any) -> Any:
+        raise BudgetError("It does not fit.") if unsettled(attempt) else TaskError("It broke.")
+
+    monkeypatch.setattr(attempts, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "plan", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "launch", launch)
+    failure = again.up().failure
+    assert failure is not None
+    assert failure.message == "It broke."
+    assert cloud.cleared == [attempt.id]
+
+
+def test_whatever_fails_at_the_end_is_tried_again_and_told(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(attempt, started_at=None)
+    tries: list[int] = []
+
+    def destroy(*_: Any) -> Any:
+        tries.append(1)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(attempts, "DESTROY_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(lifecycle, "destroy", destroy)
+    assert "No space left on device" in attempt.end().trouble
+    assert len(tries) == 3
+
+
+def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = recorded(attempt)
+    monkeypatch.setattr(machines, "write_atomically", raising(OSError("No space left on device")))
+    monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
+    machines.keep_logs(attempt.session, known)
+    monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
+    assert machines._marked(attempt.session, known, "destroying") == known

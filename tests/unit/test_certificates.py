@@ -1,0 +1,51 @@
+"""Which of an operator's CA certificates a base image gets: those that Debian has not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.base_image import FILES
+
+# In chroot's place: the tree is not bootable. It notes what it was asked for.
+CHROOT = """#!/bin/sh
+tree=$1; shift
+echo "$1" >> "$tree/called"
+[ "$2" != -c ] || echo /usr/local/lib/python3.11/dist-packages
+"""
+
+
+def certificate(word: str, end: str = "\n") -> str:
+    return end.join(["-----BEGIN CERTIFICATE-----", word, "-----END CERTIFICATE-----", ""])
+
+
+@pytest.mark.parametrize(
+    ("bundle", "extra"),
+    [
+        (certificate("known"), []),
+        ("# a comment\n" + certificate("own") + certificate("known") + certificate("own"), [certificate("own")]),
+        (certificate("known", "\r\n") + certificate("two"), [certificate("two")]),
+    ],
+)
+def test_only_certificates_that_debian_has_not_are_added_and_hashed(
+    tmp_path: Path, bundle: str, extra: list[str]
+) -> None:
+    tree, guest, files = tmp_path / "tree", tmp_path / "guest", tmp_path / "files"
+    for directory in (tree / "etc/ssl/certs", tree / "etc/ssh", tree / "usr/lib", guest, files, tmp_path / "bin"):
+        directory.mkdir(parents=True)
+    (tree / "etc/ssl/certs/ca-certificates.crt").write_text(certificate("other") + certificate("known"))
+    (guest / "metr_task_standard.py").touch()
+    (tmp_path / "ca.pem").write_bytes(bundle.encode())
+    (tmp_path / "bin/chroot").write_text(CHROOT)
+    (tmp_path / "bin/chroot").chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    script = [str(one) for one in (FILES / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
+    subprocess.run(["sh", *script], env={"PATH": path}, check=True)
+
+    added = sorted((tree / "usr/local/share/ca-certificates/provisioner").iterdir())
+    assert [one.read_text() for one in added] == extra
+    assert ("update-ca-certificates" in (tree / "called").read_text()) is bool(extra)
+    assert "PIP_CERT=/etc/ssl/certs/ca-certificates.crt" in (tree / "etc/environment").read_text()
