@@ -107,10 +107,10 @@ def main() -> None:
     parser.add_argument("--environments", type=int, nargs="+", default=[20, 200])
     counts = parser.parse_args().environments
     use_provider_mirror()
-    with tempfile.TemporaryDirectory() as name, account_of_many(Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, account_of_many(Path(name)) as account:
         directory = Path(name)
         os.environ |= {
-            "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_ENDPOINT_URL": account.url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
             "PROVISIONER_HOME": str(directory / "home"), "PROVISIONER_CONTROLLER_CIDRS": "203.0.113.10/32",
         }  # fmt: skip
         run(suite(directory, 1))  # images and network
