@@ -12,7 +12,6 @@ import pytest
 from provisioner import extending, inside, lifecycle, machines
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.image_store import now
-from provisioner.lifecycle import AgentCommand
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.task_family import load_family
@@ -54,17 +53,6 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     assert not (session.home.stacks / environment.stack).exists()
     [entry] = [one for one in session.ledger.entries() if one.environment == environment.id]
     assert entry.actual_micro_usd is not None
-
-
-# On aws, tests/aws/test_examples.py does that.
-@pytest.mark.parametrize("session", ["local"], indirect=True)
-def test_run_does_it_all(session: Session) -> None:
-    agent = AgentCommand(HERE / "agents" / "writer", "bash write.sh")
-    result = lifecycle.run(session, load_family(HERE / "families" / "echo"), "main", agent=agent)
-    assert (result.outcome.kind, result.outcome.score, result.agent_exit_code) == ("scored", 0.75, 0)
-    assert [phase.name for phase in result.phases] == [
-        "images", "create", "boot", "isolation", "start", "agent", "score", "destroy",
-    ]  # fmt: skip
 
 
 def test_an_unknown_task_creates_nothing(session: Session) -> None:

@@ -28,11 +28,6 @@ def test_the_familys_own_tests_pass_with_internet_and_what_install_brought(test_
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_right_submission_scores(test_home: Home) -> None:
-    result = answer(test_home, "run", str(EXAMPLES / "word_count"), "longest", "--submission", "oceanography")
-    assert (result["status"], result["score"]) == ("scored", 1.0)
-
-
 def test_guesses_are_scored_in_between_and_the_best_one_counts(test_home: Home) -> None:
     env = answer(test_home, "up", str(EXAMPLES / "number_guess"), "hard")["environment"]
     try:

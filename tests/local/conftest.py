@@ -69,7 +69,7 @@ def lab_session(open_session: Callable[[Mapping[str, str]], Session]) -> Session
     return open_session(VARIABLES)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(lab_session: Session) -> Iterator[Lab]:
     """The lab's environment, up."""
     with environment_of(lab_session, "lab", "pair") as made:

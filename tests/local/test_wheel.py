@@ -25,12 +25,18 @@ def test_the_wheel_carries_all_that_a_run_needs(tmp_path: Path, test_home: Home)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     shutil.copytree(ROOT / "tests" / "contract" / "families" / "echo", tmp_path / "echo")
+    shutil.copytree(ROOT / "tests" / "contract" / "agents" / "writer", tmp_path / "writer")
     # Isolated mode and another directory: nothing of the checkout can be imported.
     start = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); from provisioner.cli import main; "
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"{start}sys.exit(main())", "run", "echo", "main", "--submission=0.5", "--json"],
+        [sys.executable, "-I", "-c", f"{start}sys.exit(main())", "run", "echo", "main", "--json",
+         "--agent", "writer", "--command", "bash write.sh"],
         cwd=tmp_path, env={**os.environ, "PROVISIONER_HOME": str(test_home.root)},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["score"] == 0.5
+    result = json.loads(done.stdout)
+    assert (result["status"], result["score"], result["agent_exit_code"]) == ("scored", 0.75, 0)
+    assert [phase["name"] for phase in result["phases"]] == [
+        "images", "create", "boot", "isolation", "start", "agent", "score", "destroy",
+    ]  # fmt: skip
