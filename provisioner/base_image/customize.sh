@@ -16,6 +16,9 @@ printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
 rm -f "$tree/etc/resolv.conf"
 : > "$tree/etc/resolv.conf"
 
+# The kernel and its initramfs lie beside the disk: making another one inside, as some packages would, has no effect.
+printf 'update_initramfs=no\n' > "$tree/etc/initramfs-tools/update-initramfs.conf"
+
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet provisioner-boot.service ssh.service
 chroot "$tree" systemctl disable --quiet systemd-networkd.service systemd-networkd.socket

@@ -22,6 +22,7 @@ from tests.local.test_interruptions import assert_nothing_left
 # One after the other: each has two machines at once.
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("suite"), pytest.mark.timeout(3600)]
 SUITE = ROOT / "examples" / "batch" / "suite.yaml"
+ONE_TASK = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
 # Of each of the suite's six kinds of run; scripts/soak suite runs two, as the suite says.
 REPETITIONS = int(os.environ.get("PROVISIONER_TEST_REPETITIONS", "1"))
 RUNS = 6 * REPETITIONS
@@ -43,13 +44,18 @@ def home(tmp_path: Path, test_home: Home) -> Iterator[Home]:
     provisioner(made, "destroy", "--all")
 
 
+def agents() -> list[dict[str, str]]:
+    """The example suite's agents: one works, one crashes, one hangs."""
+    found: list[dict[str, str]] = yaml.safe_load(SUITE.read_text())["agents"]
+    return [one | {"directory": str(SUITE.parent / one["directory"])} for one in found]
+
+
 def suite(directory: Path, **changes: Any) -> Path:
     """The example suite, with its paths made absolute, and an agent's limit that tests can wait for."""
     data = yaml.safe_load(SUITE.read_text())
     for entry in data["families"]:
         entry["path"] = str((SUITE.parent / entry["path"]).resolve())
-    for agent in data["agents"]:
-        agent["directory"] = str(SUITE.parent / agent["directory"])
+    data["agents"] = agents()
     data["limits"]["agent"] = "8s"
     path = directory / "suite.yaml"
     path.write_text(yaml.safe_dump(data | changes))
@@ -62,14 +68,6 @@ def started(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
         [*CLI, "batch", *arguments], env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-
-
-def one_run(directory: Path, agent: str) -> Path:
-    """A suite of one short task and one of the example's agents."""
-    [found] = [one for one in yaml.safe_load(SUITE.read_text())["agents"] if one["name"] == agent]
-    found["directory"] = str(SUITE.parent / found["directory"])
-    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
-    return suite(directory, families=families, agents=[found], repetitions=1)
 
 
 def records(home: Home) -> list[dict[str, Any]]:
@@ -155,8 +153,11 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
     assert "the agent ran out of time" in page.read_text()
 
 
-def test_ctrl_c_clears_away_and_a_resumed_batch_goes_on(home: Home, tmp_path: Path) -> None:
-    process = started(home, "run", str(one_run(tmp_path, "hanging")))
+def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home: Home, tmp_path: Path) -> None:
+    limits = {"ttl": "20m", "agent": "10m"}
+    hanging_first = agents()[::-1]
+    path = suite(tmp_path, families=ONE_TASK, agents=hanging_first, concurrency=1, repetitions=1, limits=limits)
+    process = started(home, "run", str(path))
     wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
@@ -164,14 +165,9 @@ def test_ctrl_c_clears_away_and_a_resumed_batch_goes_on(home: Home, tmp_path: Pa
     [batch] = [path.name for path in home.batches.iterdir()]
     assert not is_locked(home.batches / batch / "controller.lock")
     assert ledger(home)["held_usd"] == 0
-    assert [row["outcome"] for row in told(home, "resume", batch)["rows"]] == ["timed_out"]
 
-
-def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Home, tmp_path: Path) -> None:
-    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
-    process = started(home, "run", str(suite(tmp_path, families=families, concurrency=1, repetitions=1)))
+    process = started(home, "resume", batch)
     wait_for(lambda: bool(records(home)), process)
-    [batch] = [path.name for path in home.batches.iterdir()]
     graceful = told(home, "cancel", batch)
     assert len(graceful["cancelled"]) == 2
     forced = told(home, "cancel", batch, "--force")
@@ -183,8 +179,7 @@ def test_a_cancelled_batch_lets_what_runs_end_and_a_forced_one_does_not(home: Ho
 
 
 def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Home, tmp_path: Path) -> None:
-    families = [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}]
-    process = started(home, "run", str(suite(tmp_path, families=families, concurrency=1, repetitions=1)))
+    process = started(home, "run", str(suite(tmp_path, families=ONE_TASK, concurrency=1, repetitions=1)))
     wait_for(lambda: any(one["endpoints"] for one in records(home)), process)
     process.kill()
     process.wait()
@@ -198,7 +193,8 @@ def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Hom
 
 
 def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(home: Home, tmp_path: Path) -> None:
-    process = started(home, "run", str(one_run(tmp_path, "hanging")))
+    hanging = agents()[-1:]
+    process = started(home, "run", str(suite(tmp_path, families=ONE_TASK, agents=hanging, repetitions=1)))
     wait_for(lambda: bool(list(home.environments.glob("*/logs/agent.log"))), process)
     [lost] = [one["id"] for one in records(home)]
     machines = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)]

@@ -173,8 +173,12 @@ def test_what_would_change_terraforms_commands_does_not_reach_it() -> None:
     theirs = terraform_environment({**ours, "TF_DATA_DIR": "/x", "AWS_REGION": "eu-west-1", "PATH": "/bin"})
     assert set(theirs) == {
         *("AWS_REGION", "PATH", "PYTHONPATH"),
-        *("TF_IN_AUTOMATION", "CHECKPOINT_DISABLE", "PROVISIONER_PYTHON"),
+        *("TF_IN_AUTOMATION", "CHECKPOINT_DISABLE", "PROVISIONER_PYTHON", "GOGC"),
     }
+
+
+def test_how_often_go_collects_garbage_is_the_operators_choice() -> None:
+    assert terraform_environment({"GOGC": "100"})["GOGC"] == "100"
 
 
 def test_a_configuration_file_that_is_missing_is_not_named_to_terraform(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ if [ -n "$ca_bundle" ]; then
     done >> "$tree/etc/environment"
 fi
 
+# The kernel and its initramfs lie beside the disk.
+printf 'update_initramfs=no\n' > "$tree/etc/initramfs-tools/update-initramfs.conf"
+
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service power-button.service
 # Docker starts when it is first asked for.
