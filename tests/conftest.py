@@ -26,12 +26,22 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that boot machines and tests that mostly wait take turns: of those that run at once, some leave the CPU."""
+    """Tests that boot machines and tests that mostly wait take turns: of those that run at once, some leave the CPU.
+
+    Groups come first, as they take longest; what is quick comes last.
+    """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    computing = [item for item in items if item.get_closest_marker("vm")]
-    waiting = [item for item in items if not item.get_closest_marker("vm")]
-    items[:] = [item for pair in zip_longest(computing, waiting) for item in pair if item]
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("xdist_group")
+        groups.setdefault(marker.args[0] if marker else item.nodeid, []).append(item)
+    longest_first = sorted(groups.values(), key=len, reverse=True)
+    booting = [group for group in longest_first if group[0].get_closest_marker("vm")]
+    quick = [group for group in longest_first if {"unit", "ec2"} & set(group[0].path.parts)]
+    waiting = [group for group in longest_first if group not in booting and group not in quick]
+    turns = [group for pair in zip_longest(booting, waiting) for group in pair if group]
+    items[:] = [item for group in [*turns, *quick] for item in group]
 
 
 @pytest.fixture(scope="session")
