@@ -27,6 +27,8 @@ _WORDS = {
     "list_type": "must be a list",
     "tuple_type": "must be a list",
     "finite_number": "must be a finite number",
+    "decimal_type": "must be a number",
+    "decimal_parsing": "must be a number",
 }
 
 
@@ -83,7 +85,7 @@ def _line(finding: ErrorDetails) -> str:
         return f"{where}: {finding['ctx']['error']}"
     if kind == "too_short":
         return f"{where}: must have at least {finding['ctx']['min_length']}"
-    words = _WORDS.get(kind) or finding["msg"].removeprefix("Input ").removeprefix("should ")
+    words = _WORDS.get(kind) or finding["msg"].replace("Input should ", "must ", 1)
     if kind in ("missing", "extra_forbidden"):
         return f"{where}: {words}"
     return f"{where}: {words}, not {shown(finding['input'])}"

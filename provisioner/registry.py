@@ -39,10 +39,7 @@ def _local(home: Home, settings: Settings, where: Where) -> Cloud:
     from provisioner.clouds.local import LocalCloud
 
     if where.regions or where.profile or where.spot or where.state:
-        raise UsageError(
-            "--region, --profile, --spot and --state are for --cloud aws.",
-            hint="In a suite: regions and spot are for cloud: aws.",
-        )
+        raise UsageError("--region, --profile, --spot and --state are for --cloud aws.")
     return LocalCloud(home, settings)
 
 

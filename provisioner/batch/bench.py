@@ -114,7 +114,7 @@ class Bench:
             image = images.built_family_image(self.session, family)
             tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
             if not tasks:
-                found.append(TaskForecast(family=family.name, task=None, runs=0, forecast=None))
+                found.append(TaskForecast(family=family.name, task=None, runs=None, forecast=None))
                 continue
             known = Suite.model_validate(self.suite.model_dump() | {"families": [{"path": path, "tasks": globs}]})
             runs = expand(known, {path: tasks}, {path: globs})
@@ -175,11 +175,11 @@ class TaskForecast(Record):
     """What the runs of one task would be.
 
     Args:
-        task: None while nobody knows the family's tasks: its image is not built.
+        task: None while nobody knows the family's tasks: its image is not built. Then the others are None, too.
         forecast: of one of its environments.
     """
 
     family: str
     task: str | None
-    runs: int
+    runs: int | None
     forecast: Forecast | None

@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -29,12 +30,14 @@ from provisioner.errors import UsageError
 from provisioner.limits import DEFAULT_LIMIT, checked_limit, parse_duration, words
 from provisioner.models import Record
 from provisioner.problems import lines_of, listed, shown
+from provisioner.registry import CLOUDS, DEFAULT_CLOUD
 from provisioner.variables import refuse_env_file_of_agent
 
 MAXIMUM_RUNS = 10_000
 MAXIMUM_BYTES = 1 << 20
 TASKS_SHOWN = 20
 HINT = "`provisioner batch schema` prints what it may hold."
+FAMILY_HINT = "Paths are relative to the suite file. A family is a directory NAME with a file NAME.py."
 DEFAULT_AGENT_LIMIT = timedelta(hours=1)
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
@@ -66,6 +69,12 @@ def _filled(value: str) -> str:
     return _text(value)
 
 
+def _cloud(value: str) -> str:
+    if value not in CLOUDS:
+        raise ValueError(f"there is no cloud {shown(value)}; known: {', '.join(sorted(CLOUDS))}")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
 Duration = Annotated[
     str,
@@ -73,6 +82,7 @@ Duration = Annotated[
     WithJsonSchema({"type": "string", "pattern": r"^\s*(\d+[dD])?(\d+[hH])?(\d+[mM])?(\d+[sS])?\s*$"}),
 ]
 Text = Annotated[str, AfterValidator(_text)]
+CloudName = Annotated[str, AfterValidator(_cloud), WithJsonSchema({"type": "string", "enum": sorted(CLOUDS)})]
 Filled = Annotated[str, AfterValidator(_filled), WithJsonSchema({"type": "string", "pattern": r"\S"})]
 Dollars = Annotated[Decimal, Field(ge=0, le=1_000_000), WithJsonSchema({"type": "number", "minimum": 0})]
 
@@ -125,12 +135,17 @@ class Limits(Part):
             return min(DEFAULT_AGENT_LIMIT, parse_duration(self.ttl) / 2)
         return parse_duration(self.agent)
 
-    @model_validator(mode="after")
-    def _are_possible(self) -> Limits:
+    @field_validator("ttl")
+    @classmethod
+    def _is_possible(cls, value: str) -> str:
         try:
-            checked_limit(parse_duration(self.ttl))
+            checked_limit(parse_duration(value))
         except UsageError as error:
-            raise ValueError(f"ttl: {error.message}") from error
+            raise ValueError(error.message) from error
+        return value
+
+    @model_validator(mode="after")
+    def _leave_time(self) -> Limits:
         if self.agent_limit >= parse_duration(self.ttl):
             raise ValueError(f"agent ({self.agent}) leaves no time for scoring: it must be less than ttl ({self.ttl})")
         return self
@@ -149,8 +164,8 @@ class Suite(Part):
     """What is scored in an agent's place."""
     repetitions: int = Field(default=1, ge=1, le=1000, strict=True)
     """How often each task is run with each agent and submission."""
-    cloud: str = "local"
-    """local or aws."""
+    cloud: CloudName = DEFAULT_CLOUD
+    """Where machines run."""
     regions: tuple[Filled, ...] = ()
     """Of the aws cloud: the first is used, the others where it lacks capacity."""
     spot: bool = Field(default=False, strict=True)
@@ -167,16 +182,34 @@ class Suite(Part):
     env_file: Filled | None = None
     """The tasks' secrets, relative to the suite file; outside the families and agents."""
 
+    # Of single fields wherever that can be: then one mistake does not hide another.
     @model_validator(mode="after")
     def _has_work(self) -> Suite:
-        names = [*(one.name for one in self.agents), *(one.name for one in self.submissions)]
-        if not names:
+        if not self.agents and not self.submissions:
             raise ValueError("it names neither agents nor submissions")
+        return self
+
+    @field_validator("agents", "submissions")
+    @classmethod
+    def _are_apart(cls, value: tuple[Agent | Submission, ...], others: ValidationInfo) -> tuple[Any, ...]:
+        names = [one.name for one in (*others.data.get("agents", ()), *value)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two agents or submissions are called {', '.join(twice)}")
-        if len(set(self.regions)) < len(self.regions):
+        return value
+
+    @field_validator("regions")
+    @classmethod
+    def _are_different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
             raise ValueError("it names a region twice")
-        return self
+        return value
+
+    @field_validator("regions", "spot")
+    @classmethod
+    def _are_of_aws(cls, value: Any, others: ValidationInfo) -> Any:
+        if value and others.data.get("cloud") == DEFAULT_CLOUD:
+            raise ValueError("only for cloud: aws")
+        return value
 
     @field_validator("allow")
     @classmethod
@@ -241,16 +274,22 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _check_files(suite: Suite, path: Path) -> None:
-    title, secrets = f"The suite file {path}", path.parent / suite.env_file if suite.env_file else None
-    if secrets and not secrets.is_file():
-        state = "is not a file" if secrets.exists() else "does not exist"
-        raise UsageError(f"{title}: the env_file {secrets} {state}.")
-    for agent in suite.agents:
-        directory = path.parent / agent.directory
+    lines = []
+    for number, entry in enumerate(suite.families):
+        if not _matches(entry, path.parent):
+            lines.append(f"families.{number}.path: {_nothing_found(entry, path.parent)}")
+    directories = [path.parent / agent.directory for agent in suite.agents]
+    for number, directory in enumerate(directories):
         if not directory.is_dir():
             state = "is not a directory" if directory.exists() else "does not exist"
-            raise UsageError(f"{title}: the directory {directory} of the agent {agent.name} {state}.")
-        if secrets:
+            lines.append(f"agents.{number}.directory: {directory} {state}")
+    secrets = path.parent / suite.env_file if suite.env_file else None
+    if secrets and not secrets.is_file():
+        lines.append(f"env_file: {secrets} {'is not a file' if secrets.exists() else 'does not exist'}")
+    if lines:
+        raise UsageError(f"The suite file {path} names what is not there:{listed(lines)}", hint=FAMILY_HINT)
+    if secrets:
+        for directory in directories:
             refuse_env_file_of_agent(directory, secrets)
 
 
@@ -270,15 +309,9 @@ def family_directories(suite: Suite, directory: Path) -> dict[str, tuple[str, ..
     """
     found: dict[str, tuple[str, ...]] = {}
     for entry in suite.families:
-        pattern = os.path.join(directory, entry.path)  # noqa: PTH118 - Path would drop what globs need
-        matches = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
-        if glob.escape(entry.path) != entry.path:  # what else lies beside families is not meant
-            matches = [path for path in matches if (Path(path) / f"{Path(path).resolve().name}.py").is_file()]
+        matches = _matches(entry, directory)
         if not matches:
-            raise UsageError(
-                f"{entry.path} of the suite finds no directory of a task family in {directory}.",
-                hint="A family is a directory NAME with a file NAME.py.",
-            )
+            raise UsageError(f"A family of the suite: {_nothing_found(entry, directory)}.", hint=FAMILY_HINT)
         for match in matches:
             path = str(Path(match).resolve())
             found[path] = (*found.get(path, ()), *entry.tasks)
@@ -286,6 +319,19 @@ def family_directories(suite: Suite, directory: Path) -> dict[str, tuple[str, ..
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"Two families of the suite are called {', '.join(twice)}; a batch needs them apart.")
     return found
+
+
+def _matches(entry: FamilyEntry, directory: Path) -> list[str]:
+    """The directories that an entry means."""
+    pattern = os.path.join(directory, entry.path)  # noqa: PTH118 - Path would drop what globs need
+    matches = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
+    if glob.escape(entry.path) != entry.path:  # what else lies beside families is not meant
+        matches = [path for path in matches if (Path(path) / f"{Path(path).resolve().name}.py").is_file()]
+    return matches
+
+
+def _nothing_found(entry: FamilyEntry, directory: Path) -> str:
+    return f"{entry.path} finds no directory of a task family in {directory}"
 
 
 def expand(suite: Suite, tasks: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]]) -> list[Run]:

@@ -28,7 +28,6 @@ from provisioner.environments import new_id
 from provisioner.errors import ProvisionerError, StillThereError, UsageError
 from provisioner.image_store import now
 from provisioner.paths import Home, is_locked
-from provisioner.prices import MICRO, dollars
 from provisioner.settings import load_settings
 from provisioner.version import __version__
 
@@ -92,59 +91,11 @@ def plan(suite: SuiteArgument) -> Result:
     """What would run, and its worst case."""
     from provisioner.batch.bench import Bench
     from provisioner.batch.suite import load_suite
+    from provisioner.cli.batch_plan import planned
 
     loaded = load_suite(suite)
     bench = Bench(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
-    found = bench.forecasts()
-    known = [one for one in found if one.forecast]
-    worst = sum(one.runs * one.forecast.worst_micro_usd for one in known if one.forecast)
-    # Without an image, neither the tasks nor what the aux VM takes are known.
-    unbuilt = sorted({one.family for one in found if one.forecast is None or one.forecast.image is None})
-    runs = sum(one.runs for one in found)
-    data = {
-        "suite": loaded.name,
-        "tasks": [one.model_dump(mode="json") for one in found],
-        "runs": runs,
-        "concurrency": loaded.concurrency,
-        "worst_usd": worst / MICRO,
-        "worst_with_retries_usd": worst * (1 + loaded.retries) / MICRO,
-        "budget_usd": None if loaded.budget is None else float(loaded.budget),
-        "images_to_build": unbuilt,
-    }
-    rows = [
-        [
-            one.family,
-            one.task or "?",
-            str(one.runs) if one.task else "?",
-            "?" if not one.forecast or one.forecast.full_internet is None
-            else "full" if one.forecast.full_internet else "none",
-            " + ".join(size.types[0] if size.types else f"{size.cpus} vCPU, {size.memory_gib:g} GiB"
-                       for size in one.forecast.machines.values()) if one.forecast else "?",
-            dollars(one.forecast.worst_micro_usd) if one.forecast else "?",
-            dollars(one.runs * one.forecast.worst_micro_usd) if one.forecast else "?",
-        ]
-        for one in found
-    ]  # fmt: skip
-    lines = [
-        table(["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"], rows),
-        "",
-        f"{runs} runs on {loaded.cloud}, {loaded.concurrency} at once, each to its limit of {loaded.limits.ttl} at "
-        "the most."
-        + (
-            f" {dollars(worst)}; {dollars(worst * (1 + loaded.retries))} if every run needs all its "
-            f"{loaded.retries} retries."
-            if worst
-            else " Costs nothing: the machines are your own."
-        ),
-    ]
-    if loaded.budget is not None:
-        lines.append(f"The budget of {loaded.budget} USD is never exceeded: what does not fit waits, or is refused.")
-    if unbuilt:
-        lines.append(
-            f"Not built yet: {', '.join(unbuilt)}. Their internet (?), their aux VMs, and tasks that no manifest names "
-            "are known once `batch run`, or `provisioner image build`, has built their images."
-        )
-    return Result(data, "\n".join(lines))
+    return planned(loaded, bench.forecasts())
 
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ def test_the_published_schema_is_that_of_suite_files(provisioner: CommandLine) -
 
 def test_the_documented_suite_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "batch.md").read_text()
-    (tmp_path / "suite.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
-    (tmp_path / "agents" / "solver").mkdir(parents=True)
-    (tmp_path / "secrets.env").write_text("")
-    assert load_suite(tmp_path / "suite.yaml").name == "nightly"
+    (tmp_path / "suites" / "agents" / "solver").mkdir(parents=True)
+    (tmp_path / "families").mkdir()
+    shutil.copytree(ROOT / "examples" / "number_guess", tmp_path / "families" / "number_guess")
+    (tmp_path / "suites" / "suite.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "suites" / "secrets.env").write_text("")
+    assert load_suite(tmp_path / "suites" / "suite.yaml").name == "nightly"
 
 
 def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine) -> None:
@@ -39,6 +42,22 @@ def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine
     assert shown.code == 0
     assert "12 runs on local, 2 at once" in shown.stdout
     assert "Costs nothing" in shown.stdout
+
+
+def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "unknown").mkdir()
+    module = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"
+    (tmp_path / "unknown" / "unknown.py").write_text(module)
+    guess = {"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}
+    data = {"name": "s", "families": [{"path": "unknown"}, guess], "submissions": [{"name": "one", "text": "1"}]}
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(data))
+    planned = json.loads(provisioner("batch", "plan", str(path), "--json").stdout)
+    assert [task["runs"] for task in planned["tasks"]] == [None, 1]
+    assert (planned["runs"], planned["worst_usd"], planned["worst_with_retries_usd"]) == (None, None, None)
+    shown = provisioner("batch", "plan", str(path)).stdout
+    assert "At least 1 run on local" in shown
+    assert "Costs nothing" not in shown
 
 
 @pytest.mark.parametrize(
@@ -51,7 +70,7 @@ def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine
         ({"families": [{"path": "nowhere"}]}, "finds no directory"),
         ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["simple"]}]}, "no task 'simple'"),
         ({"cloud": "moon"}, "no cloud 'moon'"),
-        ({"spot": True}, "for --cloud aws"),
+        ({"spot": True}, "spot: only for cloud: aws"),
         ({"agents": [{"name": "a", "directory": "nowhere", "command": "true"}]}, "does not exist"),
         ({"env_file": "nowhere"}, "does not exist"),
         ({"allow": ["nobody"]}, "nobody"),

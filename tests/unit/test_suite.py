@@ -79,12 +79,35 @@ def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory
         ({"submissions": [{"name": "solver", "text": ""}]}, "called solver"),
         ({"agents": [{"name": "a", "directory": "missing", "command": "x"}]}, "does not exist"),
         ({"env_file": "missing.env"}, "does not exist"),
+        ({"repetitions": -1}, "repetitions: must be greater than or equal to 1, not -1"),
+        ({"budget": "twenty"}, "budget: must be a number, not 'twenty'"),
+        ({"cloud": "azure"}, "cloud: there is no cloud 'azure'; known: aws, local"),
+        ({"regions": ["us-east-1"]}, "regions: only for cloud: aws"),
+        ({"spot": True}, "spot: only for cloud: aws"),
     ],
 )
 def test_what_is_wrong_in_a_suite_is_named(directory: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
         load_suite(written(directory, **changes))
     assert said in error.value.message
+
+
+def test_one_mistake_does_not_hide_another(directory: Path) -> None:
+    twice = {"name": "solver", "directory": "agents/solver", "command": "x"}
+    changes: dict[str, Any] = {
+        "agents": [twice, twice], "cloud": "azure", "limits": {"ttl": "8d", "agent": "0s"}, "regions": ["r", "r"],
+    }  # fmt: skip
+    with pytest.raises(UsageError) as error:
+        load_suite(written(directory, **changes))
+    for said in ("agents: two", "cloud: there is no", "limits.ttl: ", "limits.agent: ", "regions: it names"):
+        assert f"\n  - {said}" in error.value.message
+    missing = {"name": "a", "directory": "missing", "command": "x"}
+    families = [{"path": "nowhere"}, {"path": "else*"}, GOOD["families"][0]]
+    with pytest.raises(UsageError) as error:
+        load_suite(written(directory, agents=[missing], families=families, env_file="missing.env"))
+    for said in ("families.0.path: nowhere finds", "families.1.path: else", "agents.0.directory: ", "env_file: "):
+        assert f"\n  - {said}" in error.value.message
+    assert "families.2" not in error.value.message
 
 
 @pytest.mark.parametrize(("limits", "minutes"), [({}, 60), ({"ttl": "1h"}, 30), ({"ttl": "30m", "agent": "29m"}, 29)])
@@ -136,10 +159,11 @@ def test_families_are_told_apart_by_their_names_and_from_what_lies_beside_them(d
 
 
 def test_globs_that_find_nothing_are_named(directory: Path) -> None:
-    path = written(directory, families=[{"path": "nowhere/*"}])
     with pytest.raises(UsageError, match="finds no directory"):
-        family_directories(load_suite(path), path.parent)
+        load_suite(written(directory, families=[{"path": "nowhere/*"}]))
     suite = load_suite(written(directory))
+    with pytest.raises(UsageError, match="finds no directory"):
+        family_directories(suite, directory / "agents")  # as where the suite's families went since
     with pytest.raises(UsageError, match="no task 'hard-\\*'"):
         expand(suite, {"/f": ["easy"]}, {"/f": ["easy", "hard-*"]})
 

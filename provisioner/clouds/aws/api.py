@@ -24,7 +24,9 @@ NO_LOGIN = (
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
-LOGIN_HINT = "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor`."
+LOGIN_HINT = (
+    "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor --cloud aws`."
+)
 RIGHTS_HINT = "`provisioner aws policy` prints the IAM policy with the rights that are needed."
 # Bounded: what EC2 asks to be repeated later is repeated by boto3 so often, with growing pauses.
 CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
