@@ -81,7 +81,7 @@ def initramfs_hook() -> str:
     files = shlex.quote(str(FILES / "local"))
     kept = "etc/initramfs-tools usr/share/initramfs-tools"
     # An installed package's files may have lost their modes.
-    return f'cd {files} && cp -R --parents {kept} "$1/" && chmod 0755 "$1"/etc/initramfs-tools/scripts/*/udev'
+    return f'cd {files} && cp -R --parents {kept} "$1/" && chmod 0755 "$1"/etc/initramfs-tools/hooks/provisioner'
 
 
 def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:

@@ -151,7 +151,7 @@ class Machine:
             *("-cpu", "host" if accelerated else qemu.EMULATED_CPU),
             *("-smp", str(made.cpus), "-m", f"{made.memory_mib}M"),
             *("-kernel", str(made.kernel), "-initrd", str(made.initrd)),
-            *("-append", boot if accelerated else boot + " mitigations=off"),
+            *("-append", boot if accelerated else boot + " mitigations=off cryptomgr.notests"),
             *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
             *("-device", "virtio-blk-pci,drive=disk"),
             *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),

@@ -55,6 +55,12 @@ fi
 # The kernel and its initramfs lie beside the disk.
 printf 'update_initramfs=no\n' > "$tree/etc/initramfs-tools/update-initramfs.conf"
 
+# What these look for is not here.
+mkdir -p "$tree/etc/systemd/system-generators"
+for generator in cryptsetup debug getty gpt-auto hibernate-resume integritysetup run system-update veritysetup; do
+    ln -s /dev/null "$tree/etc/systemd/system-generators/systemd-$generator-generator"
+done
+
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service power-button.service
 # Docker starts when it is first asked for.
