@@ -5,6 +5,7 @@ Reads files only. A link is copied as a link, so it must lead to the same place 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -84,9 +85,12 @@ def _check_link(path: Path, root: Path, name: str) -> None:
     if target.is_absolute():
         raise TaskFamilyError(f"The link {name} is absolute; make it relative, inside the family directory.")
     try:
-        resolved = path.resolve()
-    except (OSError, RuntimeError):
-        raise TaskFamilyError(f"The link {name} leads in a circle.") from None
+        path.stat()
+    except OSError as error:
+        # Path.resolve() tells of a circle in another way in each version of Python.
+        if error.errno == errno.ELOOP:
+            raise TaskFamilyError(f"The link {name} leads in a circle.") from None
+    resolved = path.resolve()
     # Both ways of looking: through other links, and name by name, since `../family/x` is elsewhere in the machine.
     lexical = Path(os.path.normpath(path.parent.relative_to(root) / target))
     if lexical.parts[:1] == ("..",) or not resolved.is_relative_to(root):

@@ -15,8 +15,6 @@ MAXIMUM_BYTES = 4 << 20
 # The interpreter inside the machines: what it cannot parse must not pass here because ours is newer.
 _MACHINE_PYTHON = (3, 11)
 
-_EXCLUSIVE = (("score", "intermediate_score"), ("score", "aggregate_scores"))
-
 
 def check_module(path: Path) -> None:
     """Checks that a module parses and has a class TaskFamily with get_tasks, as far as text can tell.
@@ -89,9 +87,8 @@ def _may_have_get_tasks(definition: ast.ClassDef) -> bool:
 
 def _check_scoring(definition: ast.ClassDef, name: str) -> None:
     methods = _methods(definition)
-    for one, other in _EXCLUSIVE:
-        if one in methods and other in methods:
-            raise TaskFamilyError(
-                f"The class {CLASS_NAME} in {name} (line {definition.lineno}) has both {one} and {other}; "
-                "a task family has one or the other."
-            )
+    if {"score", "aggregate_scores"} <= methods and "intermediate_score" not in methods and not definition.bases:
+        raise TaskFamilyError(
+            f"The class {CLASS_NAME} in {name} (line {definition.lineno}) has both score and aggregate_scores, but no "
+            "intermediate_score whose results could be aggregated."
+        )

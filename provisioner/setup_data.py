@@ -22,7 +22,6 @@ MAXIMUM_VERSION_CHARACTERS = 64
 
 _WHERE = "The family's setup data"
 _FLAGS = ("has_score", "has_intermediate_score", "has_aggregate_scores", "has_teardown", "skip_chown_after_start")
-_EXCLUSIVE = (("has_intermediate_score", "intermediate_score"), ("has_aggregate_scores", "aggregate_scores"))
 
 
 def parse_setup_data(value: object) -> SetupData:
@@ -38,9 +37,8 @@ def parse_setup_data(value: object) -> SetupData:
     if unknown := value.keys() - SetupData.model_fields.keys():
         raise TaskFamilyError(f"{_WHERE} has the unknown key {shown(min(unknown, key=str))}.")
     flags = {name: _flag(value.get(name, False), name) for name in _FLAGS}
-    for flag, function in _EXCLUSIVE:
-        if flags["has_score"] and flags[flag]:
-            raise TaskFamilyError(f"The family has both score and {function}; it must have one or the other.")
+    if flags["has_score"] and flags["has_aggregate_scores"] and not flags["has_intermediate_score"]:
+        raise TaskFamilyError("The family has both score and aggregate_scores, but no intermediate_score to aggregate.")
     return SetupData(
         standard_version=_version(value.get("standard_version")),
         tasks=_tasks(value.get("tasks")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 
@@ -24,12 +25,20 @@ def pytest_configure() -> None:
     override_provider(cache())
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Test ids are words: a value that is no short, plain text goes by its argument's name and pytest's number."""
+    plain = not isinstance(val, str | bytes) or (isinstance(val, str) and re.fullmatch(r"[ -~]{0,60}", val))
+    return None if plain else argname
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that boot machines and tests that mostly wait take turns: of those that run at once, some leave the CPU.
 
     Groups come first, as they take longest; what is quick comes last.
     """
+    if long_names := [item.name[:100] for item in items if not re.fullmatch(r"[ -~]{1,200}", item.name)]:
+        raise pytest.UsageError(f"Test ids are short words, unlike: {long_names}")
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     groups: dict[str, list[pytest.Item]] = {}

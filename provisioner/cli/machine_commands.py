@@ -28,6 +28,7 @@ MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", h
 UserOption = Annotated[
     Literal["agent", "root", "admin"] | None, typer.Option("--user", help="As whom.", show_default="agent; aux: admin")
 ]
+SHOWN_PATHS = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -125,10 +126,20 @@ def cp(
     opened, environment = environment_session(name)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
         if from_machine:
-            copied = copying.download(connection, remote, Path(destination))
+            downloaded = copying.download(connection, remote, Path(destination))
         else:
-            copied = copying.upload(connection, Path(source), remote or ".")
-    return Result({"environment": environment.id, "files": copied}, f"{copied} files copied")
+            downloaded = copying.Downloaded(copying.upload(connection, Path(source), remote or "."), ())
+    data = {"environment": environment.id, "files": downloaded.files, "skipped": list(downloaded.skipped)}
+    return Result(data, "\n".join([f"{downloaded.files} files copied", *_skipped(downloaded.skipped)]))
+
+
+def _skipped(paths: tuple[str, ...]) -> list[str]:
+    """Names what stayed in the machine, on one screen."""
+    if not paths:
+        return []
+    more = [f"  and {len(paths) - SHOWN_PATHS} more"] if len(paths) > SHOWN_PATHS else []
+    named = [f"  {path}" for path in paths[:SHOWN_PATHS]]
+    return [f"{len(paths)} links and special files skipped:", *named, *more]
 
 
 def _is_remote(path: str) -> bool:

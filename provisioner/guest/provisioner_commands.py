@@ -87,8 +87,9 @@ def pytest(request: Request) -> dict[str, int]:
     if not files:
         print("The task family has no tests: no file test_*.py or *_test.py.")
         return {"exit_code": NO_TESTS_COLLECTED}
-    # -m puts the working directory, and with it the family, on the path.
-    command = [*python_command(), "-m", "pytest", "-p", "metr_task_standard.pytest_plugin"]
+    # -m puts the working directory, and with it the family, on the path. The plugin goes by the name of its entry
+    # point, as METR's own does: under another, a test file that names it too would register it twice.
+    command = [*python_command(), "-m", "pytest", "-p", "metr-task-standard"]
     options = [f"--task-standard-task-family-name={request.family}", f"--task-standard-task-name={request.task or ''}"]
     arguments = [*command, *options, *map(str, request.option("arguments", list)), "--", *files]
     return {"exit_code": subprocess.run(arguments, stdin=subprocess.DEVNULL, cwd=family, check=False).returncode}

@@ -188,12 +188,12 @@ def read_setup(name: str) -> dict[str, Any]:
     """Import the family and ask for the setup data of every task.
 
     Raises:
-        OperationError: it scores in two ways that exclude each other.
+        OperationError: it aggregates scores and never gives an intermediate one, but has score() too.
     """
     family = load_family(name)
-    for other in ("intermediate_score", "aggregate_scores"):
-        if hasattr(family, "score") and hasattr(family, other):
-            raise OperationError("invalid", f"the task family has both score() and {other}(); it may have only one")
+    if hasattr(family, "score") and hasattr(family, "aggregate_scores") and not hasattr(family, "intermediate_score"):
+        message = "the task family has both score() and aggregate_scores(), but no intermediate_score() to aggregate"
+        raise OperationError("invalid", message)
     warnings = []
     if not hasattr(family, "get_instructions"):
         warnings.append("the task family has no get_instructions(): every task's instructions are empty")

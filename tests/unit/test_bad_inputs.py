@@ -138,11 +138,6 @@ FAMILIES = [
     Bad("no class", no_class("class Family: pass"), "has no class TaskFamily"),
     Bad("no get_tasks", no_class("class TaskFamily:\n    def start(t): pass"), "(line 1) has no get_tasks"),
     Bad(
-        "score and intermediate_score",
-        no_class(GOOD_MODULE + "    def score(t, s): pass\n    def intermediate_score(t): pass"),
-        "has both score and intermediate_score",
-    ),
-    Bad(
         "score and aggregate_scores",
         no_class(GOOD_MODULE + "    def score(t, s): pass\n    def aggregate_scores(t, l): pass"),
         "has both score and aggregate_scores",
@@ -337,8 +332,8 @@ SETUP_DATA = [
     ),
     Bad(
         "two ways to score",
-        lambda _: parse_setup_data({"tasks": {}, "has_score": True, "has_intermediate_score": True}),
-        "The family has both score and intermediate_score",
+        lambda _: parse_setup_data({"tasks": {}, "has_score": True, "has_aggregate_scores": True}),
+        "The family has both score and aggregate_scores",
     ),
     Bad(
         "warnings as text", lambda _: parse_setup_data({"tasks": {"a": {}}, "warnings": "w"}), "warnings must be a list"

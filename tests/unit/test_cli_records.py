@@ -116,7 +116,7 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
         (["show", "e"], "could be any of: echo-main-bcd234, evil"),
         (["destroy", "evil", "nothing"], "no environment 'nothing'"),
     ],
-    ids=lambda value: " ".join(value)[:60],
+    ids=lambda value: value[:40] if isinstance(value, str) else value[0],
 )
 def test_an_environment_that_cannot_do_it_is_left_alone(
     provisioner: CommandLine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return made
 
 
-def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> int:
+def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> copying.Downloaded:
     machine = cast(Connection, HostileMachine(answer, exit_code))
     return copying.download(machine, "/home/agent/wanted", tmp_path / "inside" / "copy")
 
@@ -56,18 +57,22 @@ def inside(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "answer",
     [
-        archive(member("../outside")),
-        archive(member("wanted"), member("wanted/../../outside")),
-        archive(member("/outside")),
-        archive(member("wanted", tarfile.SYMTYPE, "/etc/shadow")),
-        archive(member("wanted", tarfile.SYMTYPE, "../../outside"), member("wanted/file")),
-        archive(member("wanted", tarfile.LNKTYPE, "/etc/hostname")),
-        archive(member("wanted", tarfile.CHRTYPE)),
-        archive(member("wanted", tarfile.FIFOTYPE)),
-        archive(member("another")),
-        b"",
-        b"\0" * 10240,
-        b"not an archive" * 1000,
+        pytest.param(archive(member("../outside")), id="a parent"),
+        pytest.param(archive(member("wanted"), member("wanted/../../outside")), id="a parent below"),
+        pytest.param(archive(member("wanted"), member("wanted")), id="the same name twice"),
+        pytest.param(archive(member("wanted"), member("beside")), id="another file beside"),
+        pytest.param(archive(member("/outside")), id="an absolute path"),
+        pytest.param(archive(member("wanted", tarfile.SYMTYPE, "/etc/shadow")), id="a link out"),
+        pytest.param(archive(member("wanted", tarfile.SYMTYPE, "../../outside"), member("wanted/file")), id="through"),
+        pytest.param(archive(member("wanted", tarfile.LNKTYPE, "/etc/hostname")), id="a hard link"),
+        pytest.param(archive(member("wanted", tarfile.CHRTYPE)), id="a device"),
+        pytest.param(archive(member("wanted", tarfile.FIFOTYPE)), id="a fifo"),
+        pytest.param(archive(member("another")), id="another name"),
+        pytest.param(archive(member("wanted"), member("wanted/file")), id="a file below a file"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\0" * 10240, id="zeros"),
+        pytest.param(b"not an archive" * 1000, id="text"),
+        pytest.param(gzip.compress(archive(member("wanted"))), id="compressed"),
     ],
 )
 def test_nothing_is_written_but_what_was_asked_for(answer: bytes, tmp_path: Path, inside: Path) -> None:
@@ -78,10 +83,25 @@ def test_nothing_is_written_but_what_was_asked_for(answer: bytes, tmp_path: Path
 
 
 def test_a_file_comes_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
-    assert download(archive(member("wanted")), tmp_path) == 1
+    assert download(archive(member("wanted")), tmp_path) == copying.Downloaded(1, ())
     copy = inside / "copy"
     assert copy.read_bytes() == b"content"
     assert copy.stat().st_mode & 0o7022 == 0
+    assert copy.stat().st_mode & 0o100 == 0o100
+
+
+def test_of_a_directory_files_come_and_links_are_named(tmp_path: Path, inside: Path) -> None:
+    answer = archive(
+        member("wanted", tarfile.DIRTYPE),
+        member("wanted/file"),
+        member("wanted/link", tarfile.SYMTYPE, "/etc/passwd"),
+        member("wanted/again", tarfile.LNKTYPE, "wanted/file"),
+        member("wanted/deep", tarfile.DIRTYPE),
+        member("wanted/deep/file"),
+    )
+    assert download(answer, tmp_path) == copying.Downloaded(2, ("wanted/link", "wanted/again"))
+    names = sorted(str(path.relative_to(inside / "copy")) for path in (inside / "copy").rglob("*"))
+    assert names == ["deep", "deep/file", "file"]
 
 
 def test_more_than_the_limit_is_refused_while_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

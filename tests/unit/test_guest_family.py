@@ -69,14 +69,21 @@ def test_setup_of_a_bare_family_has_defaults_and_a_warning(machine: Machine) -> 
     assert "get_instructions" in value["warnings"][0]
 
 
-@pytest.mark.parametrize("other", ["intermediate_score", "aggregate_scores"])
-def test_two_ways_to_score_are_an_error(machine: Machine, other: str) -> None:
-    machine.write_family(f"score = {other} = staticmethod(lambda *a: 1.0)")
+def test_two_ways_to_score_at_the_end_are_an_error(machine: Machine) -> None:
+    machine.write_family("score = aggregate_scores = staticmethod(lambda *a: 1.0)")
 
     result = machine.run("setup", given={}).result
 
     assert result["kind"] == "invalid"
-    assert f"both score() and {other}()" in result["message"]
+    assert "both score() and aggregate_scores()" in result["message"]
+
+
+def test_a_family_may_score_at_the_end_and_in_between(machine: Machine) -> None:
+    machine.write_family("score = intermediate_score = staticmethod(lambda *a: 1.0)")
+
+    value = machine.run("setup", given={}).value
+
+    assert (value["has_score"], value["has_intermediate_score"]) == (True, True)
 
 
 def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_others(machine: Machine) -> None:

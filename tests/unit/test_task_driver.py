@@ -52,7 +52,6 @@ def driver(result: bytes, output: Iterator[bytes] | None = None, logs: Path | No
         b'{"status": "ok", "value": "\\ud800"}',
         b'{"status": "fine", "value": 1}',
     ],
-    ids=lambda result: repr(result[:30]),
 )  # fmt: skip
 def test_a_result_that_is_none_is_the_familys_fault_and_says_so(result: bytes) -> None:
     with pytest.raises(TaskError, match=r"^score\(\) (gave no result that could be read|failed)"):

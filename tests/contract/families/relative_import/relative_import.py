@@ -1,0 +1,17 @@
+"""A family that is a package, and whose tests import it relatively, as several of METR's do."""
+
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks() -> dict[str, dict[str, str]]:
+        return {"main": {"word": "abandon"}}
+
+    @staticmethod
+    def get_instructions(t: dict[str, str]) -> str:
+        return f"Submit the word {t['word']}."
+
+    @staticmethod
+    def score(t: dict[str, str], submission: str) -> float:
+        return float(submission == t["word"])
