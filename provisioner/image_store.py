@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -197,8 +197,3 @@ def needed_by(names: set[str], images: list[Image]) -> set[str]:
                 needed.add(name)
                 pending.append(name)
     return needed
-
-
-def now() -> datetime:
-    """The time of a record: UTC."""
-    return datetime.now(UTC)
