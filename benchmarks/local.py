@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from provisioner import Home, LocalCloud, Session, lifecycle, load_family, load_settings, machines
-from provisioner.environments import new_id
 from provisioner.models import Endpoint, Environment
+from provisioner.store.environments import new_id
 
 FAMILY = Path(__file__).parents[1] / "tests" / "local" / "families" / "lab"
 TASK = "pair"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local import LocalCloud
+    from provisioner.config import load_settings
     from provisioner.errors import ProvisionerError
     from provisioner.lifecycle import (
         AgentCommand,
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
         up,
     )
     from provisioner.models import Environment
-    from provisioner.paths import Home
     from provisioner.session import Session
-    from provisioner.settings import load_settings
+    from provisioner.store.home import Home
     from provisioner.task_family import load_family
 
 _HOMES = {

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from provisioner.errors import TaskFamilyError
 from provisioner.family_files import is_skipped, list_files
 from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 FILE_NAME = "build_steps.json"
 MAXIMUM_BYTES = 4 << 20

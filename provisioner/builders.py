@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from provisioner import holds, machines
+from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
-from provisioner.environments import new_id
 from provisioner.errors import ImageBuildError, MachineLostError
-from provisioner.image_store import now
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.session import Session
 from provisioner.ssh import Connection
+from provisioner.store.environments import new_id
 from provisioner.task_driver import TaskDriver
 
 POWER_OFF_SECONDS = 120

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from provisioner.errors import UsageError
 from provisioner.models import Destination
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 # What no environment may be let to, and why.
 _REFUSED = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 from provisioner import holds, machines
+from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
 from provisioner.errors import MachineLostError, ProvisionerError, UsageError
-from provisioner.image_store import now
 from provisioner.ledger import Entry, Limit
-from provisioner.limits import extended
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.ttl import extended
 
 
 def extend(session: Session, environment: Environment, by: timedelta) -> Environment:

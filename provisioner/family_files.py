@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 MAXIMUM_FILES = 50_000
 MAXIMUM_TOTAL_BYTES = 8 << 30

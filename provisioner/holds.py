@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from provisioner.clock import now
 from provisioner.errors import ProvisionerError
-from provisioner.image_store import now
 from provisioner.ledger import Entry
-from provisioner.limits import TEARDOWN
 from provisioner.models import Environment
 from provisioner.prices import cost_between, worst_hourly
 from provisioner.session import Session
+from provisioner.ttl import TEARDOWN
 
 
 def take(session: Session, environment: Environment) -> Environment:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from provisioner import machines
 from provisioner.builders import Builder, build, look_into
+from provisioner.clock import now
 from provisioner.errors import UnavailableError
 from provisioner.family_files import digest_files
 from provisioner.filling import (
@@ -26,12 +27,12 @@ from provisioner.filling import (
     read_setup,
     run_steps,
 )
-from provisioner.image_store import Image, now
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, FileBuildStep, MachineSize, SetupData, VMSpec
-from provisioner.paths import write_atomically
 from provisioner.session import Session
 from provisioner.ssh import Connection
+from provisioner.store.home import write_atomically
+from provisioner.store.images import Image
 from provisioner.task_driver import TaskDriver
 from provisioner.task_family import TaskFamily, check_build_steps, family_digest
 

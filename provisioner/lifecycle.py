@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner import holds, images, inside, machines, probes
-from provisioner.environments import new_id
+from provisioner.clock import now
 from provisioner.errors import CapacityError, ProvisionerError
-from provisioner.image_store import now
 from provisioner.models import (
     Destination,
     Environment,
@@ -29,6 +28,7 @@ from provisioner.scoring import ScoreResult
 from provisioner.session import Phases, Session
 from provisioner.setup_data import require_task
 from provisioner.ssh import Connection
+from provisioner.store.environments import new_id
 from provisioner.task_driver import TaskDriver
 from provisioner.task_family import TaskFamily
 from provisioner.variables import check_required

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from provisioner import holds
+from provisioner.clock import now
 from provisioner.clouds import UNFINISHED
 from provisioner.errors import (
     CapacityError,
@@ -23,13 +24,12 @@ from provisioner.errors import (
     StillThereError,
     TerraformError,
 )
-from provisioner.image_store import now
 from provisioner.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.models import Endpoint, Environment, Role, Status
-from provisioner.paths import locked, write_atomically
 from provisioner.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.session import Session
 from provisioner.ssh import Connection
+from provisioner.store.home import locked, write_atomically
 from provisioner.terraform import Stack
 
 # Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from provisioner import strict_yaml
 from provisioner.errors import TaskFamilyError
-from provisioner.problems import lines_of, listed
+from provisioner.validation import lines_of, listed
 
 FILE_NAMES = ("manifest.yaml", "manifest.yml")
 MAXIMUM_BYTES = 1 << 20

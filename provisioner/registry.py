@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from provisioner.clouds import Cloud
+from provisioner.config import Settings, checked
 from provisioner.errors import UsageError
-from provisioner.paths import Home
-from provisioner.settings import Settings, checked
+from provisioner.store.home import Home
 
 DEFAULT_CLOUD = "local"
 

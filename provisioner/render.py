@@ -14,7 +14,7 @@ from jinja2 import Environment as Jinja
 from jinja2 import FileSystemLoader, StrictUndefined, Template
 from pydantic import Field
 
-from provisioner import resources
+from provisioner import package_data
 from provisioner.models import Destination, Record, Role
 
 VALUES = "environments.auto.tfvars.json"
@@ -89,13 +89,13 @@ def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _module(cloud: str, name: str) -> dict[str, str]:
-    module = resources.directory("terraform") / cloud / name
+    module = package_data.directory("terraform") / cloud / name
     return {f"modules/{name}/{path.name}": path.read_text() for path in sorted(module.glob("*.tf"))}
 
 
 def _template(name: str) -> Template:
     jinja = Jinja(  # noqa: S701 - it renders HCL, not HTML
-        loader=FileSystemLoader(resources.directory("templates")),
+        loader=FileSystemLoader(package_data.directory("templates")),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )

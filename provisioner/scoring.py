@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from provisioner.models import Record
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 MAXIMUM_NAME_CHARACTERS = 128
 MAXIMUM_MESSAGE_CHARACTERS = 4096

@@ -12,17 +12,17 @@ from functools import cached_property
 from pathlib import Path
 
 from provisioner.clouds import Cloud
-from provisioner.environments import EnvironmentStore
-from provisioner.image_store import ImageStore
-from provisioner.interrupts import go_on, no_shield
-from provisioner.leases import Leases
 from provisioner.ledger import Ledger
-from provisioner.limits import BUILDER_LIMIT, DEFAULT_LIMIT
 from provisioner.models import Phase
-from provisioner.paths import Home
 from provisioner.progress import Progress, Silence
 from provisioner.redaction import Redactor
+from provisioner.signals import go_on, no_shield
 from provisioner.spending import Spending
+from provisioner.store.environments import EnvironmentStore
+from provisioner.store.home import Home
+from provisioner.store.images import ImageStore
+from provisioner.store.leases import Leases
+from provisioner.ttl import BUILDER_LIMIT, DEFAULT_LIMIT
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.models import SetupData, TaskSetup
-from provisioner.problems import listed, shown
+from provisioner.validation import listed, shown
 from provisioner.variables import is_variable_name
 from provisioner.vm_spec import parse_vm_spec
 

@@ -8,10 +8,10 @@ from decimal import Decimal
 
 from pydantic import Field
 
+from provisioner.config import Settings
 from provisioner.ledger import Limit
 from provisioner.models import Record
 from provisioner.prices import micro_usd
-from provisioner.settings import Settings
 
 
 def _new_command() -> str:

@@ -21,8 +21,8 @@ from typing import IO, Self
 import paramiko
 
 from provisioner.errors import MachineLostError
-from provisioner.interrupts import go_on
 from provisioner.models import Endpoint
+from provisioner.signals import go_on
 
 OUTPUT_LIMIT_BYTES = 8 << 20
 # A forwarded port accepts before the guest's sshd does, and a packet lost then is repeated only seconds

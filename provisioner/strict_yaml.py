@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from provisioner.errors import UsageError
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 # YAML's `<<` can double a mapping with every line of the file, so what it may pull together is bounded.
 _MAXIMUM_MERGED_KEYS = 1000

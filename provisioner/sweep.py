@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from provisioner import machines
+from provisioner.clock import now
 from provisioner.clouds import Found
 from provisioner.errors import ProvisionerError
-from provisioner.image_store import now
 from provisioner.ledger import Entry, Ledger
-from provisioner.limits import LONGEST, TEARDOWN, words
 from provisioner.models import Environment, Record
-from provisioner.paths import is_locked
 from provisioner.session import Session
+from provisioner.store.home import is_locked
+from provisioner.ttl import LONGEST, TEARDOWN, words
 
 # Between marking and removing: longer than an environment takes from its record to its lease, or from one to none.
 PASS_SECONDS = 5.0

@@ -14,7 +14,7 @@ from provisioner.family_files import digest_files, list_files
 from provisioner.family_module import check_module
 from provisioner.manifest import Manifest, load_manifest
 from provisioner.models import BuildStep
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 __all__ = ["TaskFamily", "check_build_steps", "family_digest", "load_family", "refuse_env_file_inside"]
 

@@ -21,9 +21,9 @@ from typing import Any, cast
 
 from provisioner import terraform_process
 from provisioner.errors import TerraformError
-from provisioner.interrupts import go_on
-from provisioner.paths import is_locked, write_atomically
 from provisioner.render import VALUES
+from provisioner.signals import go_on
+from provisioner.store.home import is_locked, write_atomically
 from provisioner.terraform_process import LOCK, LOG, Message
 
 # (what the error says, what it is): each passes by itself.

@@ -23,8 +23,8 @@ from typing import IO, Any, cast
 from python_terraform import IsFlagged, Terraform
 
 from provisioner.errors import HostError, TerraformError
-from provisioner.interrupts import go_on
-from provisioner.paths import holders, is_locked
+from provisioner.signals import go_on
+from provisioner.store.home import holders, is_locked
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from provisioner.build_steps import parse_build_steps
 from provisioner.errors import TaskFamilyError
 from provisioner.models import Architecture, Distribution, GpuSpec, VMSpec
-from provisioner.problems import shown
+from provisioner.validation import shown
 
 MAXIMUM_MODEL_CHARACTERS = 64
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 
 ROOT = Path(__file__).parents[1]
 CLI = [sys.executable, str(ROOT / "cli.py")]

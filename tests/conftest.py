@@ -10,9 +10,9 @@ from itertools import zip_longest
 import pytest
 
 from provisioner.clouds.local import LocalCloud
-from provisioner.paths import Home
+from provisioner.config import load_settings
 from provisioner.session import Session
-from provisioner.settings import load_settings
+from provisioner.store.home import Home
 from tests.homes import borrow_images, cache
 from tests.provider_mirror import override_provider, use_provider_mirror
 

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 
 
 def cache() -> Path:

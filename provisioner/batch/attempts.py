@@ -32,8 +32,8 @@ from provisioner.batch.steps import (
     said,
 )
 from provisioner.batch.suite import Run, Suite
+from provisioner.clock import now
 from provisioner.clouds import Found
-from provisioner.environments import derived_id
 from provisioner.errors import (
     BudgetError,
     InfrastructureError,
@@ -43,12 +43,12 @@ from provisioner.errors import (
     SubmissionError,
     UsageError,
 )
-from provisioner.image_store import now
-from provisioner.limits import TEARDOWN
 from provisioner.models import Destination, Environment, Role
-from provisioner.paths import write_atomically
 from provisioner.session import Phases, Session
+from provisioner.store.environments import derived_id
+from provisioner.store.home import write_atomically
 from provisioner.task_family import TaskFamily
+from provisioner.ttl import TEARDOWN
 
 BUDGET_SECONDS = 1.0
 # A cloud that does not let something go now may do so in a moment.

@@ -12,18 +12,18 @@ from provisioner.batch.board import Board, Running, RunProgress
 from provisioner.batch.launcher import Launcher
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
+from provisioner.config import Settings
 from provisioner.destinations import parse_destination, resolve
 from provisioner.forecast import Forecast, forecast
 from provisioner.ledger import Ledger
-from provisioner.limits import parse_duration
 from provisioner.models import Record
-from provisioner.paths import Home
 from provisioner.progress import Progress, Silence
 from provisioner.registry import Where, open_cloud
 from provisioner.session import Session
-from provisioner.settings import Settings
 from provisioner.spending import Spending
+from provisioner.store.home import Home
 from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.ttl import parse_duration
 from provisioner.variables import load_env_file
 
 

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from provisioner import machines
-from provisioner.environments import new_id
 from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.environments import new_id
 
 # One apply takes longer the more it makes, and the first of them waits for the last.
 MOST_PER_STACK = 25

@@ -12,10 +12,10 @@ from typing import Any
 from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined
 
-from provisioner import resources
+from provisioner import package_data
 from provisioner.batch.results import EARLIER, Row, by_task_and_agent, estimate
-from provisioner.limits import words
 from provisioner.prices import MICRO
+from provisioner.ttl import words
 
 TEMPLATE = "report.html.j2"
 # Widths in the units of the pictures' own coordinates; the page scales them.
@@ -59,7 +59,7 @@ def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") ->
         logs: where the directories of environments' logs lie, as a URL that the page can refer to; empty: no links.
     """
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = (resources.directory("templates") / TEMPLATE).read_text()
+    text = (package_data.directory("templates") / TEMPLATE).read_text()
     return templates.from_string(text).render(
         name=name,
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",

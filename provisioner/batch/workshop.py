@@ -21,11 +21,11 @@ from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Run, Suite
-from provisioner.environments import derived_id
+from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, ProvisionerError
 from provisioner.ledger import Entry, Ledger
-from provisioner.paths import Home
-from provisioner.settings import Settings
+from provisioner.store.environments import derived_id
+from provisioner.store.home import Home
 from provisioner.version import __version__
 
 LOOK_SECONDS = 0.5

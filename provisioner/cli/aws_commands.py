@@ -10,8 +10,8 @@ import typer
 
 from provisioner.cli.context import command, session
 from provisioner.cli.output import Result
-from provisioner.paths import write_atomically
-from provisioner.settings import checked, load_settings
+from provisioner.config import checked, load_settings
+from provisioner.store.home import write_atomically
 
 
 def register(app: typer.Typer) -> None:

@@ -24,11 +24,11 @@ from provisioner.cli.context import (
     session_of,
 )
 from provisioner.cli.output import Result, table
-from provisioner.environments import new_id
+from provisioner.clock import now
+from provisioner.config import load_settings
 from provisioner.errors import ProvisionerError, StillThereError, UsageError
-from provisioner.image_store import now
-from provisioner.paths import Home, is_locked
-from provisioner.settings import load_settings
+from provisioner.store.environments import new_id
+from provisioner.store.home import Home, is_locked
 from provisioner.version import __version__
 
 if TYPE_CHECKING:  # the engine takes its time, and only these commands need it

@@ -16,11 +16,11 @@ from rich.console import Console
 from provisioner.cli.context import progress, shield
 from provisioner.cli.output import Result, table
 from provisioner.cli.streams import stderr
+from provisioner.clock import now
+from provisioner.config import load_settings
 from provisioner.errors import BudgetError, InfrastructureError, Interrupted, PresenceLostError, UsageError
-from provisioner.image_store import now
-from provisioner.paths import Home, locked
 from provisioner.prices import MICRO, dollars
-from provisioner.settings import load_settings
+from provisioner.store.home import Home, locked
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.bench import Bench

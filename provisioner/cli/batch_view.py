@@ -19,8 +19,8 @@ from provisioner.batch.records import Batch
 from provisioner.batch.report import OUTCOMES
 from provisioner.batch.results import Row
 from provisioner.cli.output import printable
-from provisioner.limits import words
 from provisioner.prices import MICRO, dollars
+from provisioner.ttl import words
 
 SHOWN_RUNNING = 20
 SHOWN_ENDED = 8

@@ -21,17 +21,17 @@ import typer
 
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
 from provisioner.cli.streams import stderr
+from provisioner.config import load_settings
 from provisioner.destinations import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageError
-from provisioner.interrupts import Interrupts
-from provisioner.limits import DEFAULT_LIMIT, checked_limit, parse_duration
 from provisioner.models import Destination, Environment
-from provisioner.paths import Home
 from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
-from provisioner.settings import load_settings
+from provisioner.signals import Interrupts
 from provisioner.spending import Spending
+from provisioner.store.home import Home
 from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration
 from provisioner.variables import load_env_file
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -22,12 +22,12 @@ from provisioner.cli.context import (
     shared_database,
 )
 from provisioner.cli.output import Result, table
+from provisioner.clock import now
 from provisioner.forecast import Forecast, forecast
-from provisioner.image_store import now
 from provisioner.ledger import Entry, Total, totals
-from provisioner.limits import BUILDER_LIMIT, words
 from provisioner.prices import MICRO, dollars, hourly
 from provisioner.registry import Where
+from provisioner.ttl import BUILDER_LIMIT, words
 
 MICRO_USD = "_micro_usd"
 

@@ -17,8 +17,8 @@ from provisioner.cli.context import (
 )
 from provisioner.cli.output import Result, table
 from provisioner.errors import StillThereError
-from provisioner.limits import parse_duration
 from provisioner.registry import Where
+from provisioner.ttl import parse_duration
 
 
 def register(app: typer.Typer) -> None:

@@ -17,9 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from provisioner.clock import now
 from provisioner.clouds import Ending, Found, base_image, kvm, machine, qemu, relay, strays, watchdog
+from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
-from provisioner.image_store import Image, ImageStore, now
 from provisioner.keys import ed25519_key_pair
 from provisioner.machine_types import (
     BUILDER_CPUS,
@@ -31,11 +32,11 @@ from provisioner.machine_types import (
 )
 from provisioner.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.paths import Home, write_atomically
 from provisioner.prices import CostLine
 from provisioner.progress import Progress
-from provisioner.settings import Settings
 from provisioner.ssh import Connection
+from provisioner.store.home import Home, write_atomically
+from provisioner.store.images import Image, ImageStore
 
 CONSOLE_LIMIT_BYTES = 1 << 20
 KVM_ANSWER = "kvm.json"

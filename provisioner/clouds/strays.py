@@ -14,7 +14,7 @@ from pathlib import Path
 
 from provisioner.clouds import Found, machine
 from provisioner.errors import InfrastructureError, StillThereError
-from provisioner.paths import Home, remove_tree
+from provisioner.store.home import Home, remove_tree
 
 
 def survey(home: Home) -> list[Found]:

@@ -10,14 +10,15 @@ import boto3
 from moto.ec2.models.amis import AMIS
 
 from provisioner import holds, machines
+from provisioner.clock import now
 from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.environments import new_id
-from provisioner.image_store import Image, ImageStore, now
-from provisioner.limits import DEFAULT_LIMIT
+from provisioner.config import Settings
 from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
-from provisioner.settings import Settings
+from provisioner.store.environments import new_id
+from provisioner.store.images import Image, ImageStore
+from provisioner.ttl import DEFAULT_LIMIT
 from tests.homes import new_home
 
 REGION = "us-east-1"

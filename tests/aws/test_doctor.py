@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.account import Account
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import provisioner

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import boto3
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.account import NOTHING
 from tests.command_line import ROOT, answer, provisioner, started
 

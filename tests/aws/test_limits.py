@@ -11,13 +11,13 @@ from decimal import Decimal
 import pytest
 
 from provisioner import machines
+from provisioner.clock import now
 from provisioner.errors import BudgetError, StillThereError, UnavailableError
-from provisioner.image_store import now
-from provisioner.limits import BUILDER_LIMIT
 from provisioner.manifest import Resources
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.spending import Spending
+from provisioner.ttl import BUILDER_LIMIT
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import ROOT, answer

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from provisioner import machines, sweep
+from provisioner.clock import now
 from provisioner.clouds.aws import leftovers
-from provisioner.image_store import now
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.loopback import AccountOfMany, account_of_many
 from tests.batch import many
 from tests.command_line import CLI

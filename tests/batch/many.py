@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 
 from provisioner.ledger import Ledger
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.loopback import FAMILY
 from tests.homes import new_home
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provisioner.paths import Home, is_locked
+from provisioner.store.home import Home, is_locked
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import borrow_images
 from tests.local.test_interruptions import assert_nothing_left

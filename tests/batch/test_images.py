@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.loopback import AccountOfMany
 from tests.batch import many
 from tests.command_line import CLI

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from provisioner.ledger_postgres import PostgresLedger
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.aws.loopback import AccountOfMany
 from tests.batch import many, postgres
 from tests.command_line import CLI

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.command_line import provisioner
 
 pytestmark = pytest.mark.vm

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioner import extending, inside, lifecycle, machines
+from provisioner.clock import now
 from provisioner.errors import MachineLostError, UsageError
-from provisioner.image_store import now
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.task_family import load_family

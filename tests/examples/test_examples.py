@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.command_line import ROOT, answer, provisioner
 
 pytestmark = pytest.mark.vm

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from provisioner import holds, lifecycle, machines
-from provisioner.environments import new_id
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh import Completed, Connection
+from provisioner.store.environments import new_id
 from provisioner.task_family import load_family
 
 FAMILIES = Path(__file__).parent / "families"

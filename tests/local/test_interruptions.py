@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import borrow_images
 

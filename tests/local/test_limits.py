@@ -11,9 +11,9 @@ from datetime import timedelta
 import pytest
 
 from provisioner import extending, lifecycle, machines, sweep
+from provisioner.clock import now
 from provisioner.clouds import strays
 from provisioner.clouds.base_image import GUEST
-from provisioner.image_store import now
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 from provisioner.task_family import load_family

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.paths import Home
+from provisioner.store.home import Home
 
 pytestmark = pytest.mark.vm
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Self
 
 from provisioner.clouds import strays
-from provisioner.environments import EnvironmentStore
 from provisioner.ledger import Ledger
-from provisioner.paths import Home
+from provisioner.store.environments import EnvironmentStore
+from provisioner.store.home import Home
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import cache
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import resources
+from provisioner import package_data
 from provisioner.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
 from provisioner.terraform_process import terraform_environment
 from tests.terraform.conftest import machine
 
-ROOT = resources.directory("terraform")
+ROOT = package_data.directory("terraform")
 MODULES = sorted({path.parent for path in ROOT.rglob("versions.tf") if ".terraform" not in path.parts})
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from provisioner import cli
-from provisioner.interrupts import SIGNALS
+from provisioner.signals import SIGNALS
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.environments import EnvironmentStore, new_id
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.keys import ed25519_key_pair
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.paths import Home, locked
+from provisioner.store.environments import EnvironmentStore, new_id
+from provisioner.store.home import Home, locked
 
 
 @pytest.fixture

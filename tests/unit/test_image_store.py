@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.clock import now
 from provisioner.errors import UsageError
-from provisioner.image_store import Image, ImageStore, Kind, now
-from provisioner.paths import Home
 from provisioner.progress import Silence
+from provisioner.store.home import Home
+from provisioner.store.images import Image, ImageStore, Kind
 
 PROCESSES = multiprocessing.get_context("spawn")
 

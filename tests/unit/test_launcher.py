@@ -16,11 +16,11 @@ from provisioner import machines
 from provisioner.batch import launcher
 from provisioner.batch.launcher import MOST_PER_STACK, Launcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
+from provisioner.config import Settings
 from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.paths import Home
 from provisioner.session import Session
-from provisioner.settings import Settings
+from provisioner.store.home import Home
 
 Create = Callable[[Session, list[Environment]], list[Environment]]
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from provisioner import holds
 from provisioner.clouds.local import LocalCloud
+from provisioner.config import Budget, Settings
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.ledger import Entry, Ledger, Limit, totals
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.paths import Home
 from provisioner.prices import cost, dollars, micro_usd
 from provisioner.session import Session
-from provisioner.settings import Budget, Settings
 from provisioner.spending import Spending
+from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 
 BEGIN = datetime(2026, 1, 31, 23, tzinfo=UTC)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.errors import UsageError
-from provisioner.limits import LONGEST, checked_limit, extended, parse_duration, words
+from provisioner.ttl import LONGEST, checked_limit, extended, parse_duration, words
 from tests.unit.conftest import CommandLine
 
 BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.paths import Home, is_locked, locked, remove_tree, write_atomically
+from provisioner.store.home import Home, is_locked, locked, remove_tree, write_atomically
 
 PROCESSES = multiprocessing.get_context("spawn")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from provisioner import resources
+from provisioner import package_data
 from provisioner.models import Destination
 from provisioner.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
 
@@ -23,7 +23,7 @@ def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object)
 
 def test_a_stack_carries_a_copy_of_its_module() -> None:
     files = render_stack("local", {"one": spec()})
-    module = resources.directory("terraform") / "local" / "environment"
+    module = package_data.directory("terraform") / "local" / "environment"
     copied = {name.rsplit("/", 1)[1]: text for name, text in files.items() if name.startswith("modules/")}
     assert copied == {path.name: path.read_text() for path in module.glob("*.tf")}
     assert set(files) - {f"modules/environment/{name}" for name in copied} == {"main.tf", VALUES}

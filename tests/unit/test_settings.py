@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.config import configuration_file, load_settings
 from provisioner.errors import UsageError
-from provisioner.settings import configuration_file, load_settings
 
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:

@@ -9,11 +9,11 @@ import pytest
 
 from provisioner.clouds import Found
 from provisioner.clouds.local import LocalCloud
+from provisioner.config import Settings
 from provisioner.ledger import Entry, Ledger
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
-from provisioner.paths import Home
 from provisioner.session import Session
-from provisioner.settings import Settings
+from provisioner.store.home import Home
 from provisioner.sweep import find, judge, sweep
 
 HERE = "home-1"

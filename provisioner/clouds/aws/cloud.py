@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from provisioner.clock import now
 from provisioner.clouds import UNFINISHED, Ending, Found, Foundation
 from provisioner.clouds.aws import amis, leftovers, policy, schedules, sealing
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
@@ -31,6 +32,7 @@ from provisioner.clouds.aws.network import (
 from provisioner.clouds.aws.placement import is_repetition, next_place, places, shortage
 from provisioner.clouds.aws.pricing import Pricing
 from provisioner.clouds.aws.user_data import cloud_config
+from provisioner.config import Settings
 from provisioner.errors import (
     CapacityError,
     HostError,
@@ -39,15 +41,14 @@ from provisioner.errors import (
     StillThereError,
     TerraformError,
 )
-from provisioner.image_store import Image, ImageStore, now
-from provisioner.leases import LEASE
 from provisioner.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.paths import Home
 from provisioner.prices import CostLine
 from provisioner.progress import Progress
-from provisioner.settings import Settings
 from provisioner.ssh import Connection
+from provisioner.store.home import Home
+from provisioner.store.images import Image, ImageStore
+from provisioner.store.leases import LEASE
 
 SSH_PORT = 22
 # RunInstances: a bucket of five requests, refilled twice a second (EC2 API request throttling).

@@ -12,13 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from provisioner.clock import now
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_types import InstanceType, Market
 from provisioner.errors import ProvisionerError, UsageError
-from provisioner.image_store import now
 from provisioner.models import Architecture, Record
-from provisioner.paths import write_atomically
 from provisioner.prices import Price, Usd
+from provisioner.store.home import write_atomically
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")
 # Prices of a region change a few times a year.

@@ -12,9 +12,9 @@ import boto3
 import pytest
 
 from provisioner.clouds.aws.cloud import AwsCloud
-from provisioner.paths import Home
+from provisioner.config import load_settings
 from provisioner.session import Session
-from provisioner.settings import load_settings
+from provisioner.store.home import Home
 from tests.aws.ec2.cloud import Ec2Cloud
 from tests.homes import cache, new_home
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.keys import KeyPair
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.paths import Home, is_locked, write_atomically
 from provisioner.ssh import Login
+from provisioner.store.home import Home, is_locked, write_atomically
 
 RECORD = "environment.json"
 # No vowels, no look-alikes: ids are read aloud and typed at night.

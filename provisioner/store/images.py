@@ -10,8 +10,8 @@ from typing import Literal
 
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
-from provisioner.paths import Home, is_locked, locked, remove_tree, write_atomically
 from provisioner.progress import Progress
+from provisioner.store.home import Home, is_locked, locked, remove_tree, write_atomically
 
 Kind = Literal["vendor", "base", "family", "aux"]
 UNFINISHED = ".building-"
