@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from provisioner.clouds.local import LocalCloud
     from provisioner.config import load_settings
     from provisioner.errors import ProvisionerError
+    from provisioner.family.loader import load_family
     from provisioner.lifecycle import (
         AgentCommand,
         RunResult,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from provisioner.models import Environment
     from provisioner.session import Session
     from provisioner.store.home import Home
-    from provisioner.task_family import load_family
 
 _HOMES = {
     "AgentCommand": "lifecycle",

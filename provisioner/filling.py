@@ -8,14 +8,14 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.clouds.base_image import FILES, GUEST, packages
 from provisioner.errors import ImageBuildError, TaskError
-from provisioner.family_files import digest_files, list_files
+from provisioner.family.files import digest_files, list_files
+from provisioner.family.loader import TaskFamily
+from provisioner.family.setup_data import parse_setup_data
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
 from provisioner.session import Session
-from provisioner.setup_data import parse_setup_data
 from provisioner.ssh import Connection
 from provisioner.task_driver import TaskDriver
-from provisioner.task_family import TaskFamily
 
 # What the driver and most build steps need of an aux VM; Debian's own cloud image has it.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]

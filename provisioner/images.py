@@ -17,7 +17,8 @@ from provisioner import machines
 from provisioner.builders import Builder, build, look_into
 from provisioner.clock import now
 from provisioner.errors import UnavailableError
-from provisioner.family_files import digest_files
+from provisioner.family.files import digest_files
+from provisioner.family.loader import TaskFamily, check_build_steps, family_digest
 from provisioner.filling import (
     AUX_SHELL,
     files_of,
@@ -34,7 +35,6 @@ from provisioner.ssh import Connection
 from provisioner.store.home import write_atomically
 from provisioner.store.images import Image
 from provisioner.task_driver import TaskDriver
-from provisioner.task_family import TaskFamily, check_build_steps, family_digest
 
 
 def family_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:

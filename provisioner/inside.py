@@ -17,13 +17,13 @@ from typing import IO
 from provisioner import machines
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
+from provisioner.family.env_file import select_required
+from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.models import Environment, ScoreLogEntry
-from provisioner.scoring import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.session import Session
 from provisioner.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
 from provisioner.task_driver import RESULTS, TaskDriver
 from provisioner.ttl import words
-from provisioner.variables import select_required
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20

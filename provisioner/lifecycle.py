@@ -13,6 +13,10 @@ from pathlib import Path
 from provisioner import holds, images, inside, machines, probes
 from provisioner.clock import now
 from provisioner.errors import CapacityError, ProvisionerError
+from provisioner.family.env_file import check_required
+from provisioner.family.loader import TaskFamily
+from provisioner.family.scores import ScoreResult
+from provisioner.family.setup_data import require_task
 from provisioner.models import (
     Destination,
     Environment,
@@ -24,14 +28,10 @@ from provisioner.models import (
     SetupData,
     TaskSetup,
 )
-from provisioner.scoring import ScoreResult
 from provisioner.session import Phases, Session
-from provisioner.setup_data import require_task
 from provisioner.ssh import Connection
 from provisioner.store.environments import new_id
 from provisioner.task_driver import TaskDriver
-from provisioner.task_family import TaskFamily
-from provisioner.variables import check_required
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from provisioner.errors import UnavailableError
-from provisioner.manifest import Resources
+from provisioner.family.manifest import Resources
 from provisioner.models import MachineSize, VMSpec
 
 # A primary machine whose manifest names no resources.

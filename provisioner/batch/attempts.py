@@ -43,11 +43,11 @@ from provisioner.errors import (
     SubmissionError,
     UsageError,
 )
+from provisioner.family.loader import TaskFamily
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
 from provisioner.store.home import write_atomically
-from provisioner.task_family import TaskFamily
 from provisioner.ttl import TEARDOWN
 
 BUDGET_SECONDS = 1.0

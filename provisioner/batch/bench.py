@@ -14,6 +14,8 @@ from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.config import Settings
 from provisioner.destinations import parse_destination, resolve
+from provisioner.family.env_file import load_env_file
+from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.forecast import Forecast, forecast
 from provisioner.ledger import Ledger
 from provisioner.models import Record
@@ -22,9 +24,7 @@ from provisioner.registry import Where, open_cloud
 from provisioner.session import Session
 from provisioner.spending import Spending
 from provisioner.store.home import Home
-from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.ttl import parse_duration
-from provisioner.variables import load_env_file
 
 
 class Bench:

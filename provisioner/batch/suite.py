@@ -27,11 +27,11 @@ from pydantic import (
 from provisioner import strict_yaml
 from provisioner.destinations import parse_destination
 from provisioner.errors import UsageError
+from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record
 from provisioner.registry import CLOUDS, DEFAULT_CLOUD
 from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
-from provisioner.variables import refuse_env_file_of_agent
 
 MAXIMUM_RUNS = 10_000
 MAXIMUM_BYTES = 1 << 20

@@ -24,15 +24,15 @@ from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
 from provisioner.destinations import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageError
+from provisioner.family.env_file import load_env_file
+from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.models import Destination, Environment
 from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
 from provisioner.signals import Interrupts
 from provisioner.spending import Spending
 from provisioner.store.home import Home
-from provisioner.task_family import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration
-from provisioner.variables import load_env_file
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]

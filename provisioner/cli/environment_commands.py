@@ -30,12 +30,12 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.family.env_file import refuse_env_file_of_agent
+from provisioner.family.scores import ScoreResult
 from provisioner.models import Environment
 from provisioner.registry import Where
-from provisioner.scoring import ScoreResult
 from provisioner.session import Session
 from provisioner.ttl import words
-from provisioner.variables import refuse_env_file_of_agent
 
 SCORING_FAILED = 7
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydanti
     from decimal import Decimal
 
     from provisioner.errors import TerraformError
-    from provisioner.manifest import Resources
+    from provisioner.family.manifest import Resources
     from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
     from provisioner.prices import CostLine
     from provisioner.progress import Progress

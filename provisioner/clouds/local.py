@@ -21,6 +21,7 @@ from provisioner.clock import now
 from provisioner.clouds import Ending, Found, base_image, kvm, machine, qemu, relay, strays, watchdog
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
+from provisioner.family.manifest import Resources
 from provisioner.keys import ed25519_key_pair
 from provisioner.machine_types import (
     BUILDER_CPUS,
@@ -30,7 +31,6 @@ from provisioner.machine_types import (
     size_of_aux_vm,
     size_of_primary,
 )
-from provisioner.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.prices import CostLine
 from provisioner.progress import Progress

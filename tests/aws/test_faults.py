@@ -14,9 +14,9 @@ from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.errors import CapacityError, HostError, TerraformError
+from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
-from provisioner.task_family import load_family
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi, Request
 from tests.command_line import ROOT

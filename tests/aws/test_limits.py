@@ -13,7 +13,7 @@ import pytest
 from provisioner import machines
 from provisioner.clock import now
 from provisioner.errors import BudgetError, StillThereError, UnavailableError
-from provisioner.manifest import Resources
+from provisioner.family.manifest import Resources
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.spending import Spending

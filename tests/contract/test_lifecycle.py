@@ -12,9 +12,9 @@ import pytest
 from provisioner import extending, inside, lifecycle, machines
 from provisioner.clock import now
 from provisioner.errors import MachineLostError, UsageError
+from provisioner.family.loader import load_family
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.task_family import load_family
 from tests.aws.ec2.fixture import ec2_session
 
 pytestmark = pytest.mark.vm

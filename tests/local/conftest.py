@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from provisioner import holds, lifecycle, machines
+from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Session
 from provisioner.ssh import Completed, Connection
 from provisioner.store.environments import new_id
-from provisioner.task_family import load_family
 
 FAMILIES = Path(__file__).parent / "families"
 TOKEN = "tok-3f9a1c77e2-not-for-agents"

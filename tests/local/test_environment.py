@@ -9,8 +9,8 @@ import pytest
 
 from provisioner import images, inside, lifecycle, machines
 from provisioner.errors import TaskError
+from provisioner.family.loader import load_family
 from provisioner.models import Environment
-from provisioner.task_family import load_family
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
 pytestmark = pytest.mark.vm

@@ -12,8 +12,8 @@ import pytest
 
 from provisioner import images, lifecycle, machines
 from provisioner.errors import ImageBuildError
+from provisioner.family.loader import TaskFamily, load_family
 from provisioner.session import Session
-from provisioner.task_family import TaskFamily, load_family
 from tests.command_line import CLI, variables
 
 pytestmark = pytest.mark.vm

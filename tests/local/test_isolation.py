@@ -11,9 +11,9 @@ import pytest
 
 from provisioner import lifecycle, probes
 from provisioner.errors import IsolationError
+from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
-from provisioner.task_family import load_family
 from tests.local.conftest import FAMILIES, Lab, environment_of
 
 pytestmark = pytest.mark.vm

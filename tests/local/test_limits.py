@@ -14,9 +14,9 @@ from provisioner import extending, lifecycle, machines, sweep
 from provisioner.clock import now
 from provisioner.clouds import strays
 from provisioner.clouds.base_image import GUEST
+from provisioner.family.loader import load_family
 from provisioner.models import Environment, Role
 from provisioner.session import Session
-from provisioner.task_family import load_family
 from tests.command_line import ROOT
 from tests.local.conftest import Lab
 

@@ -17,11 +17,11 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds import Ending, Found
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
+from provisioner.family.loader import load_family
 from provisioner.ledger import Entry, Ledger
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home, is_locked
-from provisioner.task_family import load_family
 
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
 SUITE = Suite.model_validate(

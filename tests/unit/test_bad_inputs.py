@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.build_steps import check_build_steps, parse_build_steps
 from provisioner.destinations import parse_destination
 from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.family.build_steps import check_build_steps, parse_build_steps
+from provisioner.family.env_file import check_required, load_env_file
+from provisioner.family.loader import load_family
+from provisioner.family.manifest import parse_manifest
+from provisioner.family.scores import ScoreKind, classify_score, parse_intermediate
+from provisioner.family.setup_data import parse_setup_data, require_task
+from provisioner.family.vm_spec import parse_vm_spec
 from provisioner.machine_types import check_local_limits, size_of_aux_vm
-from provisioner.manifest import parse_manifest
 from provisioner.models import MachineSize, TaskSetup
-from provisioner.scoring import ScoreKind, classify_score, parse_intermediate
-from provisioner.setup_data import parse_setup_data, require_task
-from provisioner.task_family import load_family
-from provisioner.variables import check_required, load_env_file
-from provisioner.vm_spec import parse_vm_spec
 
 GOOD_MODULE = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"
 NAN, INFINITY = float("nan"), float("inf")

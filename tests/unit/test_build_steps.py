@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.build_steps import check_build_steps, load_build_steps, parse_build_steps
 from provisioner.errors import TaskFamilyError
+from provisioner.family.build_steps import check_build_steps, load_build_steps, parse_build_steps
 
 
 def test_a_family_without_build_steps_has_none(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds import base_image
+from provisioner.family.loader import load_family
 from provisioner.images import family_image_name
 from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
-from provisioner.task_family import load_family
 from tests.unit.conftest import CommandLine, nothing_was_created
 
 FAMILY = Path(__file__).parents[2] / "tests" / "contract" / "families" / "echo"

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.errors import UnavailableError
+from provisioner.family.manifest import Resources
 from provisioner.machine_types import (
     check_local_limits,
     check_local_memory,
@@ -12,7 +13,6 @@ from provisioner.machine_types import (
     size_of_primary,
     smallest_size,
 )
-from provisioner.manifest import Resources
 from provisioner.models import GpuSpec, MachineSize, VMSpec
 
 GPU = GpuSpec(count_range=(1, 1), model="h100")

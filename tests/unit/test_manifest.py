@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskFamilyError
-from provisioner.manifest import Manifest, Resources, Scoring, load_manifest, parse_manifest
+from provisioner.family.manifest import Manifest, Resources, Scoring, load_manifest, parse_manifest
 
 FULL = """
 version: "1.2"

@@ -5,7 +5,13 @@ import math
 
 import pytest
 
-from provisioner.scoring import IntermediateResult, ScoreResult, classify_score, parse_intermediate, visible_message
+from provisioner.family.scores import (
+    IntermediateResult,
+    ScoreResult,
+    classify_score,
+    parse_intermediate,
+    visible_message,
+)
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, -3, 1e300, 10**20])

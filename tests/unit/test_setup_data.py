@@ -5,8 +5,8 @@ import json
 import pytest
 
 from provisioner.errors import UsageError
+from provisioner.family.setup_data import closest, parse_setup_data, require_task
 from provisioner.models import GpuSpec, SetupData, ShellBuildStep, VMSpec
-from provisioner.setup_data import closest, parse_setup_data, require_task
 
 FULL = {
     "standard_version": "0.5.0",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import family_files
 from provisioner.errors import TaskFamilyError
+from provisioner.family import files
+from provisioner.family.loader import TaskFamily, family_digest, load_family, refuse_env_file_inside
 from provisioner.models import FileBuildStep, ShellBuildStep
-from provisioner.task_family import TaskFamily, family_digest, load_family, refuse_env_file_inside
 
 MODULE = "class TaskFamily:\n    def get_tasks(): return {}\n"
 
@@ -105,7 +105,7 @@ def test_too_many_files_and_too_many_bytes_are_refused(directory: Path, monkeypa
     with pytest.raises(TaskFamilyError, match="larger than 8 GiB"):
         load_family(directory)
     (directory / "sparse").write_text("")
-    monkeypatch.setattr(family_files, "MAXIMUM_FILES", 2)
+    monkeypatch.setattr(files, "MAXIMUM_FILES", 2)
     with pytest.raises(TaskFamilyError, match="more than 2 files"):
         load_family(directory)
 

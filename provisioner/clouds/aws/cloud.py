@@ -41,7 +41,7 @@ from provisioner.errors import (
     StillThereError,
     TerraformError,
 )
-from provisioner.manifest import Resources
+from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.prices import CostLine
 from provisioner.progress import Progress

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from provisioner.errors import UnavailableError
+from provisioner.family.manifest import Resources
 from provisioner.machine_types import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
-from provisioner.manifest import Resources
 from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpec
 from provisioner.prices import Price
 

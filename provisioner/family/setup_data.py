@@ -7,10 +7,10 @@ import unicodedata
 from collections.abc import Iterable
 
 from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.family.env_file import is_variable_name
+from provisioner.family.vm_spec import parse_vm_spec
 from provisioner.models import SetupData, TaskSetup
 from provisioner.validation import listed, shown
-from provisioner.variables import is_variable_name
-from provisioner.vm_spec import parse_vm_spec
 
 MAXIMUM_TASKS = 10_000
 MAXIMUM_TASK_NAME_CHARACTERS = 256

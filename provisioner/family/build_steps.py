@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family_files import is_skipped, list_files
+from provisioner.family.files import is_skipped, list_files
 from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
 from provisioner.validation import shown
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from provisioner.build_steps import check_build_steps, load_build_steps
 from provisioner.errors import TaskFamilyError
-from provisioner.family_files import digest_files, list_files
-from provisioner.family_module import check_module
-from provisioner.manifest import Manifest, load_manifest
+from provisioner.family.build_steps import check_build_steps, load_build_steps
+from provisioner.family.files import digest_files, list_files
+from provisioner.family.manifest import Manifest, load_manifest
+from provisioner.family.module import check_module
 from provisioner.models import BuildStep
 from provisioner.validation import shown
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import cast, get_args
 
-from provisioner.build_steps import parse_build_steps
 from provisioner.errors import TaskFamilyError
+from provisioner.family.build_steps import parse_build_steps
 from provisioner.models import Architecture, Distribution, GpuSpec, VMSpec
 from provisioner.validation import shown
 
