@@ -7,8 +7,8 @@ from datetime import timedelta
 from provisioner import holds, machines
 from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
+from provisioner.costs.ledger import Entry, Limit
 from provisioner.errors import MachineLostError, ProvisionerError, UsageError
-from provisioner.ledger import Entry, Limit
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ttl import extended

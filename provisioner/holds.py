@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from provisioner.clock import now
+from provisioner.costs.ledger import Entry
+from provisioner.costs.prices import cost_between, worst_hourly
 from provisioner.errors import ProvisionerError
-from provisioner.ledger import Entry
 from provisioner.models import Environment
-from provisioner.prices import cost_between, worst_hourly
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
 

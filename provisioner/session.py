@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 
 from provisioner.clouds import Cloud
-from provisioner.ledger import Ledger
+from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Ledger
 from provisioner.models import Phase
 from provisioner.progress import Progress, Silence
 from provisioner.redaction import Redactor
 from provisioner.signals import go_on, no_shield
-from provisioner.spending import Spending
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
@@ -71,7 +71,9 @@ class Session:
     def ledger(self) -> Ledger:
         """What launches may cost and did cost."""
         if self.database:
-            from provisioner.ledger_postgres import PostgresLedger  # its driver takes its time, and only this needs it
+            from provisioner.costs.ledger_postgres import (
+                PostgresLedger,  # its driver takes its time, and only this needs it
+            )
 
             return PostgresLedger(self.database)
         return Ledger(self.home.ledger)

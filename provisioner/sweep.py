@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds import Found
+from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import ProvisionerError
-from provisioner.ledger import Entry, Ledger
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.home import is_locked

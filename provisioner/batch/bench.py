@@ -13,16 +13,16 @@ from provisioner.batch.launcher import Launcher
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.config import Settings
+from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Ledger
 from provisioner.destinations import parse_destination, resolve
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.forecast import Forecast, forecast
-from provisioner.ledger import Ledger
 from provisioner.models import Record
 from provisioner.progress import Progress, Silence
 from provisioner.registry import Where, open_cloud
 from provisioner.session import Session
-from provisioner.spending import Spending
 from provisioner.store.home import Home
 from provisioner.ttl import parse_duration
 

@@ -14,7 +14,7 @@ from jinja2 import StrictUndefined
 
 from provisioner import package_data
 from provisioner.batch.results import EARLIER, Row, by_task_and_agent, estimate
-from provisioner.prices import MICRO
+from provisioner.costs.prices import MICRO
 from provisioner.ttl import words
 
 TEMPLATE = "report.html.j2"

@@ -22,8 +22,8 @@ from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Run, Suite
 from provisioner.config import Settings
+from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import InfrastructureError, ProvisionerError
-from provisioner.ledger import Entry, Ledger
 from provisioner.store.environments import derived_id
 from provisioner.store.home import Home
 from provisioner.version import __version__

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from provisioner.batch.bench import TaskForecast
 from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, table
+from provisioner.costs.prices import MICRO, dollars
 from provisioner.models import MachineSize
-from provisioner.prices import MICRO, dollars
 
 COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"]
 UNKNOWN = "?"

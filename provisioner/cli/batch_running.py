@@ -18,8 +18,8 @@ from provisioner.cli.output import Result, table
 from provisioner.cli.streams import stderr
 from provisioner.clock import now
 from provisioner.config import load_settings
+from provisioner.costs.prices import MICRO, dollars
 from provisioner.errors import BudgetError, InfrastructureError, Interrupted, PresenceLostError, UsageError
-from provisioner.prices import MICRO, dollars
 from provisioner.store.home import Home, locked
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it

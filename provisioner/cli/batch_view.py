@@ -19,7 +19,7 @@ from provisioner.batch.records import Batch
 from provisioner.batch.report import OUTCOMES
 from provisioner.batch.results import Row
 from provisioner.cli.output import printable
-from provisioner.prices import MICRO, dollars
+from provisioner.costs.prices import MICRO, dollars
 from provisioner.ttl import words
 
 SHOWN_RUNNING = 20

@@ -22,6 +22,7 @@ import typer
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
 from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
+from provisioner.costs.budgets import Spending
 from provisioner.destinations import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageError
 from provisioner.family.env_file import load_env_file
@@ -30,7 +31,6 @@ from provisioner.models import Destination, Environment
 from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
 from provisioner.signals import Interrupts
-from provisioner.spending import Spending
 from provisioner.store.home import Home
 from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration
 

@@ -23,9 +23,9 @@ from provisioner.cli.context import (
 )
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
+from provisioner.costs.ledger import Entry, Total, totals
+from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.forecast import Forecast, forecast
-from provisioner.ledger import Entry, Total, totals
-from provisioner.prices import MICRO, dollars, hourly
 from provisioner.registry import Where
 from provisioner.ttl import BUILDER_LIMIT, words
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydanti
     from datetime import datetime
     from decimal import Decimal
 
+    from provisioner.costs.prices import CostLine
     from provisioner.errors import TerraformError
     from provisioner.family.manifest import Resources
     from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-    from provisioner.prices import CostLine
     from provisioner.progress import Progress
     from provisioner.ssh import Connection
 

@@ -20,6 +20,7 @@ from typing import Any
 from provisioner.clock import now
 from provisioner.clouds import Ending, Found, base_image, kvm, machine, qemu, relay, strays, watchdog
 from provisioner.config import Settings
+from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.family.manifest import Resources
 from provisioner.keys import ed25519_key_pair
@@ -32,7 +33,6 @@ from provisioner.machine_types import (
     size_of_primary,
 )
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.prices import CostLine
 from provisioner.progress import Progress
 from provisioner.ssh import Connection
 from provisioner.store.home import Home, write_atomically

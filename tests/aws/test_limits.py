@@ -12,11 +12,11 @@ import pytest
 
 from provisioner import machines
 from provisioner.clock import now
+from provisioner.costs.budgets import Spending
 from provisioner.errors import BudgetError, StillThereError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.spending import Spending
 from provisioner.ttl import BUILDER_LIMIT
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import Fault, FaultyApi

@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 
-from provisioner.ledger import Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.store.home import Home
 from tests.aws.loopback import FAMILY
 from tests.homes import new_home

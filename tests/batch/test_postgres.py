@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from provisioner.batch.presence import Presence
+from provisioner.costs.ledger import Entry, Limit
+from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.ledger import Entry, Limit
-from provisioner.ledger_postgres import PostgresLedger
 from tests.batch import postgres
 from tests.command_line import ROOT
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.ledger_postgres import PostgresLedger
+from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.store.home import Home
 from tests.aws.loopback import AccountOfMany
 from tests.batch import many, postgres

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from provisioner.clouds import strays
-from provisioner.ledger import Ledger
+from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.command_line import CLI, ROOT, provisioner, variables

@@ -16,9 +16,9 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds import Ending, Found
+from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
-from provisioner.ledger import Entry, Ledger
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home, is_locked

@@ -16,9 +16,9 @@ import pytest
 from provisioner.clouds.aws.costs import cost_lines, placed
 from provisioner.clouds.aws.market import market, parse_prices, read_price_list, shipped, snapshot
 from provisioner.clouds.aws.price_files import fetch
+from provisioner.costs.prices import Price, hourly, worst_hourly
 from provisioner.errors import InfrastructureError, UnavailableError, UsageError
 from provisioner.models import MachineSize, Role
-from provisioner.prices import Price, hourly, worst_hourly
 from tests.unit.conftest import CommandLine
 
 MARKET = shipped("us-east-1")

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from provisioner import holds
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Budget, Settings
+from provisioner.costs.budgets import Spending
+from provisioner.costs.ledger import Entry, Ledger, Limit, totals
+from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
-from provisioner.ledger import Entry, Ledger, Limit, totals
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.prices import cost, dollars, micro_usd
 from provisioner.session import Session
-from provisioner.spending import Spending
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 

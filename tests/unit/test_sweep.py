@@ -10,7 +10,7 @@ import pytest
 from provisioner.clouds import Found
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Settings
-from provisioner.ledger import Entry, Ledger
+from provisioner.costs.ledger import Entry, Ledger
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home

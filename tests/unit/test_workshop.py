@@ -17,8 +17,8 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.batch.workshop import mend_handing_back, needed, rows_of
 from provisioner.cli import batch_running
 from provisioner.cli.batch_running import Patience
+from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import InfrastructureError, PresenceLostError
-from provisioner.ledger import Entry, Ledger
 from provisioner.store.environments import derived_id
 from provisioner.store.home import Home
 

@@ -33,6 +33,7 @@ from provisioner.clouds.aws.placement import is_repetition, next_place, places, 
 from provisioner.clouds.aws.pricing import Pricing
 from provisioner.clouds.aws.user_data import cloud_config
 from provisioner.config import Settings
+from provisioner.costs.prices import CostLine
 from provisioner.errors import (
     CapacityError,
     HostError,
@@ -43,7 +44,6 @@ from provisioner.errors import (
 )
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
-from provisioner.prices import CostLine
 from provisioner.progress import Progress
 from provisioner.ssh import Connection
 from provisioner.store.home import Home

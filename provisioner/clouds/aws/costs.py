@@ -12,9 +12,9 @@ from decimal import Decimal
 
 from provisioner.clouds.aws.instance_types import Market
 from provisioner.clouds.aws.market import ADDRESS, STORAGE
+from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role
-from provisioner.prices import HOURS_PER_MONTH, CostLine, Price
 
 BURSTABLE = re.compile(r"t\d")
 # The same for all sizes, markets and regions; T4g's are a little cheaper.

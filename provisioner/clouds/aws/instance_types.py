@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
+from provisioner.costs.prices import Price
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.machine_types import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
 from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpec
-from provisioner.prices import Price
 
 # The Task Standard's names of GPUs where AWS sells them under another.
 GPU_NAMES = {"a10": {"a10", "a10g"}}

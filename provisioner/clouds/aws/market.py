@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from provisioner.clock import now
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_types import InstanceType, Market
+from provisioner.costs.prices import Price, Usd
 from provisioner.errors import ProvisionerError, UsageError
 from provisioner.models import Architecture, Record
-from provisioner.prices import Price, Usd
 from provisioner.store.home import write_atomically
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")

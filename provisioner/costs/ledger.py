@@ -15,9 +15,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from provisioner.costs.prices import dollars
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.models import Record
-from provisioner.prices import dollars
 
 # A hold takes a millisecond; a busy host may keep its writer waiting.
 BUSY_SECONDS = 60.0

@@ -9,9 +9,9 @@ from decimal import Decimal
 from pydantic import Field
 
 from provisioner.config import Settings
-from provisioner.ledger import Limit
+from provisioner.costs.ledger import Limit
+from provisioner.costs.prices import micro_usd
 from provisioner.models import Record
-from provisioner.prices import micro_usd
 
 
 def _new_command() -> str:

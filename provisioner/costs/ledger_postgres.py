@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from provisioner.costs.ledger import COLUMNS, SCHEMA_VERSION, Connection, Ledger
 from provisioner.errors import InfrastructureError
-from provisioner.ledger import COLUMNS, SCHEMA_VERSION, Connection, Ledger
 
 # One schema per version of the table: another version of provisioner does not misread it.
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"
