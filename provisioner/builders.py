@@ -16,10 +16,10 @@ from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
 from provisioner.errors import ImageBuildError, MachineLostError
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.ssh import Connection
 from provisioner.store.environments import new_id
-from provisioner.task_driver import TaskDriver
 
 POWER_OFF_SECONDS = 120
 # Boot, one question, and the end; its hold is no larger than that.

@@ -13,9 +13,9 @@ from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.ssh import Connection
-from provisioner.task_driver import TaskDriver
 
 # What the driver and most build steps need of an aux VM; Debian's own cloud image has it.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]

@@ -30,11 +30,11 @@ from provisioner.filling import (
 )
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, FileBuildStep, MachineSize, SetupData, VMSpec
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.ssh import Connection
 from provisioner.store.home import write_atomically
 from provisioner.store.images import Image
-from provisioner.task_driver import TaskDriver
 
 
 def family_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:

@@ -20,9 +20,9 @@ from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.models import Environment, ScoreLogEntry
+from provisioner.remote.driver import RESULTS, TaskDriver
+from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
 from provisioner.session import Session
-from provisioner.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
-from provisioner.task_driver import RESULTS, TaskDriver
 from provisioner.ttl import words
 
 SUBMISSION = "/home/agent/submission.txt"

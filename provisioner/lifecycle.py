@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import holds, images, inside, machines, probes
+from provisioner import holds, images, inside, machines
 from provisioner.clock import now
 from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.family.env_file import check_required
@@ -28,10 +28,11 @@ from provisioner.models import (
     SetupData,
     TaskSetup,
 )
+from provisioner.remote import isolation
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
-from provisioner.ssh import Connection
 from provisioner.store.environments import new_id
-from provisioner.task_driver import TaskDriver
 
 
 @dataclass(frozen=True)
@@ -226,18 +227,18 @@ def prove_isolation(
         IsolationError: they show more or less than the permission promises.
     """
     gateways = session.cloud.gateways(environment)
-    with probes.canary() as canary:
+    with isolation.canary() as canary:
         found = machines.in_parallel(
             connections,
-            lambda role, _: probes.run(
+            lambda role, _: isolation.run(
                 connections[role],
                 role,
-                probes.request(environment, role, canary.port, gateways),
+                isolation.request(environment, role, canary.port, gateways),
                 environment.full_internet,
             ),
         )
         results = tuple(result for role in connections for result in found[role])
-        probes.require(results, canary.visited)
+        isolation.require(results, canary.visited)
     return results
 
 

@@ -24,11 +24,11 @@ from provisioner.errors import (
     StillThereError,
     TerraformError,
 )
-from provisioner.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.models import Endpoint, Environment, Role, Status
+from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
+from provisioner.remote.ssh import Connection
 from provisioner.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.session import Session
-from provisioner.ssh import Connection
 from provisioner.store.home import locked, write_atomically
 from provisioner.terraform import Stack
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from provisioner import copying, inside, machines
+from provisioner import inside, machines
 from provisioner.cli.context import (
     EnvFileOption,
     EnvironmentArgument,
@@ -21,7 +21,8 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
-from provisioner.ssh import Login
+from provisioner.remote import transfer
+from provisioner.remote.ssh import Login
 
 MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
 # None: agent on the primary machine, admin on the aux VM.
@@ -126,9 +127,9 @@ def cp(
     opened, environment = environment_session(name)
     with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
         if from_machine:
-            downloaded = copying.download(connection, remote, Path(destination))
+            downloaded = transfer.download(connection, remote, Path(destination))
         else:
-            downloaded = copying.Downloaded(copying.upload(connection, Path(source), remote or "."), ())
+            downloaded = transfer.Downloaded(transfer.upload(connection, Path(source), remote or "."), ())
     data = {"environment": environment.id, "files": downloaded.files, "skipped": list(downloaded.skipped)}
     return Result(data, "\n".join([f"{downloaded.files} files copied", *_skipped(downloaded.skipped)]))
 

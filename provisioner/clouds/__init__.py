@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Terraform starts modules of this package often, and pydanti
     from provisioner.family.manifest import Resources
     from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
     from provisioner.progress import Progress
-    from provisioner.ssh import Connection
+    from provisioner.remote.ssh import Connection
 
 
 UNFINISHED = "unfinished"

@@ -23,7 +23,6 @@ from provisioner.config import Settings
 from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
 from provisioner.family.manifest import Resources
-from provisioner.keys import ed25519_key_pair
 from provisioner.machine_types import (
     BUILDER_CPUS,
     BUILDER_MEMORY_GIB,
@@ -34,7 +33,8 @@ from provisioner.machine_types import (
 )
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
-from provisioner.ssh import Connection
+from provisioner.remote.keys import ed25519_key_pair
+from provisioner.remote.ssh import Connection
 from provisioner.store.home import Home, write_atomically
 from provisioner.store.images import Image, ImageStore
 

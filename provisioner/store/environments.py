@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from provisioner.errors import InfrastructureError, UsageError
-from provisioner.keys import KeyPair
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.ssh import Login
+from provisioner.remote.keys import KeyPair
+from provisioner.remote.ssh import Login
 from provisioner.store.home import Home, is_locked, write_atomically
 
 RECORD = "environment.json"

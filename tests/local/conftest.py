@@ -12,8 +12,8 @@ import pytest
 from provisioner import holds, lifecycle, machines
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment, Role
+from provisioner.remote.ssh import Completed, Connection
 from provisioner.session import Session
-from provisioner.ssh import Completed, Connection
 from provisioner.store.environments import new_id
 
 FAMILIES = Path(__file__).parent / "families"

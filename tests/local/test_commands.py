@@ -9,7 +9,7 @@ import pytest
 
 from provisioner import inside, machines
 from provisioner.errors import TaskError
-from provisioner.ssh import OUTPUT_LIMIT_BYTES
+from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES
 from tests.command_line import answer, provisioner
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 

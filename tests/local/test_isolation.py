@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from provisioner import lifecycle, probes
+from provisioner import lifecycle
 from provisioner.errors import IsolationError
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment
+from provisioner.remote import isolation
 from provisioner.session import Session
 from tests.local.conftest import FAMILIES, Lab, environment_of
 
@@ -121,7 +122,7 @@ def test_more_than_promised_tears_the_environment_down(session: Session, monkeyp
     address = host_address()
     before = session.environments.all()
     with listening(address) as (port, _):
-        monkeypatch.setattr(probes, "PROMISED_ALWAYS", ("neighbour ",))
+        monkeypatch.setattr(isolation, "PROMISED_ALWAYS", ("neighbour ",))
         allowed = Destination(cidr=f"{address}/32", port=port)
         with pytest.raises(IsolationError, match="not isolated as promised") as raised:
             lifecycle.up(session, load_family(FAMILIES / "open_door"), "offline", (allowed,))

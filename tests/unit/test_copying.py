@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from provisioner import copying
 from provisioner.errors import TaskError, UsageError
-from provisioner.ssh import Completed, Connection
+from provisioner.remote import transfer
+from provisioner.remote.ssh import Completed, Connection
 
 
 class HostileMachine:
@@ -43,9 +43,9 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return made
 
 
-def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> copying.Downloaded:
+def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> transfer.Downloaded:
     machine = cast(Connection, HostileMachine(answer, exit_code))
-    return copying.download(machine, "/home/agent/wanted", tmp_path / "inside" / "copy")
+    return transfer.download(machine, "/home/agent/wanted", tmp_path / "inside" / "copy")
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_nothing_is_written_but_what_was_asked_for(answer: bytes, tmp_path: Path
 
 
 def test_a_file_comes_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
-    assert download(archive(member("wanted")), tmp_path) == copying.Downloaded(1, ())
+    assert download(archive(member("wanted")), tmp_path) == transfer.Downloaded(1, ())
     copy = inside / "copy"
     assert copy.read_bytes() == b"content"
     assert copy.stat().st_mode & 0o7022 == 0
@@ -99,13 +99,13 @@ def test_of_a_directory_files_come_and_links_are_named(tmp_path: Path, inside: P
         member("wanted/deep", tarfile.DIRTYPE),
         member("wanted/deep/file"),
     )
-    assert download(answer, tmp_path) == copying.Downloaded(2, ("wanted/link", "wanted/again"))
+    assert download(answer, tmp_path) == transfer.Downloaded(2, ("wanted/link", "wanted/again"))
     names = sorted(str(path.relative_to(inside / "copy")) for path in (inside / "copy").rglob("*"))
     assert names == ["deep", "deep/file", "file"]
 
 
 def test_more_than_the_limit_is_refused_while_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "DOWNLOAD_LIMIT_BYTES", 20_000)
+    monkeypatch.setattr(transfer, "DOWNLOAD_LIMIT_BYTES", 20_000)
     with pytest.raises(TaskError, match="larger than"):
         download(archive(member("wanted"), content=b"x" * 100_000), tmp_path)
 

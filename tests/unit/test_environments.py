@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import InfrastructureError, UsageError
-from provisioner.keys import ed25519_key_pair
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.remote.keys import ed25519_key_pair
 from provisioner.store.environments import EnvironmentStore, new_id
 from provisioner.store.home import Home, locked
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from provisioner.errors import IsolationError
 from provisioner.models import ProbeResult
-from provisioner.probes import _Seen, judge, require
+from provisioner.remote.isolation import _Seen, judge, require
 
 
 def seen(probe: str, reached: bool, user: str = "root") -> list[_Seen]:

@@ -11,8 +11,8 @@ import pytest
 
 from provisioner.errors import TaskError
 from provisioner.redaction import Redactor
-from provisioner.ssh import Completed, Connection
-from provisioner.task_driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.remote.driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.remote.ssh import Completed, Connection
 
 
 class HostileMachine:

@@ -45,7 +45,7 @@ from provisioner.errors import (
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
-from provisioner.ssh import Connection
+from provisioner.remote.ssh import Connection
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from provisioner.store.leases import LEASE

@@ -11,7 +11,7 @@ from provisioner.clouds.aws import leftovers
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
-from provisioner.ssh import Connection
+from provisioner.remote.ssh import Connection
 
 SEAL_SECONDS = 180.0
 HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)

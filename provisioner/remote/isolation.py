@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from provisioner.errors import IsolationError, MachineLostError
 from provisioner.models import Destination, Environment, ProbeResult, Record, Role
-from provisioner.ssh import Connection
+from provisioner.remote.ssh import Connection
 
 PROGRAM = "/usr/lib/provisioner/guest/probe.py"
 PROBE_SECONDS = 60

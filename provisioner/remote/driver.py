@@ -15,7 +15,7 @@ from typing import Any
 
 from provisioner.errors import MachineLostError, TaskError
 from provisioner.redaction import Redactor
-from provisioner.ssh import Completed, Connection
+from provisioner.remote.ssh import Completed, Connection
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.errors import TaskError, UsageError
-from provisioner.ssh import Connection
+from provisioner.remote.ssh import Connection
 
 DOWNLOAD_LIMIT_BYTES = 4 << 30
 
