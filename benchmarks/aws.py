@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 from provisioner import machines  # noqa: E402
 from provisioner.models import Environment  # noqa: E402
 from provisioner.session import Session  # noqa: E402
-from provisioner.terraform import Stack  # noqa: E402
-from provisioner.terraform_process import terraform_environment  # noqa: E402
+from provisioner.terraform.process import terraform_environment  # noqa: E402
+from provisioner.terraform.stack import Stack  # noqa: E402
 from tests.aws.account import Account, make_environment  # noqa: E402
 from tests.provider_mirror import use_provider_mirror  # noqa: E402
 

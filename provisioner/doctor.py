@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from provisioner.terraform_process import terraform_program
+from provisioner.terraform.process import terraform_program
 
 TERRAFORM_HINT = "scripts/install-terraform, or https://developer.hashicorp.com/terraform/install"
 

@@ -27,10 +27,10 @@ from provisioner.errors import (
 from provisioner.models import Endpoint, Environment, Role, Status
 from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.remote.ssh import Connection
-from provisioner.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.session import Session
 from provisioner.store.home import locked, write_atomically
-from provisioner.terraform import Stack
+from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
+from provisioner.terraform.stack import Stack
 
 # Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
 BOOT_SECONDS = 300

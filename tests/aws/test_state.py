@@ -9,7 +9,7 @@ import pytest
 from provisioner import machines
 from provisioner.errors import TerraformError
 from provisioner.session import Session
-from provisioner.terraform import ERRORED_STATE, Stack
+from provisioner.terraform.stack import ERRORED_STATE, Stack
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 

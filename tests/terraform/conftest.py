@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from provisioner.models import Role
-from provisioner.render import EnvironmentSpec, MachineSpec, render_stack
-from provisioner.terraform import Stack
+from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_stack
+from provisioner.terraform.stack import Stack
 
 KEY = "ssh-ed25519 AAAA"
 

@@ -14,7 +14,7 @@ import pytest
 
 from provisioner.errors import Interrupted, TerraformError
 from provisioner.store.home import is_locked
-from provisioner.terraform import Stack
+from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_a_terraform_that_does_not_listen_is_ended_with_all_that_it_started(
     site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str
 ) -> None:
     stubborn_terraform(site, monkeypatch, ignored)
-    monkeypatch.setattr("provisioner.terraform_process.TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr("provisioner.terraform.stack.process.TERMINATE_SECONDS", 0.3)
     site.write(site.spec("one"))
     watcher = interrupt_when("child runs", site.directory / "child")
     with pytest.raises(KeyboardInterrupt):
@@ -141,7 +141,7 @@ def test_removing_ends_the_terraform_of_a_killed_controller_first(site: Site) ->
 
 
 def test_removing_ends_what_a_killed_terraform_left_running(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("provisioner.terraform_process.TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr("provisioner.terraform.stack.process.TERMINATE_SECONDS", 0.3)
     site.write(site.spec("one"))
     site.sleep("one")
     controller = start_controller(site)

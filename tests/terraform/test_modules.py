@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioner import package_data
-from provisioner.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
-from provisioner.terraform_process import terraform_environment
+from provisioner.terraform.process import terraform_environment
+from provisioner.terraform.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
 from tests.terraform.conftest import machine
 
 ROOT = package_data.directory("terraform")

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from provisioner.errors import TerraformError
-from provisioner.render import render_stack
-from provisioner.terraform import Stack
+from provisioner.terraform.render import render_stack
+from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent
 
 ENDPOINT = {"host": "127.0.0.1", "port": 2200, "private_address": None}

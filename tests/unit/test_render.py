@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from provisioner import package_data
 from provisioner.models import Destination
-from provisioner.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
+from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
 
 
 def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object) -> EnvironmentSpec:

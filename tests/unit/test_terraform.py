@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError, TerraformError
-from provisioner.terraform import Stack
-from provisioner.terraform_process import terraform_environment
+from provisioner.terraform.process import terraform_environment
+from provisioner.terraform.stack import Stack
 
 Program = Callable[[str], Stack]
 
@@ -31,7 +31,7 @@ def error_line(summary: str, detail: str = "") -> str:
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Makes a shell script Terraform: `init` works, the rest is the script's. It counts its runs in `runs`."""
-    monkeypatch.setattr("provisioner.terraform.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
 
     def make(script: str) -> Stack:
         path = tmp_path / "terraform"
@@ -152,7 +152,7 @@ def test_without_terraform_the_error_names_doctor(tmp_path: Path, monkeypatch: p
 
 def test_an_interruption_before_the_last_file_leaves_no_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    monkeypatch.setattr("provisioner.terraform.write_atomically", lambda path, text: written.append(path.name))
+    monkeypatch.setattr("provisioner.terraform.stack.write_atomically", lambda path, text: written.append(path.name))
     Stack(tmp_path / "stack").write({"main.tf": "a", "modules/environment/main.tf": "b", "values.json": "c"})
     assert written[-1] == "main.tf"
     assert not Stack(tmp_path / "stack").exists

@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from provisioner import terraform_process
 from provisioner.errors import TerraformError
-from provisioner.render import VALUES
 from provisioner.signals import go_on
 from provisioner.store.home import is_locked, write_atomically
-from provisioner.terraform_process import LOCK, LOG, Message
+from provisioner.terraform import process
+from provisioner.terraform.process import LOCK, LOG, Message
+from provisioner.terraform.render import VALUES
 
 # (what the error says, what it is): each passes by itself.
 RETRYABLE = (
@@ -184,7 +184,7 @@ class Stack:
     def _end_orphan(self) -> None:
         """Whoever has its turn knows that a Terraform at work here belongs to a controller that was killed."""
         orphan = is_locked(self._directory / LOCK)
-        if orphan and not terraform_process.end(self._directory, self._patience_seconds):
+        if orphan and not process.end(self._directory, self._patience_seconds):
             raise TerraformError(
                 f"A Terraform that outlived its controller still works in {self._directory}.",
                 hint="End the processes that keep its terraform.lock open, and try again.",
@@ -273,7 +273,7 @@ class Stack:
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
         for pause_seconds in (*RETRY_SECONDS, None):
             transcript = _Transcript()
-            code = terraform_process.run(
+            code = process.run(
                 self._directory, command, transcript.take, self._patience_seconds, parallelism, self._check
             )
             if code == 0:
