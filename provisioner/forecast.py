@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner import images
 from provisioner.costs.prices import CostLine, cost, worst_hourly
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task
+from provisioner.images import build
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, MachineSize, Record, Role
 from provisioner.session import Session
@@ -48,11 +48,11 @@ def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
     """
     resources = family.manifest.resources(task)
     sizes = session.cloud.choose(resources, None)
-    image = images.built_family_image(session, family)
+    image = build.built_family_image(session, family)
     setup = require_task(session.images.setup_data(image), family.name, task) if image else None
     if setup and setup.aux_vm_spec:
         sizes = session.cloud.choose(resources, setup.aux_vm_spec)
-    sizes["primary"] = images.fitting_image(sizes["primary"], family)
+    sizes["primary"] = build.fitting_image(sizes["primary"], family)
     # What is not known yet counts as the dearer.
     lines = session.cloud.costs(sizes, full_internet=setup.full_internet if setup else True, spot=True)
     builder = session.cloud.builder_size(

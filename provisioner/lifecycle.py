@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import holds, images, inside, machines
+from provisioner import holds, inside, machines
 from provisioner.clock import now
 from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.family.env_file import check_required
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.family.setup_data import require_task
+from provisioner.images import build
 from provisioner.models import (
     Destination,
     Environment,
@@ -70,14 +71,14 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     resources = family.manifest.resources(task)
     # The manifest is known before the family's code has run: what it asks for is refused before a build.
     sizes = session.cloud.choose(resources, None)
-    family_image, setup_data = images.family_image(session, family)
+    family_image, setup_data = build.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)
     built: dict[Role, str] = {"primary": family_image}
     if spec := setup.aux_vm_spec:
         sizes = session.cloud.choose(resources, spec)
-        built["aux"] = images.aux_image(session, family, spec, sizes["aux"])
-    sizes = {**sizes, "primary": images.fitting_image(sizes["primary"], family)}
+        built["aux"] = build.aux_image(session, family, spec, sizes["aux"])
+    sizes = {**sizes, "primary": build.fitting_image(sizes["primary"], family)}
     records = {role: MachineRecord(image=built[role], size=sizes[role], user="root") for role in built}
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 

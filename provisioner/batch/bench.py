@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner import images, lifecycle
+from provisioner import lifecycle
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.board import Board, Running, RunProgress
 from provisioner.batch.launcher import Launcher
@@ -19,6 +19,7 @@ from provisioner.destinations import parse_destination, resolve
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.forecast import Forecast, forecast
+from provisioner.images import build
 from provisioner.models import Record
 from provisioner.progress import Progress, Silence
 from provisioner.registry import Where, open_cloud
@@ -95,7 +96,7 @@ class Bench:
         wanted = family_directories(self.suite, self.directory)
         for path in wanted:
             self.family(path)  # all are checked before the first image is built
-        tasks = {path: list(images.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
+        tasks = {path: list(build.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
         runs = expand(self.suite, tasks, wanted)
         for path, task in dict.fromkeys((run.family, run.task) for run in runs):
             lifecycle.plan(self.session, self.family(path), task)
@@ -111,7 +112,7 @@ class Bench:
         found = []
         for path, globs in wanted.items():
             family = self.family(path)
-            image = images.built_family_image(self.session, family)
+            image = build.built_family_image(self.session, family)
             tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
             if not tasks:
                 found.append(TaskForecast(family=family.name, task=None, runs=None, forecast=None))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from provisioner import doctor as checks
-from provisioner import images
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
+from provisioner.images import build
 from provisioner.registry import Where
 from provisioner.session import Phases
 
@@ -23,7 +23,7 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
     """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
     opened, loaded = builder_session(family, env_file, where, launch)
     with Phases(opened.progress).phase("images"):
-        name, setup = images.family_image(opened, loaded)
+        name, setup = build.family_image(opened, loaded)
     rows = [
         [
             task,

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from provisioner import images
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
+from provisioner.images import build
 from provisioner.registry import Where
 from provisioner.session import Phases, Session
 
@@ -27,7 +27,7 @@ def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
     opened, loaded = builder_session(family, env_file, where, launch)
     phases = Phases(opened.progress)
     with phases.phase("images"):
-        name, aux = images.build_all(opened, loaded)
+        name, aux = build.build_all(opened, loaded)
     data = {"family": loaded.name, "image": name, "aux_images": aux, "seconds": phases.finished[0].seconds}
     return Result(data, "\n".join([name, *aux]))
 

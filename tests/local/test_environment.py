@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from provisioner import images, inside, lifecycle, machines
+from provisioner import inside, lifecycle, machines
 from provisioner.errors import TaskError
 from provisioner.family.loader import load_family
+from provisioner.images import build
 from provisioner.models import Environment
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
@@ -161,7 +162,7 @@ def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> 
 
     before = images_of_lab()
     family = load_family(FAMILIES / "lab")
-    name, _ = images.family_image(lab.session, family)
+    name, _ = build.family_image(lab.session, family)
     assert name == lab.environment.machines["primary"].image
     other = lifecycle.up(lab.session, family, "pair")
     try:

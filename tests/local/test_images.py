@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import images, lifecycle, machines
+from provisioner import lifecycle, machines
 from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily, load_family
+from provisioner.images import build
 from provisioner.session import Session
 from tests.command_line import CLI, variables
 
@@ -55,7 +56,7 @@ def assert_nothing_left(session: Session, name: str) -> None:
 def test_an_install_that_fails_shows_its_output_and_keeps_its_log(session: Session, tmp_path: Path) -> None:
     broken = family(tmp_path, "broken", 'print("so far so good"); raise RuntimeError(os.environ["BROKEN_TOKEN"])')
     with pytest.raises(ImageBuildError, match=r"RuntimeError: \[redacted:BROKEN_TOKEN\]") as raised:
-        images.family_image(session, broken)
+        build.family_image(session, broken)
     assert "so far so good" in (raised.value.details or "")
     assert TOKEN not in (raised.value.details or "")
     builder = (raised.value.hint or "").split()[2]
@@ -66,7 +67,7 @@ def test_an_install_that_fails_shows_its_output_and_keeps_its_log(session: Sessi
 def test_a_secret_that_stays_in_the_image_fails_the_build(session: Session, tmp_path: Path) -> None:
     leaky = family(tmp_path, "leaky", 'pathlib.Path("/opt/kept").write_text("x" + os.environ["BROKEN_TOKEN"])')
     with pytest.raises(ImageBuildError, match=r"secrets in the image: .*/opt/kept.*BROKEN_TOKEN"):
-        images.family_image(session, leaky)
+        build.family_image(session, leaky)
     assert_nothing_left(session, "leaky")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.clouds import base_image
 from provisioner.family.loader import load_family
-from provisioner.images import family_image_name
+from provisioner.images.build import family_image_name
 from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home

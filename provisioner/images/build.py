@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from provisioner import machines
-from provisioner.builders import Builder, build, look_into
 from provisioner.clock import now
 from provisioner.errors import UnavailableError
 from provisioner.family.files import digest_files
 from provisioner.family.loader import TaskFamily, check_build_steps, family_digest
-from provisioner.filling import (
+from provisioner.images.builder import Builder, build, look_into
+from provisioner.images.provisioning import (
     AUX_SHELL,
     files_of,
     fill_family,
