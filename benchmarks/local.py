@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import Home, LocalCloud, Session, lifecycle, load_family, load_settings, machines
+from provisioner import Home, LocalCloud, Session, load_family, load_settings, machines
+from provisioner.environment import lifecycle
 from provisioner.models import Endpoint, Environment
 from provisioner.store.environments import new_id
 

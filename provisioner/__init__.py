@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local import LocalCloud
     from provisioner.config import load_settings
-    from provisioner.errors import ProvisionerError
-    from provisioner.family.loader import load_family
-    from provisioner.lifecycle import (
+    from provisioner.environment.lifecycle import (
         AgentCommand,
         RunResult,
         destroy,
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
         score,
         up,
     )
+    from provisioner.errors import ProvisionerError
+    from provisioner.family.loader import load_family
     from provisioner.models import Environment
     from provisioner.session import Session
     from provisioner.store.home import Home

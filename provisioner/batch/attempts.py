@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import holds, inside, lifecycle, machines
+from provisioner import holds, machines
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
     AgentStep,
@@ -34,6 +34,7 @@ from provisioner.batch.steps import (
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds import Found
+from provisioner.environment import lifecycle, operations
 from provisioner.errors import (
     BudgetError,
     InfrastructureError,
@@ -126,7 +127,7 @@ class Attempt:
             limit = self.suite.limits.agent_limit
             with phases.phase("agent"):
                 try:
-                    done = inside.run_agent(
+                    done = operations.run_agent(
                         self.session, environment, self.directory / agent.directory, agent.command, limit
                     )
                 except TimeoutError:

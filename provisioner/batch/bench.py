@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner import lifecycle
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.board import Board, Running, RunProgress
 from provisioner.batch.launcher import Launcher
@@ -15,10 +14,11 @@ from provisioner.clouds import Cloud
 from provisioner.config import Settings
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
-from provisioner.destinations import parse_destination, resolve
+from provisioner.environment import lifecycle
+from provisioner.environment.allowlist import parse_destination, resolve
+from provisioner.environment.estimate import Forecast, forecast
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
-from provisioner.forecast import Forecast, forecast
 from provisioner.images import build
 from provisioner.models import Record
 from provisioner.progress import Progress, Silence

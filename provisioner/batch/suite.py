@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from provisioner import strict_yaml
-from provisioner.destinations import parse_destination
+from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record

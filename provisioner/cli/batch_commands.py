@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from provisioner import lifecycle
 from provisioner.cli.batch_running import serve, summary_data, work, write_report
 from provisioner.cli.context import (
     DATABASE_VARIABLE,
@@ -26,6 +25,7 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.config import load_settings
+from provisioner.environment import lifecycle
 from provisioner.errors import ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
 from provisioner.store.home import Home, is_locked

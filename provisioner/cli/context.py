@@ -23,7 +23,7 @@ from provisioner.cli.output import Result, TerminalProgress, render, render_erro
 from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
-from provisioner.destinations import parse_destination, resolve
+from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageError
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside

@@ -25,7 +25,7 @@ from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
-from provisioner.forecast import Forecast, forecast
+from provisioner.environment.estimate import Forecast, forecast
 from provisioner.registry import Where
 from provisioner.ttl import BUILDER_LIMIT, words
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner import lifecycle, machines
+from provisioner import machines
 from provisioner.cli.context import (
     AllowOption,
     EnvFileOption,
@@ -29,6 +29,7 @@ from provisioner.cli.context import (
 )
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
+from provisioner.environment import lifecycle
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner import extending, sweep
 from provisioner.cli.context import (
     EnvironmentArgument,
     command,
@@ -16,6 +15,7 @@ from provisioner.cli.context import (
     shared_database,
 )
 from provisioner.cli.output import Result, table
+from provisioner.environment import extend, sweep
 from provisioner.errors import StillThereError
 from provisioner.registry import Where
 from provisioner.ttl import parse_duration
@@ -34,7 +34,7 @@ def extend(
     """Moves the limit: the hold, the schedule or watchdog, and the timers in the machines."""
     duration = parse_duration(by)
     opened, environment = environment_session(env)
-    environment = extending.extend(opened, environment, duration)
+    environment = extend.extend(opened, environment, duration)
     data = {"environment": environment.id, "expires_at": environment.expires_at.isoformat()}
     return Result(data, f"{environment.id} ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest.")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from provisioner import inside, machines
+from provisioner import machines
 from provisioner.cli.context import (
     EnvFileOption,
     EnvironmentArgument,
@@ -19,6 +19,7 @@ from provisioner.cli.context import (
     parse_text,
 )
 from provisioner.cli.output import Result
+from provisioner.environment import operations
 from provisioner.errors import HostError, UsageError
 from provisioner.models import Role
 from provisioner.remote import transfer
@@ -160,7 +161,7 @@ def agent(
     if not agent_command.strip():
         raise UsageError("COMMAND is empty.")
     opened, environment = environment_session(env, env_file)
-    done = inside.run_agent(opened, environment, directory, agent_command)
+    done = operations.run_agent(opened, environment, directory, agent_command)
     data = {
         "environment": environment.id,
         "exit_code": done.exit_code,

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner import lifecycle, machines
+from provisioner import machines
 from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
+from provisioner.environment import lifecycle
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment

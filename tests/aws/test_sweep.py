@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from provisioner import machines, sweep
+from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds.aws import leftovers
+from provisioner.environment import sweep
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import extending, inside, lifecycle, machines
+from provisioner import machines
 from provisioner.clock import now
+from provisioner.environment import extend, lifecycle, operations
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.family.loader import load_family
 from provisioner.models import Environment
@@ -37,12 +38,12 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     try:
         assert session.environments.find(environment.id[-6:]).status == "ready"
         assert environment.probes
-        done = inside.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
+        done = operations.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment)[1].score == 0.75
         with machines.connect(session, environment, "primary", "agent") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
-        longer = extending.extend(session, environment, timedelta(hours=1))
+        longer = extend.extend(session, environment, timedelta(hours=1))
         assert longer.expires_at == environment.expires_at + timedelta(hours=1)
         _end_at_its_limit(session, longer)
     finally:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import holds, lifecycle, machines
+from provisioner import holds, machines
+from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment, Role
 from provisioner.remote.ssh import Completed, Connection

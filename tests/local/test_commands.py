@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import inside, machines
+from provisioner import machines
+from provisioner.environment import operations
 from provisioner.errors import TaskError
 from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES
 from tests.command_line import answer, provisioner
@@ -125,10 +126,10 @@ def test_a_helper_that_family_code_replaced_does_not_flood_the_controller(lab: L
         assert connection.run(["mount", "--bind", "/tmp/evil.py", helper]).exit_code == 0
         try:
             with pytest.raises(TaskError, match="more than 16 MiB"):
-                inside.driver(lab.session, lab.environment, connection).call("score")
+                operations.driver(lab.session, lab.environment, connection).call("score")
             garbage = "import sys; print('{' * 100000)"
             assert connection.run(["sh", "-c", "cat > /tmp/evil.py"], stdin=garbage.encode()).exit_code == 0
-            answer = inside.driver(lab.session, lab.environment, connection).call("score")
+            answer = operations.driver(lab.session, lab.environment, connection).call("score")
             with pytest.raises(TaskError, match="no result that could be read"):
                 answer.value("score()")
         finally:

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from provisioner import inside, lifecycle, machines
+from provisioner import machines
+from provisioner.environment import lifecycle, operations
 from provisioner.errors import TaskError
 from provisioner.family.loader import load_family
 from provisioner.images import build
@@ -125,8 +126,8 @@ def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target
 
 def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:
     with machines.connect(lab.session, lab.environment, "primary") as connection:
-        driver = inside.driver(lab.session, lab.environment, connection)
-        assert inside.run_tests(lab.session, lab.environment, driver, ["-q"]) == 0
+        driver = operations.driver(lab.session, lab.environment, connection)
+        assert operations.run_tests(lab.session, lab.environment, driver, ["-q"]) == 0
     log = (lab.session.environments.logs(lab.environment.id) / "pytest.log").read_text()
     assert re.search(r"2 passed, 1 skipped", log)
 

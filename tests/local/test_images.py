@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import lifecycle, machines
+from provisioner import machines
+from provisioner.environment import lifecycle
 from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images import build

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from provisioner import lifecycle
+from provisioner.environment import lifecycle
 from provisioner.errors import IsolationError
 from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment

@@ -10,10 +10,11 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner import extending, lifecycle, machines, sweep
+from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds import strays
 from provisioner.clouds.base_image import GUEST
+from provisioner.environment import extend, lifecycle, sweep
 from provisioner.family.loader import load_family
 from provisioner.models import Environment, Role
 from provisioner.session import Session
@@ -75,7 +76,7 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
     for role in environment.machines:
         left = seconds_to_power_off(session, environment, role)
         assert abs(left - (environment.expires_at - now()).total_seconds()) < 30
-    extended = extending.extend(session, environment, timedelta(hours=2))
+    extended = extend.extend(session, environment, timedelta(hours=2))
     assert extended.expires_at == environment.expires_at + timedelta(hours=2)
     assert session.environments.find(environment.id).expires_at == extended.expires_at
     for role in environment.machines:

@@ -13,8 +13,9 @@ from typing import Self
 
 import boto3
 
-from provisioner import machines, sweep
+from provisioner import machines
 from provisioner.clouds.aws import schedules
+from provisioner.environment import sweep
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, REGION, Account, make_environment

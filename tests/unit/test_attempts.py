@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from provisioner import inside, lifecycle, machines
+from provisioner import machines
 from provisioner.batch import attempts
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds import Ending, Found
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.environment import lifecycle, operations
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
@@ -177,7 +178,7 @@ def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
 ) -> None:
     recorded(attempt)
     cloud.alive_ones, cloud.why = {"primary": False}, why
-    monkeypatch.setattr(inside, "run_agent", raising(MachineLostError("No answer.")))
+    monkeypatch.setattr(operations, "run_agent", raising(MachineLostError("No answer.")))
     failure = attempt.agent().failure
     assert failure is not None
     assert (failure.outcome, failure.retry) == (outcome, retry)
@@ -228,7 +229,7 @@ def test_a_resumed_run_is_looked_after_by_its_new_process(attempt: Attempt, monk
         attended.append(is_locked(attempt.session.environments.lease(attempt.id)))
         raise TaskError("It broke.")
 
-    monkeypatch.setattr(inside, "run_agent", work)
+    monkeypatch.setattr(operations, "run_agent", work)
     attempt.agent()
     assert attended == [True]
 

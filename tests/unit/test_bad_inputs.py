@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.destinations import parse_destination
+from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import check_build_steps, parse_build_steps
 from provisioner.family.env_file import check_required, load_env_file

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from provisioner.destinations import AllowedDestination, parse_destination, resolve
+from provisioner.environment.allowlist import AllowedDestination, parse_destination, resolve
 from provisioner.errors import UsageError
 from provisioner.models import Destination
 

@@ -11,10 +11,10 @@ from provisioner.clouds import Found
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.environment.sweep import find, judge, sweep
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home
-from provisioner.sweep import find, judge, sweep
 
 HERE = "home-1"
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import holds, inside, machines
+from provisioner import holds, machines
 from provisioner.clock import now
+from provisioner.environment import operations
 from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.family.env_file import check_required
 from provisioner.family.loader import TaskFamily
@@ -209,13 +210,13 @@ def _bring_up(session: Session, planned: Plan, environment: Environment, phases:
         with phases.phase("isolation"):
             results = prove_isolation(session, environment, connections)
             environment = session.environments.update(environment, probes=results)
-        driver = inside.driver(session, environment, connections["primary"])
+        driver = operations.driver(session, environment, connections["primary"])
         with phases.phase("start"):
-            inside.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
+            operations.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
             environment = session.environments.update(environment, started_at=now())
         if environment.has_intermediate_score:
             with phases.phase("first score"):
-                environment, _ = inside.intermediate_score(session, environment, driver)
+                environment, _ = operations.intermediate_score(session, environment, driver)
     return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
 
 
@@ -266,7 +267,7 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
 
 def _teardown(session: Session, environment: Environment) -> None:
     with _driver(session, environment) as driver:
-        inside.teardown(session, environment, driver)
+        operations.teardown(session, environment, driver)
 
 
 @contextlib.contextmanager
@@ -328,7 +329,7 @@ def run(
     try:
         if agent:
             with phases.phase("agent"):
-                exit_code = inside.run_agent(session, environment, agent.directory, agent.command).exit_code
+                exit_code = operations.run_agent(session, environment, agent.directory, agent.command).exit_code
         with phases.phase("score"):
             environment, outcome = score(session, environment, submission)
     finally:
@@ -355,10 +356,10 @@ def score(session: Session, environment: Environment, submission: str | None = N
         the record with its score log, and the result.
     """
     with machines.held(session, environment) as environment, _driver(session, environment) as driver:
-        return inside.end_score(session, environment, driver, submission)
+        return operations.end_score(session, environment, driver, submission)
 
 
-def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, inside.IntermediateScore]:
+def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, operations.IntermediateScore]:
     """Scores an environment once in between (Task Standard, intermediate scoring).
 
     Returns:
@@ -368,13 +369,13 @@ def intermediate_score(session: Session, environment: Environment) -> tuple[Envi
         UsageError: the family has no intermediate_score.
     """
     with machines.held(session, environment) as environment, _driver(session, environment) as driver:
-        return inside.intermediate_score(session, environment, driver)
+        return operations.intermediate_score(session, environment, driver)
 
 
 @contextlib.contextmanager
 def _driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
     with machines.connect(session, environment, "primary") as connection:
-        yield inside.driver(session, environment, connection)
+        yield operations.driver(session, environment, connection)
 
 
 def run_tests(
@@ -399,7 +400,7 @@ def run_tests(
     environment = _up(session, family, task, allowed)
     try:
         with phases.phase("tests"), _driver(session, environment) as driver:
-            code = inside.run_tests(session, environment, driver, arguments)
+            code = operations.run_tests(session, environment, driver, arguments)
     finally:
         if keep:
             environment = _leave(session, environment)
