@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from provisioner import doctor as checks
+from provisioner.terraform import requirements
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
@@ -42,7 +42,7 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
 def doctor(*, where: Where) -> Result:
     """What is missing."""
     opened = session(where=where)
-    problems = [*checks.problems(), *opened.cloud.problems()]
+    problems = [*requirements.problems(), *opened.cloud.problems()]
     notes = opened.cloud.notes()
     data = {
         "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],

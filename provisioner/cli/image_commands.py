@@ -8,7 +8,7 @@ import typer
 
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
-from provisioner.images import build
+from provisioner.images.build import build_all
 from provisioner.registry import Where
 from provisioner.session import Phases, Session
 
@@ -27,7 +27,7 @@ def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
     opened, loaded = builder_session(family, env_file, where, launch)
     phases = Phases(opened.progress)
     with phases.phase("images"):
-        name, aux = build.build_all(opened, loaded)
+        name, aux = build_all(opened, loaded)
     data = {"family": loaded.name, "image": name, "aux_images": aux, "seconds": phases.finished[0].seconds}
     return Result(data, "\n".join([name, *aux]))
 

@@ -15,7 +15,8 @@ from provisioner.cli.context import (
     shared_database,
 )
 from provisioner.cli.output import Result, table
-from provisioner.environment import extend, sweep
+from provisioner.environment import sweep
+from provisioner.environment.extend import extend as extend_environment
 from provisioner.errors import StillThereError
 from provisioner.registry import Where
 from provisioner.ttl import parse_duration
@@ -34,7 +35,7 @@ def extend(
     """Moves the limit: the hold, the schedule or watchdog, and the timers in the machines."""
     duration = parse_duration(by)
     opened, environment = environment_session(env)
-    environment = extend.extend(opened, environment, duration)
+    environment = extend_environment(opened, environment, duration)
     data = {"environment": environment.id, "expires_at": environment.expires_at.isoformat()}
     return Result(data, f"{environment.id} ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest.")
 

@@ -76,8 +76,8 @@ def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp
     wanted = family(tmp_path, "wanted", f"print({os.getpid()})")
     argv = [*CLI, "image", "build", str(wanted.directory)]
     builds = [subprocess.Popen(argv, env=variables(session.home), stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [build.communicate(timeout=300)[1] for build in builds]
-    assert [build.returncode for build in builds] == [0, 0], said
+    said = [process.communicate(timeout=300)[1] for process in builds]
+    assert [process.returncode for process in builds] == [0, 0], said
     assert sum("Building the image of wanted" in text for text in said) == 1
     assert sum("waiting for it" in text for text in said) == 1
     assert [image.family for image in session.images.all()].count("wanted") == 1

@@ -1,4 +1,4 @@
-"""What every cloud needs of the controller. What one cloud needs beside, its own `problems` say."""
+"""What every cloud needs of the controller: Terraform. What one cloud needs besides, its `problems()` say."""
 
 from __future__ import annotations
 
