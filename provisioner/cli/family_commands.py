@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from provisioner.terraform import requirements
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.errors import HostError
 from provisioner.images import build
 from provisioner.registry import Where
 from provisioner.session import Phases
+from provisioner.terraform import requirements
 
 
 def register(app: typer.Typer) -> None:
