@@ -46,6 +46,11 @@ class SteadyStderr(io.TextIOBase):
             try:
                 stream.write(text)
                 stream.flush()
+            except RuntimeError:
+                # A signal came while a line was being written, and its handler writes another: Python's buffer cannot
+                # be entered twice, and the handler must not raise in the middle of a clean-up.
+                with contextlib.suppress(OSError):
+                    os.write(stream.fileno(), text.encode(errors="backslashreplace"))
             except OSError:  # a pipe without a reader, a terminal that hung up, a full disk
                 with contextlib.suppress(OSError):
                     silence(stream)

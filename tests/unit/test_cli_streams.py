@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from provisioner.cli.output import TerminalProgress
+from provisioner.cli.streams import stderr
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, str(ROOT / "cli.py")]
@@ -150,3 +153,28 @@ def test_bash_completes_after_install_completion(tmp_path: Path) -> None:
 def test_the_completion_script_is_shown_for_the_shell_that_asks(tmp_path: Path) -> None:
     done = run("--show-completion; exit", tmp_path)
     assert "complete -o default -F _provisioner_completion provisioner" in done.stdout
+
+
+def test_a_line_written_by_a_signal_handler_while_another_is_written_is_not_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    told = stderr()
+
+    class Interrupted(io.RawIOBase):
+        """Stands for the moment at which a signal arrives: in the middle of a write."""
+
+        def writable(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            return writer
+
+        def write(self, data: Any) -> int:
+            told.write("from the handler\n")
+            return os.write(writer, data)
+
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Interrupted())))
+    told.write("a line\n")
+    assert os.read(reader, 1000) == b"from the handler\na line\n"
+    os.close(reader)
