@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
     import os, sys, time
-    from provisioner.interrupts import Interrupts
+    from provisioner.signals import Interrupts
 
     def tell(text):
-        os.write(1, (text + "\n").encode())  # print() from a handler may find its buffer in use
+        os.write(1, f"{text}\\n".encode())  # print() in a handler may find its buffer in use
 
     interrupts = Interrupts(tell)
     interrupts.install()
