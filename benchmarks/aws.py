@@ -26,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from provisioner import machines  # noqa: E402
+from provisioner.machines.create import create_machines, root_files  # noqa: E402
+from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment  # noqa: E402
 from provisioner.session import Session  # noqa: E402
 from provisioner.terraform.process import terraform_environment  # noqa: E402
@@ -114,7 +115,7 @@ def measured(name: str, count: int, work: Callable[[], None], without: set[int])
 
 def ours(session: Session, environments: list[Environment]) -> None:
     """Creates and destroys them as the product does."""
-    machines.destroy(session, *machines.create(session, environments))
+    destroy_machines(session, *create_machines(session, environments))
 
 
 def plain(root: Path) -> None:
@@ -146,7 +147,7 @@ def main() -> None:
                 continue
             root = Path(directory) / f"plain-{count}"
             placed = [one.model_copy(update={"placement": session.cloud.place(one)}) for one in environments]
-            Stack(root).write(machines.root_of(session, placed))
+            Stack(root).write(root_files(session, placed))
             measured("ours", count, partial(ours, session, environments), without)
             measured("plain", count, partial(plain, root), without)
 

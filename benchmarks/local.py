@@ -20,8 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import Home, LocalCloud, Session, load_family, load_settings, machines
+from provisioner import Home, LocalCloud, Session, load_family, load_settings
 from provisioner.environment import lifecycle
+from provisioner.machines.boot import boot_machines
+from provisioner.machines.create import record_environment
 from provisioner.models import Endpoint, Environment
 from provisioner.store.environments import new_id
 
@@ -67,7 +69,7 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
 def raw_boot(session: Session, like: Environment) -> float:
     """Seconds until two machines like those of `like`, started by hand, run a command over SSH."""
     environment = like.model_copy(update={"id": new_id("raw", None), "endpoints": {}})
-    machines.record(session, environment)
+    record_environment(session, environment)
 
     def boot() -> None:
         started = [start_machine(session, environment, role) for role in environment.machines]
@@ -78,7 +80,7 @@ def raw_boot(session: Session, like: Environment) -> float:
             )
             for role in environment.machines
         }
-        reached = machines.boot(session, environment.model_copy(update={"endpoints": endpoints}))
+        reached = boot_machines(session, environment.model_copy(update={"endpoints": endpoints}))
         for connection in reached.values():
             with connection:
                 assert connection.run(["true"]).exit_code == 0

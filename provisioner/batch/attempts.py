@@ -16,7 +16,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import holds, machines
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
     AgentStep,
@@ -45,6 +44,8 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
+from provisioner.machines import reservations
+from provisioner.machines.logs import keep_journals
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
@@ -100,7 +101,7 @@ class Attempt:
                 self._clear(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(why), **facts)
             environment = known if known and known.status == "ready" else self._launch(known)
-            holds.attend(self.session, environment)
+            reservations.attend(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
@@ -183,7 +184,7 @@ class Attempt:
             return
         if environment.started_at:
             with phases.phase("logs"):
-                machines.keep_journals(self.session, environment)
+                keep_journals(self.session, environment)
         lifecycle.destroy(self.session, environment, phases)
 
     def _record(self) -> Environment | None:
@@ -316,7 +317,7 @@ class Attempt:
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
             # A resumed run's own process looks after it from now on.
-            holds.attend(self.session, environment)
+            reservations.attend(self.session, environment)
             kept = self.session.environments.logs(self.id) / f"step-{name}.json"
             if kept.exists():
                 return kind.model_validate(json.loads(kept.read_text()))

@@ -11,8 +11,8 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from provisioner import machines
 from provisioner.errors import CapacityError, Interrupted, TerraformError
+from provisioner.machines.create import create_machines
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import new_id
@@ -124,7 +124,7 @@ class Launcher:
             left[placed.id] = (wish, placed)
         while left:
             try:
-                created = machines.create(session, [placed for _, placed in left.values()])
+                created = create_machines(session, [placed for _, placed in left.values()])
             except (TerraformError, CapacityError) as error:
                 failed = error.environments & left.keys()
                 if not failed or failed == left.keys():

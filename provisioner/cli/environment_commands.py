@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner import machines
 from provisioner.cli.context import (
     AllowOption,
     EnvFileOption,
@@ -33,6 +32,7 @@ from provisioner.environment import lifecycle
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
+from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.registry import Where
 from provisioner.session import Session
@@ -316,7 +316,7 @@ def logs(env: PastEnvironmentArgument) -> Result:
     environment = opened.environments.find(env, archived=True)
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
-        machines.keep_logs(session_of(environment, opened), environment)
+        keep_logs(session_of(environment, opened), environment)
     texts = {path.stem: path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))}
     shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
     return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")

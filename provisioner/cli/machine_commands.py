@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from provisioner import machines
 from provisioner.cli.context import (
     EnvFileOption,
     EnvironmentArgument,
@@ -21,6 +20,7 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result
 from provisioner.environment import operations
 from provisioner.errors import HostError, UsageError
+from provisioner.machines.connect import connect
 from provisioner.models import Role
 from provisioner.remote import transfer
 from provisioner.remote.ssh import Login
@@ -57,7 +57,7 @@ def execute(
 ) -> Result:
     """Runs a command; its output goes through as it is, its stdin is empty."""
     opened, environment = environment_session(env)
-    with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
+    with connect(opened, environment, machine, _user(user, machine)) as connection:
         done = connection.run(
             arguments,
             on_stdout=None if as_json else lambda data: _write(1, data),
@@ -126,7 +126,7 @@ def cp(
     if from_machine and PurePosixPath(remote).name in ("", ".."):
         raise UsageError("The path in the machine must end with the name of a file or directory.")
     opened, environment = environment_session(name)
-    with machines.connect(opened, environment, machine, _user(user, machine)) as connection:
+    with connect(opened, environment, machine, _user(user, machine)) as connection:
         if from_machine:
             downloaded = transfer.download(connection, remote, Path(destination))
         else:

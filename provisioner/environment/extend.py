@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner import holds, machines
 from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
 from provisioner.costs.ledger import Entry, Limit
 from provisioner.errors import MachineLostError, ProvisionerError, UsageError
+from provisioner.machines import reservations
+from provisioner.machines.connect import connect
+from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ttl import extended
@@ -25,7 +27,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         BudgetError: the longer time does not fit a budget; nothing has changed.
         MachineLostError: the timer inside a machine could not be moved: the machine ends at its earlier limit.
     """
-    with machines.held(session, environment) as environment:
+    with environment_lock(session, environment) as environment:
         if environment.status != "ready" and not environment.endpoints:
             raise UsageError(f"{environment.id} is not up: its status is {environment.status}.")
         if environment.shared_ledger and not session.database:
@@ -35,7 +37,9 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
             )
         later = extended(environment.created_at, environment.expires_at, by, now())
         longer = environment.model_copy(update={"expires_at": later})
-        session.ledger.extend(environment.id, later, holds.worst_cost(longer), lambda entry: _limits(session, entry))
+        session.ledger.extend(
+            environment.id, later, reservations.worst_cost(longer), lambda entry: _limits(session, entry)
+        )
         environment = session.environments.save(longer)
         session.cloud.move_limit(environment)
         _move_timers(session, environment)
@@ -52,7 +56,7 @@ def _move_timers(session: Session, environment: Environment) -> None:
     moment = str(int(environment.expires_at.timestamp()))
     for role in environment.machines:
         try:
-            with machines.connect(session, environment, role) as connection:
+            with connect(session, environment, role) as connection:
                 done = connection.run(["sh", "-c", program, "limit", moment, "move"], timeout_seconds=60)
             said = done.stderr.decode(errors="replace").strip()[-500:] if done.exit_code else ""
         except (ProvisionerError, TimeoutError) as error:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import holds, machines
 from provisioner.clock import now
 from provisioner.environment import operations
 from provisioner.errors import CapacityError, ProvisionerError
@@ -19,6 +18,14 @@ from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.family.setup_data import require_task
 from provisioner.images import build
+from provisioner.machines import reservations
+from provisioner.machines.boot import boot_machines
+from provisioner.machines.connect import connect
+from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.locking import environment_lock
+from provisioner.machines.logs import keep_logs
+from provisioner.machines.parallel import on_all_machines
 from provisioner.models import (
     Destination,
     Environment,
@@ -58,7 +65,7 @@ Create = Callable[[Session, Environment], Environment]
 
 
 def _create_alone(session: Session, environment: Environment) -> Environment:
-    [created] = machines.create(session, [environment])
+    [created] = create_machines(session, [environment])
     return created
 
 
@@ -143,11 +150,11 @@ def launch(
         ProvisionerError: what was created is destroyed again.
     """
     environment = _new_environment(session, planned, identity)
-    with machines.held(session, environment):
-        environment = holds.take(session, environment)
+    with environment_lock(session, environment):
+        environment = reservations.take(session, environment)
         with _cleared_on_failure(session, environment):
             with phases.phase("create"):
-                machines.record(session, environment)
+                record_environment(session, environment)
                 environment = create(session, environment)
             return _bring_up(session, planned, environment, phases)
 
@@ -158,8 +165,8 @@ def adopt(session: Session, planned: Plan, environment: Environment, phases: Pha
     Raises:
         ProvisionerError: what was created is destroyed again.
     """
-    with machines.held(session, environment) as known, _cleared_on_failure(session, known):
-        holds.attend(session, known)
+    with environment_lock(session, environment) as known, _cleared_on_failure(session, known):
+        reservations.attend(session, known)
         return _bring_up(session, planned, known, phases)
 
 
@@ -170,8 +177,8 @@ def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[
     except BaseException:
         with session.shield():
             session.progress.note(f"Clearing away {environment.id}")
-            machines.keep_logs(session, environment)
-            machines.destroy(session, session.environments.reread(environment))
+            keep_logs(session, environment)
+            destroy_machines(session, session.environments.reread(environment))
         raise
 
 
@@ -203,7 +210,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
 
 def _bring_up(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
     with phases.phase("boot"):
-        connections = machines.boot(session, environment)
+        connections = boot_machines(session, environment)
     with contextlib.ExitStack() as stack:
         for connection in connections.values():
             stack.enter_context(connection)
@@ -230,7 +237,7 @@ def prove_isolation(
     """
     gateways = session.cloud.gateways(environment)
     with isolation.canary() as canary:
-        found = machines.in_parallel(
+        found = on_all_machines(
             connections,
             lambda role, _: isolation.run(
                 connections[role],
@@ -253,15 +260,15 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
         StillThereError: something of it would not go.
     """
     phases = prior or Phases(session.progress)
-    with machines.held(session, environment) as environment:
+    with environment_lock(session, environment) as environment:
         if not session.environments.directory(environment.id).exists():
             return tuple(phases.finished)
         if environment.has_teardown and environment.started_at and environment.endpoints:
             with phases.phase("teardown"), _reported(session, "teardown"):
                 _teardown(session, environment)
         with phases.phase("destroy"):
-            machines.keep_logs(session, environment)
-            machines.destroy(session, environment)
+            keep_logs(session, environment)
+            destroy_machines(session, environment)
     return tuple(phases.finished)
 
 
@@ -355,7 +362,7 @@ def score(session: Session, environment: Environment, submission: str | None = N
     Returns:
         the record with its score log, and the result.
     """
-    with machines.held(session, environment) as environment, _driver(session, environment) as driver:
+    with environment_lock(session, environment) as environment, _driver(session, environment) as driver:
         return operations.end_score(session, environment, driver, submission)
 
 
@@ -368,13 +375,13 @@ def intermediate_score(session: Session, environment: Environment) -> tuple[Envi
     Raises:
         UsageError: the family has no intermediate_score.
     """
-    with machines.held(session, environment) as environment, _driver(session, environment) as driver:
+    with environment_lock(session, environment) as environment, _driver(session, environment) as driver:
         return operations.intermediate_score(session, environment, driver)
 
 
 @contextlib.contextmanager
 def _driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
-    with machines.connect(session, environment, "primary") as connection:
+    with connect(session, environment, "primary") as connection:
         yield operations.driver(session, environment, connection)
 
 

@@ -14,11 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
+from provisioner.machines.connect import connect
+from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
 from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
@@ -43,7 +44,7 @@ def vm_variables(session: Session, environment: Environment) -> dict[str, str]:
     if "aux" not in environment.machines:
         return {}
     return {
-        "VM_SSH_USERNAME": machines.AUX_USER,
+        "VM_SSH_USERNAME": AUX_USER,
         "VM_SSH_PRIVATE_KEY": session.environments.key(environment.id, "task").private,
         "VM_IP_ADDRESS": environment.endpoints["aux"].private_address or "",
     }
@@ -212,7 +213,7 @@ def run_agent(
     """
     if not directory.is_dir():
         raise UsageError(f"The agent's directory {directory} does not exist.")
-    with machines.connect(session, environment, "primary", "agent") as connection:
+    with connect(session, environment, "primary", "agent") as connection:
         # As agent and not as root: a link that an earlier agent planted leads root astray.
         unpack = 'rm -rf "$HOME/scaffolding" && mkdir "$HOME/scaffolding" && exec tar -x -C "$HOME/scaffolding"'
         sent = connection.send_tree(["sh", "-c", unpack], lambda archive: archive.add(directory, arcname="."))
@@ -231,7 +232,7 @@ def run_agent(
                 session, environment, connection, argv, log="agent", timeout_seconds=seconds + STOPPING_SECONDS
             )
         except TimeoutError:
-            with machines.connect(session, environment, "primary") as root:
+            with connect(session, environment, "primary") as root:
                 root.run(["pkill", "-KILL", "-u", "agent"], timeout_seconds=STOPPING_SECONDS)
             raise
         if time.monotonic() - begin >= seconds and done.exit_code != 0:

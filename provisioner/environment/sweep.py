@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds import Found
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import ProvisionerError
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.locking import environment_lock
+from provisioner.machines.logs import keep_logs
+from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.home import is_locked
@@ -172,11 +175,11 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], str
     try:
         record = session.environments.find(stray.environment)
         opened = session_of(record)
-        with machines.held(opened, record) as known, opened.shield():
+        with environment_lock(opened, record) as known, opened.shield():
             if session.environments.directory(known.id).exists():
                 session.progress.note(f"Removing {known.id}: {stray.reason}")
-                machines.keep_logs(opened, known)
-                machines.destroy(opened, known)
+                keep_logs(opened, known)
+                destroy_machines(opened, known)
     except ProvisionerError as error:
         return stray.model_copy(update={"trouble": error.message})
     return stray
@@ -200,7 +203,7 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
     store = session.environments
     for name in session.images.remove_unfinished():
         session.progress.note(f"Removed what was left of building {name}")
-    machines.forget_stacks(session)
+    discard_unused_stacks(session)
     known = {one.id for one in store.readable()} | store.unreadable().keys()
     held = [
         entry

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.errors import UnavailableError
 from provisioner.family.files import digest_files
@@ -29,6 +28,7 @@ from provisioner.images.provisioning import (
     run_steps,
 )
 from provisioner.machine_types import MINIMUM_DISK_GIB
+from provisioner.machines.create import AUX_USER
 from provisioner.models import BaseImage, FileBuildStep, MachineSize, SetupData, VMSpec
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
@@ -173,8 +173,8 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
         if directory is not None:
 
             def fill(driver: TaskDriver, connection: Connection) -> None:
-                home = f"/home/{machines.AUX_USER}"
-                run_steps(session, family, spec.build_steps, driver, connection, AUX_SHELL, home, machines.AUX_USER)
+                home = f"/home/{AUX_USER}"
+                run_steps(session, family, spec.build_steps, driver, connection, AUX_SHELL, home, AUX_USER)
 
             if not session.cloud.adopt(name, directory):
                 session.progress.note(f"Building the aux VM's image of {family.name} ({name})")

@@ -11,10 +11,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import holds, machines
 from provisioner.clock import now
 from provisioner.clouds.base_image import GUEST
 from provisioner.errors import ImageBuildError, MachineLostError
+from provisioner.machines import reservations
+from provisioner.machines.boot import boot_machines
+from provisioner.machines.connect import connect
+from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.locking import environment_lock
+from provisioner.machines.logs import keep_logs
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
@@ -55,7 +61,7 @@ def build(
 ) -> Result:
     """Boots a builder, fills it, powers it off and captures its disk as the image `name`. The builder always goes."""
     with _booted(session, builder, session.builder_limit) as environment:
-        with machines.connect(session, environment, "primary") as connection:
+        with connect(session, environment, "primary") as connection:
             result = fill(_driver(session, builder, environment, connection), connection)
             _require_no_secrets(session, connection)
             session.cloud.keep_when_off(environment)
@@ -70,7 +76,7 @@ def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver], R
     limit = min(LOOK_LIMIT, session.builder_limit)
     with (
         _booted(session, builder, limit) as environment,
-        machines.connect(session, environment, "primary") as connection,
+        connect(session, environment, "primary") as connection,
     ):
         return read(_driver(session, builder, environment, connection))
 
@@ -103,12 +109,12 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
         full_internet=True,
         machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},
     )
-    with machines.held(session, environment):
-        environment = holds.take(session, environment)
+    with environment_lock(session, environment):
+        environment = reservations.take(session, environment)
         try:
-            machines.record(session, environment)
-            [environment] = machines.create(session, [environment])
-            for connection in machines.boot(session, environment).values():
+            record_environment(session, environment)
+            [environment] = create_machines(session, [environment])
+            for connection in boot_machines(session, environment).values():
                 connection.close()
             yield environment
         except ImageBuildError as error:
@@ -116,8 +122,8 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
             raise
         finally:
             with session.shield():
-                machines.keep_logs(session, environment)
-                machines.destroy(session, environment)
+                keep_logs(session, environment)
+                destroy_machines(session, environment)
 
 
 def _require_no_secrets(session: Session, connection: Connection) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import boto3
 from moto.ec2.models.amis import AMIS
 
-from provisioner import holds, machines
 from provisioner.clock import now
 from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import Settings
+from provisioner.machines import reservations
+from provisioner.machines.create import record_environment
 from provisioner.models import Destination, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.environments import new_id
@@ -149,6 +150,6 @@ def make_environment(
         allowed_destinations=allowed,
         machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
     )
-    made = holds.take(session, made)
-    machines.record(session, made)
+    made = reservations.take(session, made)
+    record_environment(session, made)
     return made

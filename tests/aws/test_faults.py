@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner import machines
 from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
+from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, Account, MakeEnvironment
@@ -31,7 +32,7 @@ def session(api: FaultyApi, account: Account) -> Iterator[Session]:
     yield opened
     api.faults.clear()
     for made in opened.environments.all():
-        machines.destroy(opened, made)
+        destroy_machines(opened, made)
 
 
 def zone_of(account: Account, request: Request) -> str:
@@ -41,7 +42,7 @@ def zone_of(account: Account, request: Request) -> str:
 
 
 def create(session: Session, made: Environment) -> Environment:
-    [created] = machines.create(session, [made])
+    [created] = create_machines(session, [made])
     return created
 
 
@@ -93,7 +94,7 @@ def test_spot_comes_first_and_on_demand_after_it(
     created = create(session, made)
     assert fault.hits
     assert created.placement["market"] == "on-demand"
-    machines.destroy(session, created)
+    destroy_machines(session, created)
 
 
 def test_without_capacity_anywhere_all_places_are_tried_and_named(
@@ -102,14 +103,14 @@ def test_without_capacity_anywhere_all_places_are_tried_and_named(
     api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
     made = [environment(session, aux=False, stack="many", types=("t3.small",)) for _ in range(2)]
     with pytest.raises(CapacityError, match="nothing else to try") as caught:
-        machines.create(session, made)
+        create_machines(session, made)
     assert "--region" in (caught.value.hint or "")
     # All are named at once: none of the others waits for another apply.
     assert caught.value.environments == {one.id for one in made}
     zones = {zone_of(account, request) for request in api.requests if request["Action"] == "RunInstances"}
     assert len(zones) >= 2
     api.faults.clear()
-    machines.destroy(session, *[session.environments.find(one.id) for one in made])
+    destroy_machines(session, *[session.environments.find(one.id) for one in made])
 
 
 def test_throttling_is_repeated_and_told(
@@ -171,8 +172,8 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
     # AWS does what it is asked for, and nobody is left to hear of it.
     fault = api.inject(Fault(killed_at, "InternalError", status="500 Error", times=1, done=True, when=kill))
     with pytest.raises(TerraformError):
-        machines.lay_foundation(session, record)
-    machines.lay_foundation(session, record)
+        create_shared_network(session, record)
+    create_shared_network(session, record)
     assert any("cut short" in note for note in account.progress.notes)
     found = find_network(Api(None, region), region)
     assert found is not None

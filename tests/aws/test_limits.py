@@ -10,11 +10,13 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.costs.budgets import Spending
 from provisioner.errors import BudgetError, StillThereError, UnavailableError
 from provisioner.family.manifest import Resources
+from provisioner.machines.create import create_machines
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ttl import BUILDER_LIMIT
@@ -24,7 +26,7 @@ from tests.command_line import ROOT, answer
 
 
 def create(session: Session, made: Environment) -> Environment:
-    [created] = machines.create(session, [made])
+    [created] = create_machines(session, [made])
     return created
 
 
@@ -63,11 +65,11 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     session.cloud.renew(later)
     log = session.home.stacks / made.stack / "terraform.log"
     log.unlink()
-    machines.create(session, [later])
+    create_machines(session, [later])
     changes = [json.loads(line)["changes"] for line in log.read_text().splitlines() if '"changes":' in line]
     assert [(c["add"], c["change"], c["remove"]) for c in changes if c["operation"] == "apply"] == [(0, 0, 0)]
 
-    machines.destroy(session, later)
+    destroy_machines(session, later)
     assert scheduler.list_schedules(GroupName="provisioner")["Schedules"] == []
     assert account.everything() == NOTHING
 
@@ -84,7 +86,7 @@ def test_every_machine_carries_its_own_timer_and_ends_when_it_is_off(
         [boot] = json.loads(text.partition("\n")[2])["bootcmd"]
         assert boot[-1] == str(int(made.expires_at.timestamp()))
         assert "systemctl poweroff" in boot[2]
-    machines.destroy(session, made)
+    destroy_machines(session, made)
 
 
 def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
@@ -98,7 +100,7 @@ def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
     by_hour = 2 * 0.0416 + 4 * 0.05 + 2 * 16 * 0.08 / (28 * 24) + 0.005
     assert held.held_micro_usd == pytest.approx(by_hour * (4 + 1 / 6) * 1e6, abs=1)
     assert float(made.usd_per_hour or 0) == pytest.approx(by_hour - 2 * 0.0208, abs=1e-6)
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     [settled] = session.ledger.entries()
     assert 0 < (settled.actual_micro_usd or 0) < held.held_micro_usd / 20
     assert settled.ended_at
@@ -111,15 +113,15 @@ def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
     session = account.session()
     made = create(session, environment(session, aux=False))
     # Terraform has destroyed it all; but is it so?
-    machines.stack_of(session, made).destroy(session.progress.note)
+    stack_of(session, made).destroy(session.progress.note)
     api.inject(Fault("DescribeInstances", "InternalError", status="500 Error"))
     with pytest.raises(StillThereError, match="did not say"):
-        machines.destroy(session, made)
+        destroy_machines(session, made)
     [listed] = session.environments.all()
     assert listed.status == "unverified"
     assert len(session.ledger.entries(unsettled=True)) == 1
     api.faults.clear()
-    machines.destroy(session, listed)
+    destroy_machines(session, listed)
     assert session.environments.all() == []
     assert session.ledger.entries(unsettled=True) == []
 
@@ -143,7 +145,7 @@ def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnv
     session.cloud.keep_when_off(builder)
     assert behavior() == "stop"
     assert account.client("scheduler").get_schedule(GroupName="provisioner", Name=builder.id)
-    machines.destroy(session, builder)
+    destroy_machines(session, builder)
     assert account.everything() == NOTHING
 
 
@@ -182,6 +184,6 @@ def test_what_the_cloud_shows_only_later_is_found_all_the_same(
     made = session.environments.update(made, endpoints={})
     shown, first = session.cloud.left, iter([list[str]()])
     monkeypatch.setattr(session.cloud, "left", lambda one: next(first, None) or shown(one))
-    monkeypatch.setattr(machines, "SECOND_LOOK_SECONDS", 0.1)
-    machines.destroy(session, made)
+    monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.1)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING

@@ -11,10 +11,12 @@ from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
-from provisioner import machines
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.errors import HostError
+from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.stacks import stack_of
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
@@ -22,7 +24,7 @@ from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironm
 
 def created(session: Session, *environments: Environment) -> list[Environment]:
     """The environments, created by one apply."""
-    return machines.create(session, list(environments))
+    return create_machines(session, list(environments))
 
 
 def instances(account: Account, environment: Environment, region: str = REGION) -> dict[str, dict[str, Any]]:
@@ -91,11 +93,11 @@ def test_an_offline_environment_has_three_layers_around_it_and_leaves_nothing(
 
     log = session.home.stacks / made.stack / "terraform.log"
     log.unlink()
-    machines.create(session, [made])
+    create_machines(session, [made])
     changes = [json.loads(line)["changes"] for line in log.read_text().splitlines() if '"changes":' in line]
     assert [(c["add"], c["change"], c["remove"]) for c in changes if c["operation"] == "apply"] == [(0, 0, 0)]
 
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING
     assert session.cloud.left(made) == []
     assert not (session.home.stacks / made.stack).exists()
@@ -122,7 +124,7 @@ def test_everything_is_tagged_encrypted_and_of_the_right_size(account: Account, 
     assert {key["KeyName"] for key in ec2.describe_key_pairs()["KeyPairs"]} == {f"{made.id}-primary", f"{made.id}-aux"}
     state = (session.home.stacks / made.stack / "terraform.tfstate").read_text()
     assert "PRIVATE KEY" not in state
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING
 
 
@@ -138,7 +140,7 @@ def test_an_online_environment_gets_out_and_lets_in_the_controller_alone(
     ingress = [(p.get("FromPort"), [r["CidrIp"] for r in p["IpRanges"]]) for p in group["IpPermissions"]]
     assert sorted(ingress, key=str) == [(22, [CONTROLLER]), (None, [])]
     assert all(endpoint.jump is None for endpoint in made.endpoints.values())
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING
 
 
@@ -157,7 +159,7 @@ def test_an_allowlist_opens_its_destinations_in_every_layer_and_nothing_else(
     neighbour = network_of(account, instances(account, other)["primary"])
     assert (neighbour["rules"], neighbour["routes"]) == ([], [CONTROLLER])
     for one in (made, other):
-        machines.destroy(session, one)
+        destroy_machines(session, one)
     assert account.everything() == NOTHING
 
 
@@ -180,12 +182,12 @@ def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
     off.state_reason = StateReason("Instance initiated shutdown", "Client.InstanceInitiatedShutdown")
     assert [session.cloud.ending(one, "primary").by_itself for one in made[:2]] == [True, False]
     # A finished one goes alone; the others stay.
-    machines.destroy(session, made[0])
+    destroy_machines(session, made[0])
     assert len(account.everything()["instances"]) == 19
     session.cloud.remove(made[1])
-    machines.destroy(session, made[1])
+    destroy_machines(session, made[1])
     assert len(account.everything()["instances"]) == 18
-    stack = machines.stack_of(session, made[0])
+    stack = stack_of(session, made[0])
     stack.destroy(session.progress.note)
     assert account.everything() == NOTHING
 
@@ -195,7 +197,7 @@ def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(acc
     first, second = account.session("first", (region,)), account.session("second", (region,))
 
     def lay_foundation(session: Session) -> None:
-        machines.lay_foundation(session, account.record(session, region))
+        create_shared_network(session, account.record(session, region))
 
     lay_foundation(first)
     lay_foundation(second)
@@ -218,6 +220,6 @@ def test_what_terraform_forgot_is_found_by_tag_and_removed(account: Account, env
     [made] = created(session, environment(session))
     # As after a kill in the middle of an apply: nothing in the state, everything in the account.
     (session.home.stacks / made.stack / "terraform.tfstate").unlink()
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING
     assert any("Still there of" in note for note in account.progress.notes)

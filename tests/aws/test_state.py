@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from provisioner import machines
 from provisioner.errors import TerraformError
+from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
 from provisioner.terraform.stack import ERRORED_STATE, Stack
 from tests.aws.account import NOTHING, Account, MakeEnvironment
@@ -21,7 +22,7 @@ def session(account: Account) -> Session:
     """A session with its state in S3, on an account whose network exists."""
     account.client("s3").create_bucket(Bucket=BUCKET)
     local = account.session()
-    machines.lay_foundation(local, account.record(local, "us-east-1"))
+    create_shared_network(local, account.record(local, "us-east-1"))
     return account.session(state=f"s3://{BUCKET}/team")
 
 
@@ -32,7 +33,7 @@ def objects(account: Account) -> list[str]:
 def test_two_controllers_on_one_stack_do_not_harm_each_other(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    [made] = machines.create(session, [environment(session, aux=False)])
+    [made] = create_machines(session, [environment(session, aux=False)])
     state = f"team/{made.stack}/terraform.tfstate"
     assert objects(account) == [state]
     assert not (session.home.stacks / made.stack / "terraform.tfstate").exists()
@@ -51,7 +52,7 @@ def test_two_controllers_on_one_stack_do_not_harm_each_other(
     assert account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read() == before
     account.client("s3").delete_object(Bucket=BUCKET, Key=f"{state}.tflock")
 
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     assert account.everything() == NOTHING
 
 
@@ -61,7 +62,7 @@ def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
     made = environment(session, aux=False)
     fault = api.inject(Fault("PUT .tfstate", "InternalError", status="500 Error"))
     with pytest.raises(TerraformError):
-        machines.create(session, [made])
+        create_machines(session, [made])
     assert fault.hits
     errored = session.home.stacks / made.stack / ERRORED_STATE
     assert errored.exists()
@@ -70,8 +71,8 @@ def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
     for key in objects(account):
         if key.endswith(".tflock"):
             account.client("s3").delete_object(Bucket=BUCKET, Key=key)
-    machines.create(session, [made])
+    create_machines(session, [made])
     assert not errored.exists()
     assert len(account.everything()["instances"]) == 1
-    machines.destroy(session, session.environments.find(made.id))
+    destroy_machines(session, session.environments.find(made.id))
     assert account.everything() == NOTHING

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds.aws import leftovers
 from provisioner.environment import sweep
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
@@ -59,7 +59,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     theirs += start_strangers(account, 700, {"Name": "provisioner", "owner": "provisioner"})
     theirs += start_strangers(account, 50, {"provisioner:environments": "no", "my:provisioner:environment": "no"})
     # Ours lies among them: an environment without a record, on the last pages.
-    [made] = machines.create(session, [environment(session, aux=False)])
+    [made] = create_machines(session, [environment(session, aux=False)])
     abandon(session, made)
     session.environments.forget(made.id)
     orphans = [f"tests-orphan-{number}" for number in range(6)]
@@ -88,7 +88,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
 
 def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEnvironment) -> None:
     session, other = account.session(), account.session("other")
-    made = machines.create(session, [environment(session, stack="four", aux=False) for _ in range(4)])
+    made = create_machines(session, [environment(session, stack="four", aux=False) for _ in range(4)])
     tended, idle, orphan, past = made
     idle = session.environments.update(idle, status="ready")
     abandon(session, idle)
@@ -133,7 +133,7 @@ def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     account: Account, environment: MakeEnvironment, victim: str
 ) -> None:
     session = account.session()
-    machines.lay_foundation(session, account.record(session, REGION))
+    create_shared_network(session, account.record(session, REGION))
     directory = session.home.root.parent
     controller = subprocess.Popen([sys.executable, "-c", CREATE, str(directory)], start_new_session=True)
     deadline = time.monotonic() + 120

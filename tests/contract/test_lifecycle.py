@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.environment import extend, lifecycle, operations
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.family.loader import load_family
+from provisioner.machines.connect import connect
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.ec2.fixture import ec2_session
@@ -41,7 +41,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
         done = operations.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment)[1].score == 0.75
-        with machines.connect(session, environment, "primary", "agent") as connection:
+        with connect(session, environment, "primary", "agent") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
         longer = extend.extend(session, environment, timedelta(hours=1))
         assert longer.expires_at == environment.expires_at + timedelta(hours=1)
@@ -65,7 +65,7 @@ def test_an_unknown_task_creates_nothing(session: Session) -> None:
 
 def _end_at_its_limit(session: Session, environment: Environment) -> None:
     """Root on the machine does what it can against its end, and it ends all the same, under a command."""
-    with machines.connect(session, environment, "primary") as connection:
+    with connect(session, environment, "primary") as connection:
         stopped = connection.run(["systemctl", "stop", "provisioner-limit.timer"])
         assert stopped.exit_code == 0, stopped.stderr
         session.cloud.move_limit(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
@@ -76,4 +76,4 @@ def _end_at_its_limit(session: Session, environment: Environment) -> None:
     while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
         time.sleep(0.2)
     with pytest.raises(MachineLostError, match="not running"):
-        machines.connect(session, environment, "primary")
+        connect(session, environment, "primary")

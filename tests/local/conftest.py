@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import holds, machines
 from provisioner.environment import lifecycle
 from provisioner.family.loader import load_family
+from provisioner.machines import reservations
+from provisioner.machines.connect import connect
+from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment, Role
 from provisioner.remote.ssh import Completed, Connection
 from provisioner.session import Session
@@ -42,7 +45,7 @@ class Lab:
     def run(self, script: str, role: Role = "primary", user: str = "root") -> Completed:
         """Runs a shell script in a machine."""
         if (role, user) not in self._open:
-            login = machines.connect(self.session, self.environment, role, user)
+            login = connect(self.session, self.environment, role, user)
             self._open[role, user] = self.logins.enter_context(login)
         return self._open[role, user].run(["bash", "-c", script])
 
@@ -82,12 +85,12 @@ def created(lab: Lab) -> Iterator[Environment]:
     """Machines like the lab's that have just been created, and for which nothing else has been done."""
     identity = new_id("lab", None)
     changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
-    environment = holds.take(lab.session, lab.environment.model_copy(update=changes))
-    machines.record(lab.session, environment)
+    environment = reservations.take(lab.session, lab.environment.model_copy(update=changes))
+    record_environment(lab.session, environment)
     try:
-        [environment] = machines.create(lab.session, [environment])
+        [environment] = create_machines(lab.session, [environment])
         assert lab.session.cloud.alive(environment, "primary")
         yield environment
     finally:
         if lab.session.environments.directory(identity).exists():
-            machines.destroy(lab.session, environment)
+            destroy_machines(lab.session, environment)

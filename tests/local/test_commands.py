@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import machines
 from provisioner.environment import operations
 from provisioner.errors import TaskError
+from provisioner.machines.connect import connect
 from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES
 from tests.command_line import answer, provisioner
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
@@ -109,7 +109,7 @@ def test_a_score_that_is_no_number_is_told_from_zero(lab: Lab, env_file: str) ->
 
 
 def test_more_output_than_is_kept_is_cut_in_the_middle(lab: Lab) -> None:
-    with machines.connect(lab.session, lab.environment, "primary") as connection:
+    with connect(lab.session, lab.environment, "primary") as connection:
         done = connection.run(["sh", "-c", "echo first; head -c 20000000 /dev/zero; echo last"], timeout_seconds=240)
     assert done.exit_code == 0
     assert len(done.stdout) < OUTPUT_LIMIT_BYTES + 100
@@ -121,7 +121,7 @@ def test_more_output_than_is_kept_is_cut_in_the_middle(lab: Lab) -> None:
 def test_a_helper_that_family_code_replaced_does_not_flood_the_controller(lab: Lab) -> None:
     program = "import sys, os\nfor _ in range(100): os.write(1, b'x' * 1000000)\n"
     helper = "/usr/lib/provisioner/guest/helper.py"
-    with machines.connect(lab.session, lab.environment, "primary") as connection:
+    with connect(lab.session, lab.environment, "primary") as connection:
         assert connection.run(["sh", "-c", "cat > /tmp/evil.py"], stdin=program.encode()).exit_code == 0
         assert connection.run(["mount", "--bind", "/tmp/evil.py", helper]).exit_code == 0
         try:

@@ -7,11 +7,12 @@ import re
 
 import pytest
 
-from provisioner import machines
 from provisioner.environment import lifecycle, operations
 from provisioner.errors import TaskError
 from provisioner.family.loader import load_family
 from provisioner.images import build
+from provisioner.machines.connect import connect
+from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 
@@ -125,7 +126,7 @@ def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target
 
 
 def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:
-    with machines.connect(lab.session, lab.environment, "primary") as connection:
+    with connect(lab.session, lab.environment, "primary") as connection:
         driver = operations.driver(lab.session, lab.environment, connection)
         assert operations.run_tests(lab.session, lab.environment, driver, ["-q"]) == 0
     log = (lab.session.environments.logs(lab.environment.id) / "pytest.log").read_text()
@@ -190,6 +191,6 @@ def test_machines_go_even_when_terraform_has_gone(
     lab: Lab, created: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", "no-such-terraform")
-    machines.destroy(lab.session, created)
+    destroy_machines(lab.session, created)
     assert lab.session.cloud.left(created) == []
     assert not (lab.session.home.stacks / created.stack).exists()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import machines
 from provisioner.environment import lifecycle
 from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.images import build
+from provisioner.machines.connect import connect
 from provisioner.session import Session
 from tests.command_line import CLI, variables
 
@@ -91,7 +91,7 @@ def test_every_task_boots_from_an_image_that_was_built_on_the_largest_tasks_disk
     large_family = load_family(Path(__file__).parent / "families" / "disks")
     environment = lifecycle.up(session, large_family, "small")
     try:
-        with machines.connect(session, environment, "primary") as connection:
+        with connect(session, environment, "primary") as connection:
             done = connection.run(["df", "--output=size", "-B1G", "/"])
         assert int(done.stdout.split()[-1]) >= 22
     finally:

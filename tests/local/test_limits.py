@@ -10,12 +10,12 @@ from datetime import timedelta
 
 import pytest
 
-from provisioner import machines
 from provisioner.clock import now
 from provisioner.clouds import strays
 from provisioner.clouds.base_image import GUEST
 from provisioner.environment import extend, lifecycle, sweep
 from provisioner.family.loader import load_family
+from provisioner.machines.connect import connect
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 from tests.command_line import ROOT
@@ -39,7 +39,7 @@ def environment(session: Session) -> Iterator[Environment]:
 
 
 def as_root(session: Session, environment: Environment, role: Role, script: str) -> str:
-    with machines.connect(session, environment, role) as connection:
+    with connect(session, environment, role) as connection:
         done = connection.run(["sh", "-c", script])
     assert done.exit_code == 0, done.stderr.decode()
     return done.stdout.decode().strip()
@@ -100,7 +100,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
             os.kill(pid, signal.SIGKILL)
     session.cloud.move_limit(soon)
     program = (GUEST / "limit.sh").read_text()
-    with machines.connect(session, soon, "primary") as connection:
+    with connect(session, soon, "primary") as connection:
         connection.run(["sh", "-c", program, "limit", str(int(soon.expires_at.timestamp())), "move"])
     assert session.cloud.alive(soon, "primary")
     wait(90, lambda: not session.cloud.alive(soon, "primary"))

@@ -13,9 +13,10 @@ from typing import Self
 
 import boto3
 
-from provisioner import machines
 from provisioner.clouds.aws import schedules
 from provisioner.environment import sweep
+from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import NOTHING, REGION, Account, make_environment
@@ -41,7 +42,7 @@ class AwsWork:
         }  # fmt: skip
         self._account = Account(self._directory)
         self._session = self._account.session()
-        machines.lay_foundation(self._session, self._account.record(self._session, REGION))
+        create_shared_network(self._session, self._account.record(self._session, REGION))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,14 +109,14 @@ def main() -> None:
     if kind == "builder":
         made = session.environments.update(made, kind="builder")
     print(f"create ({kind})", flush=True)
-    [made] = machines.create(session, [made])
+    [made] = create_machines(session, [made])
     if kind == "builder":
         _switch_off(session, made)
     else:
         print("up", flush=True)
         time.sleep(2)
     print(f"destroy ({kind})", flush=True)
-    machines.destroy(session, made)
+    destroy_machines(session, made)
     print("ended", flush=True)
 
 

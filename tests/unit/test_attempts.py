@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from provisioner import machines
 from provisioner.batch import attempts
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
@@ -20,6 +19,8 @@ from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import lifecycle, operations
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
+from provisioner.machines.destroy import _marked
+from provisioner.machines.logs import keep_logs
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home, is_locked
@@ -309,8 +310,8 @@ def test_whatever_fails_at_the_end_is_tried_again_and_told(attempt: Attempt, mon
 
 def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recorded(attempt)
-    monkeypatch.setattr(machines, "write_atomically", raising(OSError("No space left on device")))
+    monkeypatch.setattr("provisioner.machines.logs.write_atomically", raising(OSError("No space left on device")))
     monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
-    machines.keep_logs(attempt.session, known)
+    keep_logs(attempt.session, known)
     monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
-    assert machines._marked(attempt.session, known, "destroying") == known
+    assert _marked(attempt.session, known, "destroying") == known

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import machines
 from provisioner.batch import launcher
 from provisioner.batch.launcher import MOST_PER_STACK, Launcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
@@ -81,7 +80,7 @@ def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
             at_once -= 1
         return environments
 
-    monkeypatch.setattr(machines, "create", create)
+    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
     made = launched(session, Launcher("batch", slots=2), 3 * MOST_PER_STACK)
     assert {one.id for one in made if isinstance(one, Environment)} == {f"env-{n}" for n in range(3 * MOST_PER_STACK)}
     assert all(len(set(names)) == 1 and len(names) <= MOST_PER_STACK for names in stacks)
@@ -107,7 +106,7 @@ def test_one_that_cannot_be_created_fails_alone(
             raise failed
         return environments
 
-    monkeypatch.setattr(machines, "create", create)
+    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
     made = launched(session, Launcher("batch", slots=1), 3)
     assert [type(one).__name__ for one in made] == ["Environment", kind.__name__, "Environment"]
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
@@ -120,7 +119,7 @@ def test_an_apply_that_nobody_wants_any_more_is_interrupted(session: Session, mo
             time.sleep(0.01)
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(machines, "create", create)
+    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
     begin = time.monotonic()
 
     def check() -> None:

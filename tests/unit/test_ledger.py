@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner import holds
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Budget, Settings
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Entry, Ledger, Limit, totals
 from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
+from provisioner.machines import reservations
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home
@@ -135,7 +135,7 @@ def test_ctrl_c_while_a_hold_is_taken_stays_ctrl_c_and_leaves_no_hold(
     monkeypatch.setattr(InterruptedByCommit, "interrupted", False)
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=InterruptedByCommit))
     with pytest.raises(KeyboardInterrupt):
-        holds.take(session, environment)
+        reservations.take(session, environment)
     assert InterruptedByCommit.interrupted
     assert session.ledger.entries(unsettled=True) == []
 

@@ -1,0 +1,152 @@
+"""Creates an environment's machines: the record and its keys first, then one apply for all of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provisioner.clouds import UNFINISHED
+from provisioner.errors import CapacityError, InfrastructureError, TerraformError
+from provisioner.machines.stacks import stack_of
+from provisioner.models import Endpoint, Environment, Role
+from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
+from provisioner.session import Session
+from provisioner.store.home import locked, write_atomically
+from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
+from provisioner.terraform.stack import Stack
+
+AUX_USER = "admin"
+
+
+def record_environment(session: Session, environment: Environment) -> None:
+    """Writes the record, the keys and what the machines boot with. Nothing exists yet.
+
+    Each environment has a controller key, and an RSA key that the task gets for its aux VM.
+    """
+    session.home.make()
+    session.environments.save(environment)
+    keys = {"controller": ed25519_key_pair()}
+    if "aux" in environment.machines:
+        keys["task"] = rsa_key_pair()
+    session.environments.write_keys(environment.id, keys)
+    controller = keys["controller"].public + "\n"
+    authorized_keys: dict[Role, dict[str, str]] = {"primary": {"agent": controller}}
+    if "aux" in environment.machines:
+        authorized_keys["aux"] = {AUX_USER: controller + keys["task"].public + "\n"}
+    session.cloud.prepare(environment, authorized_keys)
+
+
+def create_machines(session: Session, environments: list[Environment]) -> list[Environment]:
+    """Creates the machines of one stack's environments with one apply, and one more for each lack of capacity.
+
+    Args:
+        environments: recorded ones, all of the same stack. What was placed before stays there: it may exist.
+
+    Returns:
+        their records, with endpoints.
+
+    Raises:
+        TerraformError: what exists by then is found by destroy.
+        CapacityError: the same; the cloud has no machine to give.
+    """
+    cloud, stack = session.cloud, stack_of(session, environments[0])
+    placed = {
+        one.id: session.environments.update(one, placement=one.placement or cloud.place(one)) for one in environments
+    }
+    create_shared_network(session, next(iter(placed.values())))
+    while True:
+        stack.write(root_files(session, list(placed.values())))
+        try:
+            outputs = stack.apply(session.progress.note, cloud.parallelism)
+            break
+        except TerraformError as error:
+            placed |= _elsewhere(session, placed, error)
+    return [
+        session.environments.update(one, endpoints=_endpoints(outputs, one), usd_per_hour=cloud.usd_per_hour(one))
+        for one in placed.values()
+    ]
+
+
+def root_files(session: Session, environments: list[Environment]) -> dict[str, str]:
+    """The files of the Terraform root of placed environments."""
+    cloud = session.cloud
+    specs = {one.id: _spec(session, one) for one in environments}
+    return render_stack(cloud.name, specs) | cloud.root_files(environments[0])
+
+
+def create_shared_network(session: Session, environment: Environment) -> None:
+    """Makes what all environments of a place share, unless it is there; one controller of this home at a time."""
+    cloud = session.cloud
+    if (wanted := cloud.foundation(environment)) is None:
+        return
+    with locked(session.home.locks / f"foundation-{wanted.stack}"):
+        if (wanted := cloud.foundation(environment)) is not None:
+            session.progress.note("Making the network that all environments there share (once)")
+            directory = session.home.stacks / wanted.stack
+            stack, unfinished = Stack(directory), directory / UNFINISHED
+            if unfinished.exists():
+                session.progress.note("The last attempt was cut short; removing what it made")
+                cloud.raze(environment)
+            stack.write(render_network(cloud.name, wanted.values) | wanted.root_files)
+            if wanted.new:
+                write_atomically(unfinished, "")
+            stack.apply(session.progress.note, cloud.parallelism)
+            unfinished.unlink(missing_ok=True)
+
+
+def _elsewhere(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
+    """The environments that Terraform failed on, placed anew.
+
+    Raises:
+        TerraformError: their places are not to blame.
+        CapacityError: there is nowhere else for some of them, and it names all of those.
+    """
+    moved = {}
+    exhausted: dict[str, CapacityError] = {}
+    for name in error.environments & placed.keys() or placed.keys():
+        try:
+            found = session.cloud.elsewhere(placed[name], error)
+        except CapacityError as nowhere:
+            exhausted[name] = nowhere
+            continue
+        if found is None:
+            raise error
+        reason, place = found
+        session.progress.note(f"{name}: {reason}")
+        moved[name] = session.environments.update(placed[name], placement=place)
+    if exhausted:
+        first = next(iter(exhausted.values()))
+        first.environments = frozenset(exhausted)
+        raise first from error
+    return moved
+
+
+def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
+    values = session.cloud.stack_values(environment)
+    images = values.pop("images")
+    public_key = session.environments.key(environment.id, "controller").public
+    return EnvironmentSpec(
+        environment_id=environment.id,
+        full_internet=environment.full_internet,
+        allowed_destinations=environment.allowed_destinations,
+        machines={
+            role: MachineSpec(
+                image=images[role],
+                cpus=machine.size.cpus,
+                memory_gib=machine.size.memory_gib,
+                disk_gib=machine.size.disk_gib,
+                public_key=public_key,
+            )
+            for role, machine in environment.machines.items()
+        },
+        extra=values,
+    )
+
+
+def _endpoints(outputs: Mapping[str, object], environment: Environment) -> dict[Role, Endpoint]:
+    try:
+        machines = outputs["environments"][environment.id]["machines"]  # type: ignore[index]
+        return {role: Endpoint.model_validate(machines[role]) for role in environment.machines}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InfrastructureError(
+            f"Terraform gave no endpoints for {environment.id}.", hint="Its log lies in the stack's directory."
+        ) from error
