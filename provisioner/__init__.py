@@ -21,16 +21,8 @@ if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local import LocalCloud
     from provisioner.config import load_settings
-    from provisioner.environment.lifecycle import (
-        AgentCommand,
-        RunResult,
-        destroy,
-        intermediate_score,
-        run,
-        run_tests,
-        score,
-        up,
-    )
+    from provisioner.environment.lifecycle import destroy, intermediate_score, score, up
+    from provisioner.environment.run import AgentCommand, RunResult, run, run_tests
     from provisioner.errors import ProvisionerError
     from provisioner.family.loader import load_family
     from provisioner.models import Environment
@@ -38,22 +30,22 @@ if TYPE_CHECKING:
     from provisioner.store.home import Home
 
 _HOMES = {
-    "AgentCommand": "lifecycle",
+    "AgentCommand": "environment.run",
     "AwsCloud": "clouds.aws.cloud",
     "Environment": "models",
-    "Home": "paths",
+    "Home": "store.home",
     "LocalCloud": "clouds.local",
     "ProvisionerError": "errors",
-    "RunResult": "lifecycle",
+    "RunResult": "environment.run",
     "Session": "session",
-    "destroy": "lifecycle",
-    "intermediate_score": "lifecycle",
-    "load_family": "task_family",
-    "load_settings": "settings",
-    "run": "lifecycle",
-    "run_tests": "lifecycle",
-    "score": "lifecycle",
-    "up": "lifecycle",
+    "destroy": "environment.lifecycle",
+    "intermediate_score": "environment.lifecycle",
+    "load_family": "family.loader",
+    "load_settings": "config",
+    "run": "environment.run",
+    "run_tests": "environment.run",
+    "score": "environment.lifecycle",
+    "up": "environment.lifecycle",
 }
 
 __all__ = [

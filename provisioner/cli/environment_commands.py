@@ -29,6 +29,9 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.environment import lifecycle
+from provisioner.environment.run import AgentCommand
+from provisioner.environment.run import run as run_task
+from provisioner.environment.run import run_tests as run_task_tests
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
@@ -131,9 +134,9 @@ def run(
     opened, loaded = family_session(family, env_file, where, launch)
     if agent and env_file:
         refuse_env_file_of_agent(agent, env_file)
-    work = lifecycle.AgentCommand(agent, agent_command) if agent and agent_command else None
+    work = AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
-    result = lifecycle.run(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
+    result = run_task(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
     outcome = result.outcome
     data = {
         "environment": result.environment,
@@ -212,7 +215,7 @@ def run_tests(
     """Runs the family's tests; the exit code is pytest's."""
     opened, loaded = family_session(family, env_file, where, launch)
     arguments = pytest_arguments or []
-    environment, code = lifecycle.run_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
+    environment, code = run_task_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
     data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}
     return Result(data, f"pytest ended with exit code {code}" + (f"; kept {environment.id}" if keep else ""), code)
 

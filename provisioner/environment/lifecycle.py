@@ -1,4 +1,4 @@
-"""A task's environment, phase by phase: up, score, destroy, and `run`, which is all of them.
+"""A task's environment, phase by phase: up, score, destroy.
 
 The one place that knows their order, times them, and unwinds what a failure or Ctrl-C cuts short.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from provisioner.clock import now
 from provisioner.environment import operations
@@ -33,7 +32,6 @@ from provisioner.models import (
     Phase,
     ProbeResult,
     Role,
-    ScoreLogEntry,
     SetupData,
     TaskSetup,
 )
@@ -103,18 +101,18 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     Raises:
         ProvisionerError: what was created is destroyed again.
     """
-    environment = _up(session, family, task, allowed)
-    return _leave(session, environment)
+    environment = bring_up(session, family, task, allowed)
+    return leave(session, environment)
 
 
-def _leave(session: Session, environment: Environment) -> Environment:
+def leave(session: Session, environment: Environment) -> Environment:
     """Leaves an environment to the operator: it outlives this command, to its limit at most."""
     environment = session.environments.update(environment, attended=False)
     session.leases.release(environment.id)
     return environment
 
 
-def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
+def bring_up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
     """Brings an environment up that this command looks after, wherever the cloud has room for it."""
     try:
         return _up_here(session, family, task, allowed)
@@ -123,7 +121,7 @@ def _up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinat
         if cloud is None:
             raise
         session.progress.note(f"{error.message} Going on elsewhere.")
-        return _up(replace(session, cloud=cloud), family, task, allowed)
+        return bring_up(replace(session, cloud=cloud), family, task, allowed)
 
 
 def _up_here(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
@@ -156,7 +154,7 @@ def launch(
             with phases.phase("create"):
                 record_environment(session, environment)
                 environment = create(session, environment)
-            return _bring_up(session, planned, environment, phases)
+            return _make_ready(session, planned, environment, phases)
 
 
 def adopt(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
@@ -167,7 +165,7 @@ def adopt(session: Session, planned: Plan, environment: Environment, phases: Pha
     """
     with environment_lock(session, environment) as known, _cleared_on_failure(session, known):
         reservations.attend(session, known)
-        return _bring_up(session, planned, known, phases)
+        return _make_ready(session, planned, known, phases)
 
 
 @contextlib.contextmanager
@@ -208,7 +206,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
     )
 
 
-def _bring_up(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+def _make_ready(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
     with phases.phase("boot"):
         connections = boot_machines(session, environment)
     with contextlib.ExitStack() as stack:
@@ -273,7 +271,7 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
 
 
 def _teardown(session: Session, environment: Environment) -> None:
-    with _driver(session, environment) as driver:
+    with open_driver(session, environment) as driver:
         operations.teardown(session, environment, driver)
 
 
@@ -285,74 +283,6 @@ def _reported(session: Session, what: str) -> Iterator[None]:
         session.progress.note(f"{what}: {error.message}")
 
 
-@dataclass(frozen=True)
-class AgentCommand:
-    """An agent to run: its directory on the controller and the command that starts it there."""
-
-    directory: Path
-    command: str
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a whole run came to.
-
-    Args:
-        outcome: the end score, or why there is none.
-        agent_exit_code: of the agent's command, or None where a submission was given.
-    """
-
-    environment: str
-    family: str
-    task: str
-    outcome: ScoreResult
-    agent_exit_code: int | None
-    score_log: tuple[ScoreLogEntry, ...]
-    phases: tuple[Phase, ...]
-
-
-def run(
-    session: Session,
-    family: TaskFamily,
-    task: str,
-    *,
-    agent: AgentCommand | None = None,
-    submission: str | None = None,
-    allowed: tuple[Destination, ...] = (),
-) -> RunResult:
-    """Does it all: up, agent or submission, score, destroy. Always tears down.
-
-    Args:
-        agent: what works on the task; its submission file is scored.
-        submission: scored instead.
-
-    Raises:
-        ProvisionerError: ours or the host's fault, or start() failed. A failed scoring is a result, not an error.
-    """
-    phases = Phases(session.progress)
-    environment = _up(session, family, task, allowed)
-    phases.finished.extend(environment.phases)
-    exit_code: int | None = None
-    try:
-        if agent:
-            with phases.phase("agent"):
-                exit_code = operations.run_agent(session, environment, agent.directory, agent.command).exit_code
-        with phases.phase("score"):
-            environment, outcome = score(session, environment, submission)
-    finally:
-        with session.shield():
-            destroy(session, environment, phases)
-    return RunResult(
-        environment=environment.id,
-        family=family.name,
-        task=task,
-        outcome=outcome,
-        agent_exit_code=exit_code,
-        score_log=environment.score_log,
-        phases=tuple(phases.finished),
-    )
-
-
 def score(session: Session, environment: Environment, submission: str | None = None) -> tuple[Environment, ScoreResult]:
     """Scores an environment at its end (Task Standard, scoring).
 
@@ -362,7 +292,7 @@ def score(session: Session, environment: Environment, submission: str | None = N
     Returns:
         the record with its score log, and the result.
     """
-    with environment_lock(session, environment) as environment, _driver(session, environment) as driver:
+    with environment_lock(session, environment) as environment, open_driver(session, environment) as driver:
         return operations.end_score(session, environment, driver, submission)
 
 
@@ -375,46 +305,15 @@ def intermediate_score(session: Session, environment: Environment) -> tuple[Envi
     Raises:
         UsageError: the family has no intermediate_score.
     """
-    with environment_lock(session, environment) as environment, _driver(session, environment) as driver:
+    with environment_lock(session, environment) as environment, open_driver(session, environment) as driver:
         return operations.intermediate_score(session, environment, driver)
 
 
 @contextlib.contextmanager
-def _driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
+def open_driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
+    """Opens the task driver of an environment's primary machine, while it is needed."""
     with connect(session, environment, "primary") as connection:
         yield operations.driver(session, environment, connection)
-
-
-def run_tests(
-    session: Session,
-    family: TaskFamily,
-    task: str,
-    arguments: Sequence[str],
-    allowed: tuple[Destination, ...] = (),
-    *,
-    keep: bool = False,
-) -> tuple[Environment, int]:
-    """Runs the family's own pytest files in an environment.
-
-    Args:
-        arguments: for pytest.
-        keep: leave the environment up.
-
-    Returns:
-        the environment's record and pytest's exit code.
-    """
-    phases = Phases(session.progress)
-    environment = _up(session, family, task, allowed)
-    try:
-        with phases.phase("tests"), _driver(session, environment) as driver:
-            code = operations.run_tests(session, environment, driver, arguments)
-    finally:
-        if keep:
-            environment = _leave(session, environment)
-        else:
-            with session.shield():
-                destroy(session, environment, phases)
-    return environment, code
 
 
 def select_for_destroy(

@@ -156,7 +156,7 @@ def test_what_nobody_expected_is_one_object_too(
     def fail() -> NoReturn:
         raise error
 
-    monkeypatch.setattr("provisioner.doctor.problems", fail)
+    monkeypatch.setattr("provisioner.terraform.requirements.problems", fail)
     done = provisioner("doctor", "--json")
     assert (done.code, done.json["error"]["exit_code"]) == (1, 1)
     assert done.json["error"]["message"].startswith(f"Unexpected {type(error).__name__}")

@@ -1,0 +1,114 @@
+"""Whole runs: an environment is brought up, worked in and scored, or tested, and always destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner.environment import operations
+from provisioner.environment.lifecycle import bring_up, destroy, leave, open_driver, score
+from provisioner.family.loader import TaskFamily
+from provisioner.family.scores import ScoreResult
+from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
+from provisioner.session import Phases, Session
+
+
+@dataclass(frozen=True)
+class AgentCommand:
+    """An agent to run: its directory on the controller and the command that starts it there."""
+
+    directory: Path
+    command: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a whole run came to.
+
+    Args:
+        outcome: the end score, or why there is none.
+        agent_exit_code: of the agent's command, or None where a submission was given.
+    """
+
+    environment: str
+    family: str
+    task: str
+    outcome: ScoreResult
+    agent_exit_code: int | None
+    score_log: tuple[ScoreLogEntry, ...]
+    phases: tuple[Phase, ...]
+
+
+def run(
+    session: Session,
+    family: TaskFamily,
+    task: str,
+    *,
+    agent: AgentCommand | None = None,
+    submission: str | None = None,
+    allowed: tuple[Destination, ...] = (),
+) -> RunResult:
+    """Does it all: up, agent or submission, score, destroy. Always tears down.
+
+    Args:
+        agent: what works on the task; its submission file is scored.
+        submission: scored instead.
+
+    Raises:
+        ProvisionerError: ours or the host's fault, or start() failed. A failed scoring is a result, not an error.
+    """
+    phases = Phases(session.progress)
+    environment = bring_up(session, family, task, allowed)
+    phases.finished.extend(environment.phases)
+    exit_code: int | None = None
+    try:
+        if agent:
+            with phases.phase("agent"):
+                exit_code = operations.run_agent(session, environment, agent.directory, agent.command).exit_code
+        with phases.phase("score"):
+            environment, outcome = score(session, environment, submission)
+    finally:
+        with session.shield():
+            destroy(session, environment, phases)
+    return RunResult(
+        environment=environment.id,
+        family=family.name,
+        task=task,
+        outcome=outcome,
+        agent_exit_code=exit_code,
+        score_log=environment.score_log,
+        phases=tuple(phases.finished),
+    )
+
+
+def run_tests(
+    session: Session,
+    family: TaskFamily,
+    task: str,
+    arguments: Sequence[str],
+    allowed: tuple[Destination, ...] = (),
+    *,
+    keep: bool = False,
+) -> tuple[Environment, int]:
+    """Runs the family's own pytest files in an environment.
+
+    Args:
+        arguments: for pytest.
+        keep: leave the environment up.
+
+    Returns:
+        the environment's record and pytest's exit code.
+    """
+    phases = Phases(session.progress)
+    environment = bring_up(session, family, task, allowed)
+    try:
+        with phases.phase("tests"), open_driver(session, environment) as driver:
+            code = operations.run_tests(session, environment, driver, arguments)
+    finally:
+        if keep:
+            environment = leave(session, environment)
+        else:
+            with session.shield():
+                destroy(session, environment, phases)
+    return environment, code
