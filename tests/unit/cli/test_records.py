@@ -17,7 +17,7 @@ from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from tests.unit.conftest import CommandLine, nothing_was_created
 
-FAMILY = Path(__file__).parents[2] / "tests" / "contract" / "families" / "echo"
+FAMILY = Path(__file__).parents[3] / "tests" / "contract" / "families" / "echo"
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETUP = SetupData(
     tasks={

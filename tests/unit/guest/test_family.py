@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_guest_helper import Machine
+from tests.unit.guest.test_helper import Machine
 
 
 @pytest.fixture

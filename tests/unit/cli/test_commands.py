@@ -18,7 +18,7 @@ from provisioner.cli import app
 from provisioner.errors import ProvisionerError
 from tests.unit.conftest import CommandLine, nothing_was_created
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FAMILY = str(ROOT / "tests" / "contract" / "families" / "echo")
 COMMANDS = ["run", "up", "agent", "score", "test", "exec", "ssh", "cp", "list", "show", "logs", "destroy", "tasks",
             "doctor", "image build", "image list", "image prune", "aws policy", "aws refresh-prices", "plan", "costs",

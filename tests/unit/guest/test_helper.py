@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-GUEST = Path(__file__).parents[2] / "provisioner/guest"
+GUEST = Path(__file__).parents[3] / "provisioner/guest"
 MIB = 1024 * 1024
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_guest_helper import MIB, Machine
+from tests.unit.guest.test_helper import MIB, Machine
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

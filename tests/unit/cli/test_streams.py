@@ -17,7 +17,7 @@ import pytest
 from provisioner.cli.output import TerminalProgress
 from provisioner.cli.streams import stderr
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, str(ROOT / "cli.py")]
 
 
