@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "provider-mirror"
 

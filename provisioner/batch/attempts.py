@@ -49,7 +49,7 @@ from provisioner.machines.logs import keep_journals
 from provisioner.models import Destination, Environment, Role
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 from provisioner.ttl import TEARDOWN
 
 BUDGET_SECONDS = 1.0

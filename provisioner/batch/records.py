@@ -13,7 +13,8 @@ from provisioner.batch.results import Row, as_csv, as_jsonl
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record
-from provisioner.store.home import Home, write_atomically
+from provisioner.store.files import write_atomically
+from provisioner.store.home import Home
 
 RECORD = "batch.json"
 CANCELLED = "cancelled.json"

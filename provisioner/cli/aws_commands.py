@@ -11,7 +11,7 @@ import typer
 from provisioner.cli.context import command, session
 from provisioner.cli.output import Result
 from provisioner.config import checked, load_settings
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 
 def register(app: typer.Typer) -> None:

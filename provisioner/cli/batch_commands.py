@@ -28,7 +28,8 @@ from provisioner.config import load_settings
 from provisioner.environment import lifecycle
 from provisioner.errors import ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
-from provisioner.store.home import Home, is_locked
+from provisioner.store.home import Home
+from provisioner.store.locks import is_locked
 from provisioner.version import __version__
 
 if TYPE_CHECKING:  # the engine takes its time, and only these commands need it

@@ -20,7 +20,8 @@ from provisioner.clock import now
 from provisioner.config import load_settings
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.errors import BudgetError, InfrastructureError, Interrupted, PresenceLostError, UsageError
-from provisioner.store.home import Home, locked
+from provisioner.store.home import Home
+from provisioner.store.locks import locked
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.bench import Bench

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 # A kernel without a root file system panics, and ends QEMU, about a second after a start under working KVM.
 TRIAL_SECONDS = 15

@@ -35,7 +35,8 @@ from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.remote.ssh import Connection
-from provisioner.store.home import Home, write_atomically
+from provisioner.store.files import write_atomically
+from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 
 CONSOLE_LIMIT_BYTES = 1 << 20

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clouds import qemu
-from provisioner.store.home import holders
+from provisioner.store.locks import holders
 
 # QEMU opens its control socket in well under a second; a busy host may take longer.
 QMP_SECONDS = 60

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from provisioner.clouds import Found, machine
 from provisioner.errors import InfrastructureError, StillThereError
-from provisioner.store.home import Home, remove_tree
+from provisioner.store.files import remove_tree
+from provisioner.store.home import Home
 
 
 def survey(home: Home) -> list[Found]:

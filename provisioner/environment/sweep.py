@@ -21,7 +21,7 @@ from provisioner.machines.logs import keep_logs
 from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
-from provisioner.store.home import is_locked
+from provisioner.store.locks import is_locked
 from provisioner.ttl import LONGEST, TEARDOWN, words
 
 # Between marking and removing: longer than an environment takes from its record to its lease, or from one to none.

@@ -33,7 +33,7 @@ from provisioner.models import BaseImage, FileBuildStep, MachineSize, SetupData,
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 from provisioner.store.images import Image
 
 

@@ -10,7 +10,8 @@ from provisioner.machines.stacks import stack_of
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
 from provisioner.session import Session
-from provisioner.store.home import locked, write_atomically
+from provisioner.store.files import write_atomically
+from provisioner.store.locks import locked
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.terraform.stack import Stack
 

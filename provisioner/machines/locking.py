@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.store.home import locked
+from provisioner.store.locks import locked
 
 
 @contextlib.contextmanager

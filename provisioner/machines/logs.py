@@ -11,7 +11,7 @@ from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 # What a machine says of itself is worth some seconds; a hostile one may say nothing for ever, or too much.
 JOURNAL_LINES = 5000

@@ -15,7 +15,9 @@ from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair
 from provisioner.remote.ssh import Login
-from provisioner.store.home import Home, is_locked, write_atomically
+from provisioner.store.files import write_atomically
+from provisioner.store.home import Home
+from provisioner.store.locks import is_locked
 
 RECORD = "environment.json"
 # No vowels, no look-alikes: ids are read aloud and typed at night.

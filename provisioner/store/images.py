@@ -11,7 +11,9 @@ from typing import Literal
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
-from provisioner.store.home import Home, is_locked, locked, remove_tree, write_atomically
+from provisioner.store.files import remove_tree, write_atomically
+from provisioner.store.home import Home
+from provisioner.store.locks import is_locked, locked
 
 Kind = Literal["vendor", "base", "family", "aux"]
 UNFINISHED = ".building-"

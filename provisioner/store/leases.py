@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from provisioner.errors import ProvisionerError
-from provisioner.store.home import locked
+from provisioner.store.locks import locked
 
 RENEW_SECONDS = 120.0
 # Several renewals may fail before others take the environment for abandoned.

@@ -24,7 +24,7 @@ from python_terraform import IsFlagged, Terraform
 
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
-from provisioner.store.home import holders, is_locked
+from provisioner.store.locks import holders, is_locked
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"

@@ -21,7 +21,8 @@ from typing import Any, cast
 
 from provisioner.errors import TerraformError
 from provisioner.signals import go_on
-from provisioner.store.home import is_locked, write_atomically
+from provisioner.store.files import write_atomically
+from provisioner.store.locks import is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, Message
 from provisioner.terraform.render import VALUES

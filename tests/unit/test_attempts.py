@@ -23,7 +23,8 @@ from provisioner.machines.destroy import _marked
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
 from provisioner.session import Session
-from provisioner.store.home import Home, is_locked
+from provisioner.store.home import Home
+from provisioner.store.locks import is_locked
 
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
 SUITE = Suite.model_validate(

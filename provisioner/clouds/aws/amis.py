@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from provisioner.clouds.aws.api import Api, asking, code_of, tagged, tags_of
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import Architecture, BaseImage, Distribution, Record
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 FILE = "ami.json"
 IMAGE_TAG = "provisioner:image"

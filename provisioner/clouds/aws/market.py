@@ -18,7 +18,7 @@ from provisioner.clouds.aws.instance_types import InstanceType, Market
 from provisioner.costs.prices import Price, Usd
 from provisioner.errors import ProvisionerError, UsageError
 from provisioner.models import Architecture, Record
-from provisioner.store.home import write_atomically
+from provisioner.store.files import write_atomically
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")
 # Prices of a region change a few times a year.

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store.home import Home, is_locked, locked, remove_tree, write_atomically
+from provisioner.store.files import remove_tree, write_atomically
+from provisioner.store.home import Home
+from provisioner.store.locks import is_locked, locked
 
 PROCESSES = multiprocessing.get_context("spawn")
 

@@ -1,0 +1,50 @@
+"""Writes files whole or not at all, and removes directories with all that is in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
+    """Writes a file so that a reader sees the old contents or the new ones, never a part.
+
+    Args:
+        path: its directory must exist.
+        data: text (UTF-8) or bytes.
+        mode: permission bits of the file.
+    """
+    encoded = data.encode() if isinstance(data, str) else data
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def remove_tree(directory: Path) -> None:
+    """Removes a directory with all that is in it; nothing happens if it is not there.
+
+    An ordinary user's build of a base image that was killed leaves files of subordinate ids, which only root of a
+    user namespace can remove.
+
+    Raises:
+        OSError: it could not be removed.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists() and os.geteuid() != 0:
+        argv = ["unshare", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(directory)]
+        subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+    if directory.exists():
+        shutil.rmtree(directory)
