@@ -1,0 +1,43 @@
+"""Files that are written whole or not at all, and trees that are removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from provisioner.store.files import remove_tree, write_atomically
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    write_atomically(path, "old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record"
+    write_atomically(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_tree_is_removed_and_a_missing_one_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep").chmod(0o500)
+    remove_tree(tmp_path / "tree")
+    remove_tree(tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
