@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.bench import Bench
 from provisioner.batch.board import Board
 from provisioner.batch.conduct import MOST_ATTEMPTS, Do, conduct
+from provisioner.batch.context import Bench
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.launcher import Launcher, host_slots
 from provisioner.batch.presence import Presence

@@ -90,7 +90,7 @@ def schema() -> Result:
 
 def plan(suite: SuiteArgument) -> Result:
     """What would run, and its worst case."""
-    from provisioner.batch.bench import Bench
+    from provisioner.batch.context import Bench
     from provisioner.batch.suite import load_suite
     from provisioner.cli.batch_plan import planned
 
@@ -101,7 +101,7 @@ def plan(suite: SuiteArgument) -> Result:
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     """Images first, then all runs."""
-    from provisioner.batch.bench import Bench
+    from provisioner.batch.context import Bench
     from provisioner.batch.records import Batch, Batches
     from provisioner.batch.suite import load_suite
 
@@ -122,7 +122,7 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
 
 def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     """Runs that had ended stay as they are; what was cut short is begun again."""
-    from provisioner.batch.bench import Bench
+    from provisioner.batch.context import Bench
 
     home, found, database = _find(batch, database)
     directory = Path(found.suite_file).parent
@@ -151,7 +151,7 @@ def status(
     database: DatabaseOption = "",
 ) -> Result:
     """Counts, what runs, what failed, and what it cost so far."""
-    from provisioner.batch.bench import money_of
+    from provisioner.batch.context import money_of
     from provisioner.batch.records import Batches
     from provisioner.cli.batch_view import row_line, summary
 

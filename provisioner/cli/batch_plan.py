@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provisioner.batch.bench import TaskForecast
+from provisioner.batch.context import TaskForecast
 from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, table
 from provisioner.costs.prices import MICRO, dollars

@@ -24,7 +24,7 @@ from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it
-    from provisioner.batch.bench import Bench
+    from provisioner.batch.context import Bench
     from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
