@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.board import Board, Running, RunProgress
 from provisioner.batch.launcher import Launcher
+from provisioner.batch.live_status import Board, Running, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.config import Settings

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.board import Board
 from provisioner.batch.conduct import MOST_ATTEMPTS, Do, conduct
 from provisioner.batch.context import Bench
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.launcher import Launcher, host_slots
+from provisioner.batch.live_status import Board
 from provisioner.batch.presence import Presence
 from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row

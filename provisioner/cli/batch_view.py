@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from provisioner.batch.board import Running
 from provisioner.batch.engine import RunState
+from provisioner.batch.live_status import Running
 from provisioner.batch.records import Batch
 from provisioner.batch.report import OUTCOMES
 from provisioner.batch.results import Row

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 from rich.console import Console
 
-from provisioner.batch.board import Board
 from provisioner.batch.engine import RunState
+from provisioner.batch.live_status import Board
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Row
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from provisioner.batch.board import Board
 from provisioner.batch.engine import Register, RunState
+from provisioner.batch.live_status import Board
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run, Suite
