@@ -197,7 +197,7 @@ def _ended(rows: Sequence[Row]) -> list[Row]:
 
 def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
     from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import register_of, rows_of
+    from provisioner.batch.worker import register_of, rows_of
 
     if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
         return {}, []
@@ -215,7 +215,7 @@ def cancel(
 ) -> Result:
     """What has not begun never will, unless the batch is resumed."""
     from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import register_of
+    from provisioner.batch.worker import register_of
 
     home, found, database = _find(batch, database)
     states, _ = _state(home, found, database)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
-    from provisioner.batch.workshop import Workshop
+    from provisioner.batch.worker import Workshop
     from provisioner.cli.batch_view import BatchView
 
 LOOK_SECONDS = 1.0
@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 300.0
 def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
     """Works on a batch to its end, or until it is interrupted."""
     from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import Workshop
+    from provisioner.batch.worker import Workshop
     from provisioner.cli.batch_view import BatchView
 
     with _alone(home, batch):
@@ -138,7 +138,7 @@ def _rows(
     home: Home, batch: Batch, bench: Bench, workshop: Workshop, states: Mapping[str, RunState], known: dict[str, Row]
 ) -> list[Row]:
     from provisioner.batch.records import Batches
-    from provisioner.batch.workshop import rows_of
+    from provisioner.batch.worker import rows_of
 
     outputs = partial(workshop.register.outputs, batch.id)
     return rows_of(batch, states, known, outputs, bench.session.ledger, Batches(home).cancelled(batch))
@@ -254,7 +254,7 @@ def serve(home: Home, database: str) -> Result:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be reached.
     """
-    from provisioner.batch.workshop import Workshop
+    from provisioner.batch.worker import Workshop
 
     workshop = Workshop(home, load_settings(), database=database)
     progress().note("Waiting for runs; Ctrl-C ends")

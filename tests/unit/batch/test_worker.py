@@ -14,7 +14,7 @@ from provisioner.batch.live_status import Board
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run, Suite
-from provisioner.batch.workshop import mend_handing_back, needed, rows_of
+from provisioner.batch.worker import mend_handing_back, needed, rows_of
 from provisioner.cli import batch_running
 from provisioner.cli.batch_running import Patience
 from provisioner.costs.ledger import Entry, Ledger
