@@ -16,7 +16,7 @@ from provisioner.batch.context import Bench
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.launcher import Launcher, host_slots
 from provisioner.batch.live_status import Board
-from provisioner.batch.presence import Presence
+from provisioner.batch.liveness import Presence
 from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch.presence import Presence
+from provisioner.batch.liveness import Presence
 from provisioner.costs.ledger import Entry, Limit
 from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.errors import BudgetError, InfrastructureError
@@ -95,7 +95,7 @@ def test_controllers_on_one_ledger_never_overshoot_and_its_table_is_made_once(
 
 WORKER = """
 import sys
-from provisioner.batch.presence import Presence
+from provisioner.batch.liveness import Presence
 presence = Presence(sys.argv[1], "other")
 print("here", flush=True)
 sys.stdin.read()
