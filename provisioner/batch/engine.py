@@ -12,8 +12,8 @@ from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from dbos import error as dbos_error
 from sqlalchemy.exc import SQLAlchemyError
 
-from provisioner.batch.conduct import Do
 from provisioner.batch.steps import Step
+from provisioner.batch.workflow import Do
 from provisioner.errors import InfrastructureError, Interrupted
 from provisioner.models import Record
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.conduct import MOST_ATTEMPTS, Do, conduct
 from provisioner.batch.context import Bench
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.launcher import Launcher, host_slots
@@ -21,6 +20,7 @@ from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Run, Suite
+from provisioner.batch.workflow import MOST_ATTEMPTS, Do, conduct
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import InfrastructureError, ProvisionerError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch.conduct import MOST_ATTEMPTS, conduct
 from provisioner.batch.results import Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
+from provisioner.batch.workflow import MOST_ATTEMPTS, conduct
 from provisioner.models import Phase
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
