@@ -6,8 +6,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.batch.apply_batcher import Launcher
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.launcher import Launcher
 from provisioner.batch.live_status import Board, Running, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from provisioner.batch.apply_batcher import Launcher, host_slots
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.context import Bench
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
-from provisioner.batch.launcher import Launcher, host_slots
 from provisioner.batch.live_status import Board
 from provisioner.batch.liveness import Presence
 from provisioner.batch.records import Batch, Batches, Order

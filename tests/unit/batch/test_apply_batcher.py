@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.batch import launcher
-from provisioner.batch.launcher import MOST_PER_STACK, Launcher, terraform_slots
+from provisioner.batch.apply_batcher import MOST_PER_STACK, Launcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, Interrupted, TerraformError
