@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.batch import apply_batcher
 from provisioner.batch.apply_batcher import MOST_PER_STACK, Launcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Settings
@@ -25,7 +26,7 @@ Create = Callable[[Session, list[Environment]], list[Environment]]
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr(launcher, "GATHERING_SECONDS", 0.1)
+    monkeypatch.setattr(apply_batcher, "GATHERING_SECONDS", 0.1)
     home = Home(tmp_path / "home")
     home.make()
     return Session(home=home, cloud=LocalCloud(home, Settings()))
