@@ -28,7 +28,7 @@ from provisioner.store.home import Home
 from provisioner.ttl import parse_duration
 
 
-class Bench:
+class BatchContext:
     """A batch, as this process works on it.
 
     Args:

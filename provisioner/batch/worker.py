@@ -12,7 +12,7 @@ from pathlib import Path
 
 from provisioner.batch.apply_batcher import Launcher, host_slots
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.context import Bench
+from provisioner.batch.context import BatchContext
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.live_status import Board
 from provisioner.batch.liveness import Presence
@@ -48,25 +48,27 @@ class Workshop:
 
     Args:
         database: that workers share, as a URL; empty: the file of one batch.
-        bench: of the only batch that is worked on; None: of all in a shared database.
+        context: of the only batch that is worked on; None: of all in a shared database.
 
     Attributes:
         troubles: what could not be cleared away when runs were stopped.
     """
 
-    def __init__(self, home: Home, settings: Settings, *, database: str = "", bench: Bench | None = None) -> None:
+    def __init__(
+        self, home: Home, settings: Settings, *, database: str = "", context: BatchContext | None = None
+    ) -> None:
         self.board = Board()
         self.troubles: list[str] = []
         self._home = home
         self._settings = settings
         self._database = database
-        self._benches = {bench.batch: bench} if bench else {}
+        self._contexts = {context.batch: context} if context else {}
         self._mutex = threading.Lock()
         self._launcher = Launcher("batch", host_slots())
         # The file's lock says that there is one controller; what the last one had begun is this one's.
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}" if database else "controller"
         self._presence = Presence(database, self._name) if database else None
-        batch = bench.batch if bench else ""
+        batch = context.batch if context else ""
         url = engine_url(home, batch, database)
         self._engine = Engine(url, self._name, self._work, batch)
         self.register = Register(url)
@@ -138,12 +140,12 @@ class Workshop:
         with self.board.working(f"{order.batch}/{order.run.key}") as running:
 
             def attempt(number: int, shortages: int) -> Attempt:
-                made = bench.attempt(order.suite, order.run, number, shortages, self.board, running, self._launcher)
+                made = context.attempt(order.suite, order.run, number, shortages, self.board, running, self._launcher)
                 attempts.append(made)
                 return made
 
             try:
-                bench = self._bench(order)
+                context = self._context_of(order)
                 row = conduct(order.run, order.suite.retries, attempt, do, __version__)
             except ProvisionerError as error:
                 row = broken(order.run, f"{error.message} {_cleared(attempts)}".strip())
@@ -154,15 +156,15 @@ class Workshop:
                 raise
             return row.model_dump(mode="json")
 
-    def _bench(self, order: Order) -> Bench:
+    def _context_of(self, order: Order) -> BatchContext:
         with self._mutex:
-            bench = self._benches.get(order.batch)
-            if bench is None:
-                bench = Bench(
+            context = self._contexts.get(order.batch)
+            if context is None:
+                context = BatchContext(
                     self._home, self._settings, order.suite, Path(order.directory), order.batch, database=self._database
                 )
-                self._benches[order.batch] = bench
-            return bench
+                self._contexts[order.batch] = context
+            return context
 
 
 def _cleared(attempts: Sequence[Attempt]) -> str:

@@ -90,18 +90,18 @@ def schema() -> Result:
 
 def plan(suite: SuiteArgument) -> Result:
     """What would run, and its worst case."""
-    from provisioner.batch.context import Bench
+    from provisioner.batch.context import BatchContext
     from provisioner.batch.suite import load_suite
     from provisioner.cli.batch_plan import planned
 
     loaded = load_suite(suite)
-    bench = Bench(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
-    return planned(loaded, bench.forecasts())
+    context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
+    return planned(loaded, context.forecasts())
 
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     """Images first, then all runs."""
-    from provisioner.batch.context import Bench
+    from provisioner.batch.context import BatchContext
     from provisioner.batch.records import Batch, Batches
     from provisioner.batch.suite import load_suite
 
@@ -109,25 +109,27 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     home = default_home()
     batch_id = new_id(loaded.name, None)
     path = suite.absolute()
-    bench = Bench(home, load_settings(), loaded, path.parent, batch_id, database=database, progress=progress())
-    runs = bench.prepare()
+    context = BatchContext(home, load_settings(), loaded, path.parent, batch_id, database=database, progress=progress())
+    runs = context.prepare()
     batch = Batch(
         id=batch_id, suite=loaded, suite_file=str(path), shared=bool(database), created_at=now(), version=__version__,
         runs=tuple(runs),
     )  # fmt: skip
     Batches(home).save(batch)
     progress().note(f"Batch {batch_id}: {len(runs)} runs. `provisioner batch status {batch_id}` shows them")
-    return work(home, batch, bench, database)
+    return work(home, batch, context, database)
 
 
 def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     """Runs that had ended stay as they are; what was cut short is begun again."""
-    from provisioner.batch.context import Bench
+    from provisioner.batch.context import BatchContext
 
     home, found, database = _find(batch, database)
     directory = Path(found.suite_file).parent
-    bench = Bench(home, load_settings(), found.suite, directory, found.id, database=database, progress=progress())
-    return work(home, found, bench, database)
+    context = BatchContext(
+        home, load_settings(), found.suite, directory, found.id, database=database, progress=progress()
+    )
+    return work(home, found, context, database)
 
 
 def _find(name: str, database: str) -> tuple[Home, Batch, str]:

@@ -24,7 +24,7 @@ from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
 if TYPE_CHECKING:  # the engine takes its time, and only this needs it
-    from provisioner.batch.context import Bench
+    from provisioner.batch.context import BatchContext
     from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
@@ -37,21 +37,21 @@ WRITE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 
 
-def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
+def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Result:
     """Works on a batch to its end, or until it is interrupted."""
     from provisioner.batch.records import Batches
     from provisioner.batch.worker import Workshop
     from provisioner.cli.batch_view import BatchView
 
     with _alone(home, batch):
-        workshop = Workshop(home, load_settings(), database=database, bench=bench)
+        workshop = Workshop(home, load_settings(), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
             workshop.add(batch)
             states = workshop.register.states(batch.id)
             Batches(home).forget_cancelled(batch)
             workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
-            rows = _watch(home, batch, bench, workshop, view)
+            rows = _watch(home, batch, context, workshop, view)
         except BaseException as error:
             with shield():
                 view.note("Stopping; what runs is cleared away")
@@ -68,7 +68,7 @@ def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
                 workshop.stop(hand_back)
                 with contextlib.suppress(InfrastructureError, OSError):
                     states = workshop.register.states(batch.id)
-                    Batches(home).write_results(batch, _rows(home, batch, bench, workshop, states, {}))
+                    Batches(home).write_results(batch, _rows(home, batch, context, workshop, states, {}))
             if not isinstance(error, KeyboardInterrupt):
                 raise
             raise _interrupted(batch, workshop, cancelled) from None
@@ -76,7 +76,7 @@ def work(home: Home, batch: Batch, bench: Bench, database: str) -> Result:
             view.stop()
             with shield():
                 workshop.close()
-    return _finished(home, batch, rows, bench.spent())
+    return _finished(home, batch, rows, context.spent())
 
 
 def _interrupted(batch: Batch, workshop: Workshop, cancelled: bool) -> Interrupted:
@@ -108,7 +108,7 @@ def _alone(home: Home, batch: Batch) -> Iterator[None]:
         yield
 
 
-def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: BatchView) -> list[Row]:
+def _watch(home: Home, batch: Batch, context: BatchContext, workshop: Workshop, view: BatchView) -> list[Row]:
     """Shows the batch until all its runs have ended."""
     from provisioner.batch.records import Batches
 
@@ -119,12 +119,12 @@ def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Bat
         begin = time.monotonic()
         with patience.bearing():
             states = workshop.look([batch.id])[batch.id]
-            rows = _rows(home, batch, bench, workshop, states, known)
+            rows = _rows(home, batch, context, workshop, states, known)
             if (cancelled := Batches(home).cancelled(batch)) is not None:
                 workshop.mend_handing_back(batch.id, states, cancelled)
             running = workshop.board.running()
             ended = len(rows) == len(batch.runs) and not running
-            view.show(states, rows, running, workshop.board.take_notes(), bench.spent())
+            view.show(states, rows, running, workshop.board.take_notes(), context.spent())
             if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
                 Batches(home).write_results(batch, rows)
                 written, written_at = len(rows), time.monotonic()
@@ -135,13 +135,18 @@ def _watch(home: Home, batch: Batch, bench: Bench, workshop: Workshop, view: Bat
 
 
 def _rows(
-    home: Home, batch: Batch, bench: Bench, workshop: Workshop, states: Mapping[str, RunState], known: dict[str, Row]
+    home: Home,
+    batch: Batch,
+    context: BatchContext,
+    workshop: Workshop,
+    states: Mapping[str, RunState],
+    known: dict[str, Row],
 ) -> list[Row]:
     from provisioner.batch.records import Batches
     from provisioner.batch.worker import rows_of
 
     outputs = partial(workshop.register.outputs, batch.id)
-    return rows_of(batch, states, known, outputs, bench.session.ledger, Batches(home).cancelled(batch))
+    return rows_of(batch, states, known, outputs, context.session.ledger, Batches(home).cancelled(batch))
 
 
 class Patience:
