@@ -8,7 +8,7 @@ from pathlib import Path
 
 from provisioner.batch.apply_batcher import Launcher
 from provisioner.batch.attempts import Attempt
-from provisioner.batch.live_status import Board, Running, RunProgress
+from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
 from provisioner.config import Settings
@@ -126,7 +126,14 @@ class BatchContext:
         return found
 
     def attempt(
-        self, suite: Suite, run: Run, number: int, shortages: int, board: Board, running: Running, launcher: Launcher
+        self,
+        suite: Suite,
+        run: Run,
+        number: int,
+        shortages: int,
+        live_status: LiveStatus,
+        running: ActiveRun,
+        launcher: Launcher,
     ) -> Attempt:
         """An attempt at a run.
 
@@ -138,7 +145,7 @@ class BatchContext:
         session = replace(
             self.session,
             cloud=self._cloud(shortages),
-            progress=RunProgress(board, running),
+            progress=RunProgress(live_status, running),
             check=running.check,
             shield=running.shield,
         )

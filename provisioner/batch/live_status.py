@@ -15,7 +15,7 @@ NOTES = 200
 
 
 @dataclass
-class Running:
+class ActiveRun:
     """A run that is being worked on.
 
     Args:
@@ -47,19 +47,19 @@ class Running:
             self.shields -= 1
 
 
-class Board:
+class LiveStatus:
     """All runs of this process. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, ActiveRun] = {}
         self._notes: deque[tuple[str, str]] = deque(maxlen=NOTES)
         self._mutex = threading.Lock()
         self._stopped = False
 
     @contextlib.contextmanager
-    def working(self, key: str) -> Iterator[Running]:
+    def track(self, key: str) -> Iterator[ActiveRun]:
         """Shows a run as long as it is worked on."""
-        running = Running(key)
+        running = ActiveRun(key)
         with self._mutex:
             self._running[key] = running
             if self._stopped:
@@ -71,7 +71,7 @@ class Board:
                 if self._running.get(key) is running:  # it may have been begun again beside this one
                     del self._running[key]
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[ActiveRun]:
         """What is being worked on, the longest first."""
         with self._mutex:
             return list(self._running.values())
@@ -103,10 +103,10 @@ class Board:
 
 
 class RunProgress:
-    """The progress of one run: it goes to the board. A machine's output goes to the logs alone."""
+    """The progress of one run: it goes to the live_status. A machine's output goes to the logs alone."""
 
-    def __init__(self, board: Board, running: Running) -> None:
-        self._board = board
+    def __init__(self, live_status: LiveStatus, running: ActiveRun) -> None:
+        self._live_status = live_status
         self._running = running
 
     def phase_started(self, name: str) -> None:
@@ -118,7 +118,7 @@ class RunProgress:
 
     def note(self, text: str) -> None:
         """Passes it on."""
-        self._board.note(self._running.key, text)
+        self._live_status.note(self._running.key, text)
 
     def output(self, text: str) -> None:
         """Shows nothing: many machines would talk at once."""

@@ -14,7 +14,7 @@ from provisioner.batch.apply_batcher import Launcher, host_slots
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.context import BatchContext
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
-from provisioner.batch.live_status import Board
+from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.liveness import Presence
 from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row
@@ -57,7 +57,7 @@ class Workshop:
     def __init__(
         self, home: Home, settings: Settings, *, database: str = "", context: BatchContext | None = None
     ) -> None:
-        self.board = Board()
+        self.live_status = LiveStatus()
         self.troubles: list[str] = []
         self._home = home
         self._settings = settings
@@ -94,7 +94,7 @@ class Workshop:
         for batch, found in states.items():
             for one in found.values():
                 if one.state == "cancelled":
-                    self.board.stop(f"{batch}/{one.key}")
+                    self.live_status.stop(f"{batch}/{one.key}")
         if self._presence and (dead := self._presence.dead(self.register.executors())):
             self._engine.recover(dead)
         return states
@@ -113,14 +113,14 @@ class Workshop:
         mine: dict[str, list[str]] = {}
         # Cancelled first: a step that ends now is not the beginning of the next one.
         with contextlib.suppress(InfrastructureError):  # a database that is lost hears of it no more
-            for batch in {running.key.partition("/")[0] for running in self.board.running()}:
+            for batch in {running.key.partition("/")[0] for running in self.live_status.running()}:
                 states = self.register.states(batch).values()
                 # What was cancelled, or taken over by another worker, is not ours to hand back.
                 mine[batch] = [one.key for one in states if one.state == "running" and one.executor == self._name]
                 self.register.cancel(batch, mine[batch])
-        self.board.stop_all()
+        self.live_status.stop_all()
         deadline = time.monotonic() + CLEARING_SECONDS
-        while self.board.running() and time.monotonic() < deadline:
+        while self.live_status.running() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         if hand_back:
             with contextlib.suppress(InfrastructureError):
@@ -137,10 +137,12 @@ class Workshop:
     def _work(self, given: Json, do: Do[Step]) -> Json:
         order = Order.model_validate(given)
         attempts: list[Attempt] = []
-        with self.board.working(f"{order.batch}/{order.run.key}") as running:
+        with self.live_status.track(f"{order.batch}/{order.run.key}") as running:
 
             def attempt(number: int, shortages: int) -> Attempt:
-                made = context.attempt(order.suite, order.run, number, shortages, self.board, running, self._launcher)
+                made = context.attempt(
+                    order.suite, order.run, number, shortages, self.live_status, running, self._launcher
+                )
                 attempts.append(made)
                 return made
 

@@ -81,7 +81,7 @@ def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Resu
 
 def _interrupted(batch: Batch, workshop: Workshop, cancelled: bool) -> Interrupted:
     hint = f"provisioner batch resume {batch.id} goes on with it."
-    left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.board.running())]
+    left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.live_status.running())]
     if left:
         return Interrupted(
             f"Batch {batch.id} was interrupted, and not all of it could be cleared away: {'; '.join(left[:5])}",
@@ -122,9 +122,9 @@ def _watch(home: Home, batch: Batch, context: BatchContext, workshop: Workshop, 
             rows = _rows(home, batch, context, workshop, states, known)
             if (cancelled := Batches(home).cancelled(batch)) is not None:
                 workshop.mend_handing_back(batch.id, states, cancelled)
-            running = workshop.board.running()
+            running = workshop.live_status.running()
             ended = len(rows) == len(batch.runs) and not running
-            view.show(states, rows, running, workshop.board.take_notes(), context.spent())
+            view.show(states, rows, running, workshop.live_status.take_notes(), context.spent())
             if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
                 Batches(home).write_results(batch, rows)
                 written, written_at = len(rows), time.monotonic()
@@ -267,12 +267,12 @@ def serve(home: Home, database: str) -> Result:
     patience = Patience(progress().note)
     try:
         while True:
-            running = {one.key for one in workshop.board.running()}
+            running = {one.key for one in workshop.live_status.running()}
             for key in sorted(running - seen):
                 progress().note(f"{key}: begins")
             for key in sorted(seen - running):
                 progress().note(f"{key}: ended")
-            for key, text in workshop.board.take_notes():
+            for key, text in workshop.live_status.take_notes():
                 progress().note(f"{key}: {text}")
             seen = running
             with patience.bearing():
@@ -284,7 +284,7 @@ def serve(home: Home, database: str) -> Result:
             workshop.stop(hand_back=True)
         if not isinstance(error, KeyboardInterrupt):
             raise
-        left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.board.running())]
+        left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.live_status.running())]
         raise Interrupted(
             "The worker was interrupted; its runs wait for another one."
             + (f" Not all could be cleared away: {'; '.join(left[:5])}" if left else ""),

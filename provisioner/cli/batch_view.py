@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from provisioner.batch.engine import RunState
-from provisioner.batch.live_status import Running
+from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.report import OUTCOMES
 from provisioner.batch.results import Row
@@ -90,7 +90,7 @@ class BatchView:
         self,
         states: Mapping[str, RunState],
         rows: Sequence[Row],
-        running: Sequence[Running],
+        running: Sequence[ActiveRun],
         notes: Sequence[tuple[str, str]],
         money: tuple[int, int],
     ) -> None:
@@ -133,7 +133,7 @@ class BatchView:
         self,
         states: Mapping[str, RunState],
         rows: Sequence[Row],
-        running: Sequence[Running],
+        running: Sequence[ActiveRun],
         money: tuple[int, int],
     ) -> Group:
         table = Table.grid(padding=(0, 2))

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from provisioner.batch.engine import Register, RunState
-from provisioner.batch.live_status import Board
+from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run, Suite
@@ -137,15 +137,15 @@ def test_what_a_dead_worker_was_handing_back_is_queued_again_and_what_was_cancel
 
 
 def test_a_run_that_is_begun_again_beside_its_end_stays_on_the_board() -> None:
-    board = Board()
-    with board.working("run") as old:
-        again = board.working("run")
+    live_status = LiveStatus()
+    with live_status.track("run") as old:
+        again = live_status.track("run")
         new = again.__enter__()
-    assert board.running() == [new]
-    board.stop("run")
+    assert live_status.running() == [new]
+    live_status.stop("run")
     assert (old.stop.is_set(), new.stop.is_set()) == (False, True)
     again.__exit__(None, None, None)
-    assert board.running() == []
+    assert live_status.running() == []
 
 
 def test_a_database_that_fails_for_a_while_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from rich.console import Console
 
 from provisioner.batch.engine import RunState
-from provisioner.batch.live_status import Board
+from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Row
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
@@ -61,11 +61,11 @@ def test_a_row_is_one_line() -> None:
 def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
     text = io.StringIO()
     view = BatchView(Console(file=text, width=200), batch())
-    board = Board()
-    with board.working(f"s-1/{KEYS[0]}") as running:
-        view.show({}, [], board.running(), [(running.key, "Clearing away \x1b[31m")], (0, 0))
+    live_status = LiveStatus()
+    with live_status.track(f"s-1/{KEYS[0]}") as running:
+        view.show({}, [], live_status.running(), [(running.key, "Clearing away \x1b[31m")], (0, 0))
         running.attempt = 2
-        view.show({}, [], board.running(), [], (0, 0))
+        view.show({}, [], live_status.running(), [], (0, 0))
     view.show({}, [row(0)], [], [], (0, 0))
     view.show({}, [row(0)], [], [], (0, 0))
     view.stop()
@@ -81,13 +81,13 @@ def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
 def test_on_a_terminal_it_is_a_live_picture() -> None:
     text = io.StringIO()
     view = BatchView(Console(file=text, force_terminal=True, width=120), batch())
-    board = Board()
-    with board.working(f"s-1/{KEYS[0]}") as running:
+    live_status = LiveStatus()
+    with live_status.track(f"s-1/{KEYS[0]}") as running:
         running.phase = "boot"
         view.show(
             {KEYS[0]: RunState(key=KEYS[0], state="running")},
             [row(1, outcome="timed_out")],
-            board.running(),
+            live_status.running(),
             [],
             (0, 0),
         )
