@@ -43,7 +43,7 @@ def engine_url(home: Home, batch: str, database: str) -> str:
     return postgres_url(database) if database else sqlite_url(str(Batches(home).directory(batch) / "engine.sqlite"))
 
 
-class Workshop:
+class Worker:
     """Works on the runs of a queue until it is closed.
 
     Args:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the engine takes its time, and only this needs it
     from provisioner.batch.engine import RunState
     from provisioner.batch.records import Batch
     from provisioner.batch.results import Row
-    from provisioner.batch.worker import Workshop
+    from provisioner.batch.worker import Worker
     from provisioner.cli.batch_view import BatchView
 
 LOOK_SECONDS = 1.0
@@ -40,18 +40,18 @@ PATIENCE_SECONDS = 300.0
 def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Result:
     """Works on a batch to its end, or until it is interrupted."""
     from provisioner.batch.records import Batches
-    from provisioner.batch.worker import Workshop
+    from provisioner.batch.worker import Worker
     from provisioner.cli.batch_view import BatchView
 
     with _alone(home, batch):
-        workshop = Workshop(home, load_settings(), database=database, context=context)
+        worker = Worker(home, load_settings(), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
-            workshop.add(batch)
-            states = workshop.register.states(batch.id)
+            worker.add(batch)
+            states = worker.register.states(batch.id)
             Batches(home).forget_cancelled(batch)
-            workshop.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
-            rows = _watch(home, batch, context, workshop, view)
+            worker.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
+            rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():
                 view.note("Stopping; what runs is cleared away")
@@ -63,25 +63,25 @@ def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Resu
                     with contextlib.suppress(OSError):
                         Batches(home).note_cancelled(batch, [run.key for run in batch.runs])
                     with contextlib.suppress(InfrastructureError):
-                        workshop.register.cancel(batch.id, [run.key for run in batch.runs])
+                        worker.register.cancel(batch.id, [run.key for run in batch.runs])
                         cancelled = True
-                workshop.stop(hand_back)
+                worker.stop(hand_back)
                 with contextlib.suppress(InfrastructureError, OSError):
-                    states = workshop.register.states(batch.id)
-                    Batches(home).write_results(batch, _rows(home, batch, context, workshop, states, {}))
+                    states = worker.register.states(batch.id)
+                    Batches(home).write_results(batch, _rows(home, batch, context, worker, states, {}))
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            raise _interrupted(batch, workshop, cancelled) from None
+            raise _interrupted(batch, worker, cancelled) from None
         finally:
             view.stop()
             with shield():
-                workshop.close()
+                worker.close()
     return _finished(home, batch, rows, context.spent())
 
 
-def _interrupted(batch: Batch, workshop: Workshop, cancelled: bool) -> Interrupted:
+def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
     hint = f"provisioner batch resume {batch.id} goes on with it."
-    left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.live_status.running())]
+    left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.running())]
     if left:
         return Interrupted(
             f"Batch {batch.id} was interrupted, and not all of it could be cleared away: {'; '.join(left[:5])}",
@@ -108,7 +108,7 @@ def _alone(home: Home, batch: Batch) -> Iterator[None]:
         yield
 
 
-def _watch(home: Home, batch: Batch, context: BatchContext, workshop: Workshop, view: BatchView) -> list[Row]:
+def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view: BatchView) -> list[Row]:
     """Shows the batch until all its runs have ended."""
     from provisioner.batch.records import Batches
 
@@ -118,13 +118,13 @@ def _watch(home: Home, batch: Batch, context: BatchContext, workshop: Workshop, 
     while True:
         begin = time.monotonic()
         with patience.bearing():
-            states = workshop.look([batch.id])[batch.id]
-            rows = _rows(home, batch, context, workshop, states, known)
+            states = worker.look([batch.id])[batch.id]
+            rows = _rows(home, batch, context, worker, states, known)
             if (cancelled := Batches(home).cancelled(batch)) is not None:
-                workshop.mend_handing_back(batch.id, states, cancelled)
-            running = workshop.live_status.running()
+                worker.mend_handing_back(batch.id, states, cancelled)
+            running = worker.live_status.running()
             ended = len(rows) == len(batch.runs) and not running
-            view.show(states, rows, running, workshop.live_status.take_notes(), context.spent())
+            view.show(states, rows, running, worker.live_status.take_notes(), context.spent())
             if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
                 Batches(home).write_results(batch, rows)
                 written, written_at = len(rows), time.monotonic()
@@ -138,14 +138,14 @@ def _rows(
     home: Home,
     batch: Batch,
     context: BatchContext,
-    workshop: Workshop,
+    worker: Worker,
     states: Mapping[str, RunState],
     known: dict[str, Row],
 ) -> list[Row]:
     from provisioner.batch.records import Batches
     from provisioner.batch.worker import rows_of
 
-    outputs = partial(workshop.register.outputs, batch.id)
+    outputs = partial(worker.register.outputs, batch.id)
     return rows_of(batch, states, known, outputs, context.session.ledger, Batches(home).cancelled(batch))
 
 
@@ -259,32 +259,32 @@ def serve(home: Home, database: str) -> Result:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be reached.
     """
-    from provisioner.batch.worker import Workshop
+    from provisioner.batch.worker import Worker
 
-    workshop = Workshop(home, load_settings(), database=database)
+    worker = Worker(home, load_settings(), database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     seen: set[str] = set()
     patience = Patience(progress().note)
     try:
         while True:
-            running = {one.key for one in workshop.live_status.running()}
+            running = {one.key for one in worker.live_status.running()}
             for key in sorted(running - seen):
                 progress().note(f"{key}: begins")
             for key in sorted(seen - running):
                 progress().note(f"{key}: ended")
-            for key, text in workshop.live_status.take_notes():
+            for key, text in worker.live_status.take_notes():
                 progress().note(f"{key}: {text}")
             seen = running
             with patience.bearing():
-                workshop.look(sorted({key.partition("/")[0] for key in running}))
+                worker.look(sorted({key.partition("/")[0] for key in running}))
             time.sleep(LOOK_SECONDS)
     except BaseException as error:
         with shield():
             progress().note("Stopping; what runs here is cleared away and queued again")
-            workshop.stop(hand_back=True)
+            worker.stop(hand_back=True)
         if not isinstance(error, KeyboardInterrupt):
             raise
-        left = [*workshop.troubles, *(f"{one.key} still clears away" for one in workshop.live_status.running())]
+        left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.running())]
         raise Interrupted(
             "The worker was interrupted; its runs wait for another one."
             + (f" Not all could be cleared away: {'; '.join(left[:5])}" if left else ""),
@@ -292,4 +292,4 @@ def serve(home: Home, database: str) -> Result:
         ) from None
     finally:
         with shield():
-            workshop.close()
+            worker.close()
