@@ -17,7 +17,7 @@ CONNECT_SECONDS = 10
 KEEPALIVE = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
 
 
-class Presence:
+class LivenessLock:
     """This worker's sign of life.
 
     Args:

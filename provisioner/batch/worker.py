@@ -15,7 +15,7 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.context import BatchContext
 from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
 from provisioner.batch.live_status import LiveStatus
-from provisioner.batch.liveness import Presence
+from provisioner.batch.liveness import LivenessLock
 from provisioner.batch.records import Batch, Batches, Order
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
@@ -67,7 +67,7 @@ class Worker:
         self._launcher = Launcher("batch", host_slots())
         # The file's lock says that there is one controller; what the last one had begun is this one's.
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}" if database else "controller"
-        self._presence = Presence(database, self._name) if database else None
+        self._liveness = LivenessLock(database, self._name) if database else None
         batch = context.batch if context else ""
         url = engine_url(home, batch, database)
         self._engine = Engine(url, self._name, self._work, batch)
@@ -95,14 +95,14 @@ class Worker:
             for one in found.values():
                 if one.state == "cancelled":
                     self.live_status.stop(f"{batch}/{one.key}")
-        if self._presence and (dead := self._presence.dead(self.register.executors())):
+        if self._liveness and (dead := self._liveness.dead(self.register.executors())):
             self._engine.recover(dead)
         return states
 
     def mend_handing_back(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
         """What `mend_handing_back` does, where workers share a queue."""
-        if self._presence:
-            mend_handing_back(self.register, self._presence.dead, batch, states, cancelled)
+        if self._liveness:
+            mend_handing_back(self.register, self._liveness.dead, batch, states, cancelled)
 
     def stop(self, hand_back: bool = False) -> None:
         """Stops all runs that are worked on here and waits until they have cleared away.
@@ -131,8 +131,8 @@ class Worker:
         """Ends engine and connections."""
         self._engine.close()
         self.register.close()
-        if self._presence:
-            self._presence.close()
+        if self._liveness:
+            self._liveness.close()
 
     def _work(self, given: Json, do: Do[Step]) -> Json:
         order = Order.model_validate(given)

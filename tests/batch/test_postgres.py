@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch.liveness import Presence
+from provisioner.batch.liveness import LivenessLock
 from provisioner.costs.ledger import Entry, Limit
 from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.errors import BudgetError, InfrastructureError
@@ -95,15 +95,15 @@ def test_controllers_on_one_ledger_never_overshoot_and_its_table_is_made_once(
 
 WORKER = """
 import sys
-from provisioner.batch.liveness import Presence
-presence = Presence(sys.argv[1], "other")
+from provisioner.batch.liveness import LivenessLock
+liveness = LivenessLock(sys.argv[1], "other")
 print("here", flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_worker_is_dead_once_its_process_is(database: str) -> None:
-    mine = Presence(database, "mine")
+    mine = LivenessLock(database, "mine")
     argv = [sys.executable, "-c", WORKER, database]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
