@@ -18,7 +18,7 @@ from provisioner.session import Session
 from provisioner.store.environments import new_id
 
 # One apply takes longer the more it makes, and the first of them waits for the last.
-MOST_PER_STACK = 25
+MAX_PER_STACK = 25
 # Runs that begin together come within this long of one another.
 GATHERING_SECONDS = 1.0
 # The AWS provider's processes, measured.
@@ -37,14 +37,14 @@ def host_slots() -> int:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _CreateRequest:
     environment: Environment
     session: Session
     made: Future[Environment]
 
 
-class Launcher:
-    """Takes wishes and fulfils them stack by stack.
+class ApplyBatcher:
+    """Takes requests and fulfils them stack by stack.
 
     Args:
         label: the beginning of the stacks' names.
@@ -54,7 +54,7 @@ class Launcher:
     def __init__(self, label: str, slots: int) -> None:
         self._label = label
         self._slots = slots
-        self._wishes: list[_Wish] = []
+        self._requests: list[_CreateRequest] = []
         self._changed = threading.Condition()
         self._applies = 0
 
@@ -64,17 +64,17 @@ class Launcher:
         Raises:
             ProvisionerError: what exists by then is found by destroy.
         """
-        wish = _Wish(environment, session, Future())
+        request = _CreateRequest(environment, session, Future())
         with self._changed:
-            self._wishes.append(wish)
+            self._requests.append(request)
             if self._applies < self._slots:
                 self._applies += 1
-                threading.Thread(target=self._work, name="launcher", daemon=True).start()
+                threading.Thread(target=self._work, name="apply_batcher", daemon=True).start()
         # Even a run that is told to stop waits: what an apply is making could not be found before its end.
-        return wish.made.result()
+        return request.made.result()
 
     def _work(self) -> None:
-        """Fulfils wishes until there are none."""
+        """Fulfils requests until there are none."""
         while True:
             self._gather()
             with self._changed:
@@ -82,46 +82,46 @@ class Launcher:
                 if not taken:
                     self._applies -= 1
                     return
-            self._fulfil(taken)
+            self._serve(taken)
 
     def _gather(self) -> None:
         """Waits until no more have come for a while, or enough have."""
         count = -1
         while True:
             with self._changed:
-                if len(self._wishes) in (0, count) or len(self._wishes) >= MOST_PER_STACK:
+                if len(self._requests) in (0, count) or len(self._requests) >= MAX_PER_STACK:
                     return
-                count = len(self._wishes)
+                count = len(self._requests)
             time.sleep(GATHERING_SECONDS)
 
-    def _take(self) -> list[_Wish]:
-        """The wishes of one stack: one place, one kind of root."""
-        if not self._wishes:
+    def _take(self) -> list[_CreateRequest]:
+        """The requests of one stack: one place, one kind of root."""
+        if not self._requests:
             return []
-        cloud = self._wishes[0].session.cloud
-        taken = [wish for wish in self._wishes if wish.session.cloud is cloud][:MOST_PER_STACK]
-        self._wishes = [wish for wish in self._wishes if wish not in taken]
+        cloud = self._requests[0].session.cloud
+        taken = [request for request in self._requests if request.session.cloud is cloud][:MAX_PER_STACK]
+        self._requests = [request for request in self._requests if request not in taken]
         return taken
 
-    def _fulfil(self, wishes: list[_Wish]) -> None:
+    def _serve(self, requests: list[_CreateRequest]) -> None:
         try:
-            self._apply(wishes)
+            self._apply(requests)
         except BaseException as error:
-            for wish in wishes:
-                if not wish.made.done():
-                    wish.made.set_exception(error)
+            for request in requests:
+                if not request.made.done():
+                    request.made.set_exception(error)
 
-    def _apply(self, wishes: list[_Wish]) -> None:
+    def _apply(self, requests: list[_CreateRequest]) -> None:
         def check() -> None:
-            if all(_is_stopped(wish.session) for wish in wishes):
+            if all(_is_stopped(request.session) for request in requests):
                 raise Interrupted("All that it was for has been told to stop.")
 
-        session = replace(wishes[0].session, check=check)
+        session = replace(requests[0].session, check=check)
         stack = new_id(self._label, None)
         left = {}
-        for wish in wishes:
-            placed = session.environments.update(wish.environment, stack=stack)
-            left[placed.id] = (wish, placed)
+        for request in requests:
+            placed = session.environments.update(request.environment, stack=stack)
+            left[placed.id] = (request, placed)
         while left:
             try:
                 created = create_machines(session, [placed for _, placed in left.values()])
@@ -132,7 +132,7 @@ class Launcher:
                 # The others are in the state: another apply is done with them soon.
                 for name in failed:
                     left.pop(name)[0].made.set_exception(error)
-                left = {name: (wish, session.environments.reread(one)) for name, (wish, one) in left.items()}
+                left = {name: (request, session.environments.reread(one)) for name, (request, one) in left.items()}
                 continue
             for one in created:
                 left[one.id][0].made.set_result(one)

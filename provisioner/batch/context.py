@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner.batch.apply_batcher import Launcher
+from provisioner.batch.apply_batcher import ApplyBatcher
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
@@ -133,7 +133,7 @@ class BatchContext:
         shortages: int,
         live_status: LiveStatus,
         running: ActiveRun,
-        launcher: Launcher,
+        apply_batcher: ApplyBatcher,
     ) -> Attempt:
         """An attempt at a run.
 
@@ -158,7 +158,7 @@ class BatchContext:
             family=self.family(run.family),
             allowed=self._allowed,
             number=number,
-            create=launcher.create,
+            create=apply_batcher.create,
         )
 
     def spent(self) -> tuple[int, int]:

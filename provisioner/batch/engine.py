@@ -67,7 +67,7 @@ def postgres_url(url: str) -> str:
     return f"postgresql+psycopg{colon}{rest}" if scheme in ("postgres", "postgresql") else url
 
 
-class Register:
+class QueueClient:
     """The queue as any process may see and change it, whether it works on it or not.
 
     Args:
@@ -90,18 +90,18 @@ class Register:
         """Ends its connections."""
         self._client.destroy()
 
-    def add(self, batch: str, concurrency: int, orders: Mapping[str, Json]) -> None:
+    def add(self, batch: str, concurrency: int, jobs: Mapping[str, Json]) -> None:
         """Queues runs. Those that are queued already stay as they are.
 
         Args:
             concurrency: how many of the batch may run at once, whoever works on them.
-            orders: by the runs' keys.
+            jobs: by the runs' keys.
         """
         with _asking():
             self._client.register_queue(
                 batch, global_concurrency=concurrency, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
             )
-            for key, order in orders.items():
+            for key, job in jobs.items():
                 self._client.enqueue(
                     {
                         "queue_name": batch,
@@ -109,7 +109,7 @@ class Register:
                         "workflow_id": f"{batch}/{key}",
                         "app_version": VERSION,
                     },
-                    order,
+                    job,
                 )
 
     def states(self, batch: str) -> dict[str, RunState]:
@@ -168,7 +168,7 @@ class Engine:
     Args:
         url: of its database; made where it is missing.
         executor: this process's name; what an earlier one of the same name had begun is gone on with.
-        work: works on one run: its order in, its row out; steps are done by what it is given.
+        work: works on one run: its job in, its row out; steps are done by what it is given.
         batch: takes runs of this one alone; empty: of all.
     """
 
@@ -188,8 +188,8 @@ class Engine:
             DBOS(config=config)
 
             @DBOS.workflow(name=WORKFLOW)
-            def run(order: Json) -> Json:
-                return work(order, _do)
+            def run(job: Json) -> Json:
+                return work(job, _do)
 
             if batch:
                 DBOS.listen_queues([batch])

@@ -39,7 +39,7 @@ class Batch(Record):
     runs: tuple[Run, ...]
 
 
-class Order(Record):
+class Job(Record):
     """What whoever works on one run has to know.
 
     Args:

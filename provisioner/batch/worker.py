@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from provisioner.batch.apply_batcher import Launcher, host_slots
+from provisioner.batch.apply_batcher import ApplyBatcher, host_slots
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.context import BatchContext
-from provisioner.batch.engine import Engine, Json, Register, RunState, postgres_url, sqlite_url
+from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.liveness import LivenessLock
-from provisioner.batch.records import Batch, Batches, Order
+from provisioner.batch.records import Batch, Batches, Job
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Run, Suite
@@ -33,9 +33,9 @@ LOOK_SECONDS = 0.5
 CLEARING_SECONDS = 300.0
 
 
-def register_of(home: Home, batch: Batch, database: str) -> Register:
+def open_client(home: Home, batch: Batch, database: str) -> QueueClient:
     """The queue of a batch."""
-    return Register(engine_url(home, batch.id, database))
+    return QueueClient(engine_url(home, batch.id, database))
 
 
 def engine_url(home: Home, batch: str, database: str) -> str:
@@ -64,25 +64,25 @@ class Worker:
         self._database = database
         self._contexts = {context.batch: context} if context else {}
         self._mutex = threading.Lock()
-        self._launcher = Launcher("batch", host_slots())
+        self._apply_batcher = ApplyBatcher("batch", host_slots())
         # The file's lock says that there is one controller; what the last one had begun is this one's.
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}" if database else "controller"
         self._liveness = LivenessLock(database, self._name) if database else None
         batch = context.batch if context else ""
         url = engine_url(home, batch, database)
         self._engine = Engine(url, self._name, self._work, batch)
-        self.register = Register(url)
+        self.client = QueueClient(url)
 
     def add(self, batch: Batch) -> None:
         """Queues all runs of a batch."""
         directory = str(Path(batch.suite_file).parent)
-        orders = {
-            run.key: Order(batch=batch.id, suite=needed(batch.suite, run), directory=directory, run=run).model_dump(
+        jobs = {
+            run.key: Job(batch=batch.id, suite=needed(batch.suite, run), directory=directory, run=run).model_dump(
                 mode="json"
             )
             for run in batch.runs
         }
-        self.register.add(batch.id, batch.suite.concurrency, orders)
+        self.client.add(batch.id, batch.suite.concurrency, jobs)
 
     def look(self, batches: Sequence[str]) -> dict[str, dict[str, RunState]]:
         """How far batches have come. Tells runs to stop that were cancelled, and takes over from dead workers.
@@ -90,19 +90,19 @@ class Worker:
         Raises:
             InfrastructureError: the database cannot be asked.
         """
-        states = {batch: self.register.states(batch) for batch in batches}
+        states = {batch: self.client.states(batch) for batch in batches}
         for batch, found in states.items():
             for one in found.values():
                 if one.state == "cancelled":
                     self.live_status.stop(f"{batch}/{one.key}")
-        if self._liveness and (dead := self._liveness.dead(self.register.executors())):
+        if self._liveness and (dead := self._liveness.dead(self.client.executors())):
             self._engine.recover(dead)
         return states
 
     def mend_handing_back(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
         """What `mend_handing_back` does, where workers share a queue."""
         if self._liveness:
-            mend_handing_back(self.register, self._liveness.dead, batch, states, cancelled)
+            mend_handing_back(self.client, self._liveness.dead, batch, states, cancelled)
 
     def stop(self, hand_back: bool = False) -> None:
         """Stops all runs that are worked on here and waits until they have cleared away.
@@ -114,10 +114,10 @@ class Worker:
         # Cancelled first: a step that ends now is not the beginning of the next one.
         with contextlib.suppress(InfrastructureError):  # a database that is lost hears of it no more
             for batch in {running.key.partition("/")[0] for running in self.live_status.running()}:
-                states = self.register.states(batch).values()
+                states = self.client.states(batch).values()
                 # What was cancelled, or taken over by another worker, is not ours to hand back.
                 mine[batch] = [one.key for one in states if one.state == "running" and one.executor == self._name]
-                self.register.cancel(batch, mine[batch])
+                self.client.cancel(batch, mine[batch])
         self.live_status.stop_all()
         deadline = time.monotonic() + CLEARING_SECONDS
         while self.live_status.running() and time.monotonic() < deadline:
@@ -125,32 +125,32 @@ class Worker:
         if hand_back:
             with contextlib.suppress(InfrastructureError):
                 for batch, keys in mine.items():
-                    self.register.resume(batch, keys)
+                    self.client.resume(batch, keys)
 
     def close(self) -> None:
         """Ends engine and connections."""
         self._engine.close()
-        self.register.close()
+        self.client.close()
         if self._liveness:
             self._liveness.close()
 
     def _work(self, given: Json, do: Do[Step]) -> Json:
-        order = Order.model_validate(given)
+        job = Job.model_validate(given)
         attempts: list[Attempt] = []
-        with self.live_status.track(f"{order.batch}/{order.run.key}") as running:
+        with self.live_status.track(f"{job.batch}/{job.run.key}") as running:
 
             def attempt(number: int, shortages: int) -> Attempt:
                 made = context.attempt(
-                    order.suite, order.run, number, shortages, self.live_status, running, self._launcher
+                    job.suite, job.run, number, shortages, self.live_status, running, self._apply_batcher
                 )
                 attempts.append(made)
                 return made
 
             try:
-                context = self._context_of(order)
-                row = conduct(order.run, order.suite.retries, attempt, do, __version__)
+                context = self._context_of(job)
+                row = conduct(job.run, job.suite.retries, attempt, do, __version__)
             except ProvisionerError as error:
-                row = broken(order.run, f"{error.message} {_cleared(attempts)}".strip())
+                row = broken(job.run, f"{error.message} {_cleared(attempts)}".strip())
             except BaseException:
                 # Cancelled, within a step or between two: no further step is done, and nothing may stay.
                 if trouble := _cleared(attempts):
@@ -158,14 +158,14 @@ class Worker:
                 raise
             return row.model_dump(mode="json")
 
-    def _context_of(self, order: Order) -> BatchContext:
+    def _context_of(self, job: Job) -> BatchContext:
         with self._mutex:
-            context = self._contexts.get(order.batch)
+            context = self._contexts.get(job.batch)
             if context is None:
                 context = BatchContext(
-                    self._home, self._settings, order.suite, Path(order.directory), order.batch, database=self._database
+                    self._home, self._settings, job.suite, Path(job.directory), job.batch, database=self._database
                 )
-                self._contexts[order.batch] = context
+                self._contexts[job.batch] = context
             return context
 
 
@@ -176,7 +176,7 @@ def _cleared(attempts: Sequence[Attempt]) -> str:
 
 
 def mend_handing_back(
-    register: Register,
+    client: QueueClient,
     dead_of: Callable[[Collection[str]], Collection[str]],
     batch: str,
     states: Mapping[str, RunState],
@@ -189,18 +189,18 @@ def mend_handing_back(
         states: how far the batch's runs had come a moment ago, by key.
         cancelled: the keys of those that somebody cancelled.
     """
-    register.cancel(
+    client.cancel(
         batch, [key for key, one in states.items() if key in cancelled and one.state in ("queued", "running")]
     )
     lost = {key: one.executor for key, one in states.items() if one.state == "cancelled" and key not in cancelled}
     if lost and (dead := dead_of(set(lost.values()))):
         # Read again: until it ended, it may have handed them back itself, and others have taken them.
-        found = register.states(batch)
-        register.resume(batch, [key for key in lost if found[key].state == "cancelled" and found[key].executor in dead])
+        found = client.states(batch)
+        client.resume(batch, [key for key in lost if found[key].state == "cancelled" and found[key].executor in dead])
 
 
 def needed(suite: Suite, run: Run) -> Suite:
-    """The suite as far as one run needs it: each order keeps its own. Pure."""
+    """The suite as far as one run needs it: each job keeps its own. Pure."""
     return suite.model_copy(
         update={
             "families": suite.families[:1],

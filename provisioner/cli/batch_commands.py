@@ -199,11 +199,11 @@ def _ended(rows: Sequence[Row]) -> list[Row]:
 
 def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
     from provisioner.batch.records import Batches
-    from provisioner.batch.worker import register_of, rows_of
+    from provisioner.batch.worker import open_client, rows_of
 
     if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
         return {}, []
-    with contextlib.closing(register_of(home, batch, database)) as queue:
+    with contextlib.closing(open_client(home, batch, database)) as queue:
         states = queue.states(batch.id)
         ledger = session(database=database).ledger
         cancelled = Batches(home).cancelled(batch)
@@ -217,7 +217,7 @@ def cancel(
 ) -> Result:
     """What has not begun never will, unless the batch is resumed."""
     from provisioner.batch.records import Batches
-    from provisioner.batch.worker import register_of
+    from provisioner.batch.worker import open_client
 
     home, found, database = _find(batch, database)
     states, _ = _state(home, found, database)
@@ -227,7 +227,7 @@ def cancel(
     if chosen or handed:
         Batches(home).note_cancelled(found, [*chosen, *handed])
     if chosen:
-        with contextlib.closing(register_of(home, found, database)) as queue:
+        with contextlib.closing(open_client(home, found, database)) as queue:
             queue.cancel(found.id, chosen)
     removed: list[str] = []
     stuck: list[str] = []

@@ -48,9 +48,9 @@ def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Resu
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
             worker.add(batch)
-            states = worker.register.states(batch.id)
+            states = worker.client.states(batch.id)
             Batches(home).forget_cancelled(batch)
-            worker.register.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
+            worker.client.resume(batch.id, [key for key, one in states.items() if one.state == "cancelled"])
             rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():
@@ -63,11 +63,11 @@ def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Resu
                     with contextlib.suppress(OSError):
                         Batches(home).note_cancelled(batch, [run.key for run in batch.runs])
                     with contextlib.suppress(InfrastructureError):
-                        worker.register.cancel(batch.id, [run.key for run in batch.runs])
+                        worker.client.cancel(batch.id, [run.key for run in batch.runs])
                         cancelled = True
                 worker.stop(hand_back)
                 with contextlib.suppress(InfrastructureError, OSError):
-                    states = worker.register.states(batch.id)
+                    states = worker.client.states(batch.id)
                     Batches(home).write_results(batch, _rows(home, batch, context, worker, states, {}))
             if not isinstance(error, KeyboardInterrupt):
                 raise
@@ -145,7 +145,7 @@ def _rows(
     from provisioner.batch.records import Batches
     from provisioner.batch.worker import rows_of
 
-    outputs = partial(worker.register.outputs, batch.id)
+    outputs = partial(worker.client.outputs, batch.id)
     return rows_of(batch, states, known, outputs, context.session.ledger, Batches(home).cancelled(batch))
 
 

@@ -119,19 +119,19 @@ def test_a_worker_is_dead_once_its_process_is(database: str) -> None:
 
 OWN_QUEUE = """
 import sys, time
-from provisioner.batch.engine import Engine, Register, postgres_url
+from provisioner.batch.engine import Engine, QueueClient, postgres_url
 
 url = postgres_url(sys.argv[1])
-engine = Engine(url, "me", lambda order, do: order, "mine")
-register = Register(url)
-register.add("mine", 1, {"a": {"n": 1}})
-register.add("other", 1, {"b": {"n": 2}})
+engine = Engine(url, "me", lambda job, do: job, "mine")
+client = QueueClient(url)
+client.add("mine", 1, {"a": {"n": 1}})
+client.add("other", 1, {"b": {"n": 2}})
 deadline = time.monotonic() + 60
-while register.states("mine")["a"].state != "done" and time.monotonic() < deadline:
+while client.states("mine")["a"].state != "done" and time.monotonic() < deadline:
     time.sleep(0.2)
 time.sleep(3)  # six times what a queue waits between two looks
-print(register.states("mine")["a"].state, register.states("other")["b"].state)
-register.close()
+print(client.states("mine")["a"].state, client.states("other")["b"].state)
+client.close()
 engine.close()
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.batch import apply_batcher
-from provisioner.batch.apply_batcher import MOST_PER_STACK, Launcher, terraform_slots
+from provisioner.batch.apply_batcher import MAX_PER_STACK, ApplyBatcher, terraform_slots
 from provisioner.clouds.local import LocalCloud
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, Interrupted, TerraformError
@@ -44,17 +44,17 @@ def recorded(session: Session, name: str) -> Environment:
     )  # fmt: skip
 
 
-def launched(session: Session, one: Launcher, count: int) -> list[Environment | Exception]:
+def launched(session: Session, one: ApplyBatcher, count: int) -> list[Environment | Exception]:
     """What each of so many comes to that begin together."""
 
-    def wish(number: int) -> Environment | Exception:
+    def request(number: int) -> Environment | Exception:
         try:
             return one.create(session, recorded(session, f"env-{number}"))
         except Exception as error:
             return error
 
     with ThreadPoolExecutor(max_workers=count) as pool:
-        return list(pool.map(wish, range(count)))
+        return list(pool.map(request, range(count)))
 
 
 @pytest.mark.parametrize(("cores", "gib", "slots"), [(2, 24, 4), (8, 4, 6), (1, 0.3, 1), (64, 512, 128)])
@@ -80,10 +80,10 @@ def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
             at_once -= 1
         return environments
 
-    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
-    made = launched(session, Launcher("batch", slots=2), 3 * MOST_PER_STACK)
-    assert {one.id for one in made if isinstance(one, Environment)} == {f"env-{n}" for n in range(3 * MOST_PER_STACK)}
-    assert all(len(set(names)) == 1 and len(names) <= MOST_PER_STACK for names in stacks)
+    monkeypatch.setattr("provisioner.batch.apply_batcher.create_machines", create)
+    made = launched(session, ApplyBatcher("batch", slots=2), 3 * MAX_PER_STACK)
+    assert {one.id for one in made if isinstance(one, Environment)} == {f"env-{n}" for n in range(3 * MAX_PER_STACK)}
+    assert all(len(set(names)) == 1 and len(names) <= MAX_PER_STACK for names in stacks)
     assert len({names[0] for names in stacks}) == len(stacks)
     assert len(stacks) < 8
     assert most <= 2
@@ -106,8 +106,8 @@ def test_one_that_cannot_be_created_fails_alone(
             raise failed
         return environments
 
-    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
-    made = launched(session, Launcher("batch", slots=1), 3)
+    monkeypatch.setattr("provisioner.batch.apply_batcher.create_machines", create)
+    made = launched(session, ApplyBatcher("batch", slots=1), 3)
     assert [type(one).__name__ for one in made] == ["Environment", kind.__name__, "Environment"]
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
 
@@ -119,12 +119,12 @@ def test_an_apply_that_nobody_wants_any_more_is_interrupted(session: Session, mo
             time.sleep(0.01)
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr("provisioner.batch.launcher.create_machines", create)
+    monkeypatch.setattr("provisioner.batch.apply_batcher.create_machines", create)
     begin = time.monotonic()
 
     def check() -> None:
         if time.monotonic() - begin > 0.3:
             raise Interrupted("stop")
 
-    made = launched(replace(session, check=check), Launcher("batch", slots=1), 2)
+    made = launched(replace(session, check=check), ApplyBatcher("batch", slots=1), 2)
     assert all(isinstance(one, Interrupted) for one in made)

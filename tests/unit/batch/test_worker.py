@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from provisioner.batch.engine import Register, RunState
+from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
@@ -129,10 +129,10 @@ def test_what_a_dead_worker_was_handing_back_is_queued_again_and_what_was_cancel
     # Between the two looks its worker has ended in good order, and another one has taken a run.
     queue = Queue({**before, **found(handed="queued by dead", taken="running by alive")})
     cancelled = frozenset({"stopped", "back", "again", "done"})
-    mend_handing_back(cast(Register, queue), lambda names: {"dead"} & set(names), "b-1", before, cancelled)
+    mend_handing_back(cast(QueueClient, queue), lambda names: {"dead"} & set(names), "b-1", before, cancelled)
     assert queue.asked == [("cancel", ["back", "again"]), ("resume", ["lost"])]
     queue = Queue({})
-    mend_handing_back(cast(Register, queue), lambda _: (), "b-1", found(coming="cancelled by alive"), frozenset())
+    mend_handing_back(cast(QueueClient, queue), lambda _: (), "b-1", found(coming="cancelled by alive"), frozenset())
     assert queue.asked == []
 
 
