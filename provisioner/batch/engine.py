@@ -13,7 +13,7 @@ from dbos import error as dbos_error
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioner.batch.steps import Step
-from provisioner.batch.workflow import Do
+from provisioner.batch.workflow import StepRunner
 from provisioner.errors import InfrastructureError, Interrupted
 from provisioner.models import Record
 
@@ -172,7 +172,9 @@ class Engine:
         batch: takes runs of this one alone; empty: of all.
     """
 
-    def __init__(self, url: str, executor: str, work: Callable[[Json, Do[Step]], Json], batch: str = "") -> None:
+    def __init__(
+        self, url: str, executor: str, work: Callable[[Json, StepRunner[Step]], Json], batch: str = ""
+    ) -> None:
         quiet()
         config: DBOSConfig = {
             "name": NAME,

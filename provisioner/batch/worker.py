@@ -20,7 +20,7 @@ from provisioner.batch.records import Batch, Batches, Job
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.steps import Step
 from provisioner.batch.suite import Run, Suite
-from provisioner.batch.workflow import MOST_ATTEMPTS, Do, conduct
+from provisioner.batch.workflow import MAX_ATTEMPTS, StepRunner, run_workflow
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import InfrastructureError, ProvisionerError
@@ -134,7 +134,7 @@ class Worker:
         if self._liveness:
             self._liveness.close()
 
-    def _work(self, given: Json, do: Do[Step]) -> Json:
+    def _work(self, given: Json, do: StepRunner[Step]) -> Json:
         job = Job.model_validate(given)
         attempts: list[Attempt] = []
         with self.live_status.track(f"{job.batch}/{job.run.key}") as running:
@@ -148,7 +148,7 @@ class Worker:
 
             try:
                 context = self._context_of(job)
-                row = conduct(job.run, job.suite.retries, attempt, do, __version__)
+                row = run_workflow(job.run, job.suite.retries, attempt, do, __version__)
             except ProvisionerError as error:
                 row = broken(job.run, f"{error.message} {_cleared(attempts)}".strip())
             except BaseException:
@@ -246,7 +246,7 @@ def rows_of(
 
 def _paid(row: Row, batch: str, entries: Mapping[str, Entry]) -> Row:
     """A row without attempts, with those that the ledger knows. Pure."""
-    names = (derived_id(row.family, row.task, f"{batch}/{row.key}/{number}") for number in range(1, MOST_ATTEMPTS + 1))
+    names = (derived_id(row.family, row.task, f"{batch}/{row.key}/{number}") for number in range(1, MAX_ATTEMPTS + 1))
     found = [entries[name] for name in names if name in entries]
     if not found:
         return row

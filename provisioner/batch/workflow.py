@@ -16,16 +16,16 @@ from provisioner.batch.suite import Run
 from provisioner.models import Phase, Record
 
 # Interruptions do not count as retries; somebody who interrupts for ever has to give up at some time.
-MOST_ATTEMPTS = 30
+MAX_ATTEMPTS = 30
 PAUSE_SECONDS = 2.0
 # Others give back what they have only when they end.
 CAPACITY_PAUSE_SECONDS = 30.0
 
 S = TypeVar("S", bound=Step)
-Do = Callable[[str, type[S], Callable[[], S]], S]
+StepRunner = Callable[[str, type[S], Callable[[], S]], S]
 
 
-class Life(Record):
+class AttemptResult(Record):
     """What one attempt came to."""
 
     up: UpStep
@@ -39,7 +39,7 @@ class Life(Record):
         return next((step.failure for step in (self.up, self.agent, self.score) if step and step.failure), None)
 
 
-def live(attempt: Attempt, do: Do[Step]) -> Life:
+def run_attempt(attempt: Attempt, do: StepRunner[Step]) -> AttemptResult:
     """One attempt, to the proof that its environment is gone."""
     up = _done(do, "up", UpStep, attempt.up)
     agent = None if up.failure else _done(do, "agent", AgentStep, attempt.agent)
@@ -48,14 +48,14 @@ def live(attempt: Attempt, do: Do[Step]) -> Life:
         ended_at = agent.at
         score = _done(do, "score", ScoreStep, lambda: attempt.score(ended_at))
     end = _done(do, "end", EndStep, lambda: attempt.end(came_up=up.failure is None))
-    return Life(up=up, agent=agent, score=score, end=end)
+    return AttemptResult(up=up, agent=agent, score=score, end=end)
 
 
-def conduct(
+def run_workflow(
     run: Run,
     retries: int,
     attempt_of: Callable[[int, int], Attempt],
-    do: Do[Step],
+    do: StepRunner[Step],
     version: str,
 ) -> Row:
     """All attempts at a run.
@@ -66,13 +66,13 @@ def conduct(
         do: does a step, or gives what it gave before.
         version: of provisioner.
     """
-    lives: list[Life] = []
+    lives: list[AttemptResult] = []
     shortages = 0
     while True:
         attempt = attempt_of(len(lives) + 1, shortages)
-        lives.append(live(attempt, do))
+        lives.append(run_attempt(attempt, do))
         failure = lives[-1].failure
-        if not failure or len(lives) == MOST_ATTEMPTS:
+        if not failure or len(lives) == MAX_ATTEMPTS:
             break
         if not failure.interrupted:
             if not failure.retry or retries == 0:
@@ -82,16 +82,16 @@ def conduct(
             seconds = CAPACITY_PAUSE_SECONDS if failure.capacity else PAUSE_SECONDS
             _done(do, "pause", Step, lambda attempt=attempt, seconds=seconds: attempt.pause(seconds))  # type: ignore[misc]
     costs = _done(do, "costs", Costs, lambda: attempt.costs([one.up.environment for one in lives]))
-    return row_of(run, lives, costs, version)
+    return build_row(run, lives, costs, version)
 
 
-def _done(do: Do[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
+def _done(do: StepRunner[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
     done = do(name, kind, work)
     assert isinstance(done, kind)
     return done
 
 
-def row_of(run: Run, lives: list[Life], costs: Costs, version: str) -> Row:
+def build_row(run: Run, lives: list[AttemptResult], costs: Costs, version: str) -> Row:
     """The row of a run. Pure."""
     last = lives[-1]
     outcome, message = _outcome(last)
@@ -130,7 +130,7 @@ def row_of(run: Run, lives: list[Life], costs: Costs, version: str) -> Row:
     )
 
 
-def _outcome(life: Life) -> tuple[Outcome, str]:
+def _outcome(life: AttemptResult) -> tuple[Outcome, str]:
     if failure := life.failure:
         return failure.outcome, failure.message
     agent, score = life.agent, life.score

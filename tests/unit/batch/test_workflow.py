@@ -11,7 +11,7 @@ import pytest
 from provisioner.batch.results import Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
-from provisioner.batch.workflow import MOST_ATTEMPTS, conduct
+from provisioner.batch.workflow import MAX_ATTEMPTS, run_workflow
 from provisioner.models import Phase
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -55,7 +55,7 @@ class Script:
         return Step(at=AT)
 
 
-def conducted(*failures: Failure | None, retries: int = 2, **steps: Any) -> tuple[Row, list[str]]:
+def completed(*failures: Failure | None, retries: int = 2, **steps: Any) -> tuple[Row, list[str]]:
     """A run whose attempts fail, one after the other, as told; the last one's fate repeats."""
     done: list[str] = []
 
@@ -66,47 +66,47 @@ def conducted(*failures: Failure | None, retries: int = 2, **steps: Any) -> tupl
     def attempt(number: int, shortages: int) -> Any:
         return Script(done, number, shortages, failures[min(number, len(failures)) - 1], **steps)
 
-    row = conduct(RUN, retries, attempt, do, "1.2.3")
+    row = run_workflow(RUN, retries, attempt, do, "1.2.3")
     return row, done
 
 
 def test_a_run_that_goes_well_is_one_attempt_in_order() -> None:
-    row, done = conducted(None)
+    row, done = completed(None)
     assert done == ["attempt 1/0", "up", "agent", "score", "end", "costs"]
     assert (row.outcome, row.score, row.attempts, row.cost_micro_usd, row.version) == ("scored", 1.0, 1, 10, "1.2.3")
     assert row.phases == (Phase(name="boot", seconds=2),)
 
 
 def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_paid_for() -> None:
-    row, done = conducted(LOST, None)
+    row, done = completed(LOST, None)
     assert (row.outcome, row.attempts, row.environment, row.cost_micro_usd) == ("scored", 2, "env-2", 20)
     assert "pause 2" in done
     # Each attempt is ended, whatever it came to.
     assert done.count("end") == 2
-    row, done = conducted(LOST)
+    row, done = completed(LOST)
     assert (row.outcome, row.message, row.attempts) == ("infrastructure_failed", "gone", 3)
     assert row.retried == ("gone", "gone")
-    assert conducted(LOST, retries=0)[0].attempts == 1
+    assert completed(LOST, retries=0)[0].attempts == 1
 
 
 def test_what_came_before_the_last_attempt_is_one_phase_and_says_why_it_failed() -> None:
-    row, _ = conducted(LOST, FULL, None)
+    row, _ = completed(LOST, FULL, None)
     assert row.retried == ("gone", "no room")
     assert row.phases == (Phase(name="earlier attempts", seconds=20), Phase(name="boot", seconds=2))
 
 
 def test_where_there_is_no_room_the_next_place_is_tried_later() -> None:
-    _, done = conducted(FULL, FULL, None)
+    _, done = completed(FULL, FULL, None)
     assert [word for word in done if word.startswith(("attempt", "pause "))] == [
         "attempt 1/0", "pause 30", "attempt 2/1", "pause 30", "attempt 3/2",
     ]  # fmt: skip
 
 
 def test_interruptions_are_no_failures_but_do_not_go_on_for_ever() -> None:
-    row, done = conducted(CUT, CUT, CUT, CUT, None, retries=0)
+    row, done = completed(CUT, CUT, CUT, CUT, None, retries=0)
     assert (row.outcome, row.attempts) == ("scored", 5)
     assert "pause 2" not in done
-    assert conducted(CUT)[0].attempts == MOST_ATTEMPTS
+    assert completed(CUT)[0].attempts == MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,6 @@ def test_interruptions_are_no_failures_but_do_not_go_on_for_ever() -> None:
 def test_whose_fault_it_was_is_told_apart(
     failure: Failure | None, steps: dict[str, Any], outcome: str, score: float | None, message: str
 ) -> None:
-    row, done = conducted(failure, **steps)
+    row, done = completed(failure, **steps)
     assert (row.outcome, row.score, row.message, row.attempts) == (outcome, score, message, 1)
     assert "end" in done
