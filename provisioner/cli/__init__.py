@@ -11,13 +11,13 @@ import typer
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 import provisioner.cli.aws_commands as aws_commands
-import provisioner.cli.batch_commands as batch_commands
 import provisioner.cli.cost_commands as cost_commands
 import provisioner.cli.environment_commands as environment_commands
 import provisioner.cli.family_commands as family_commands
 import provisioner.cli.image_commands as image_commands
 import provisioner.cli.limit_commands as limit_commands
 import provisioner.cli.machine_commands as machine_commands
+from provisioner.cli.lazy_group import add_lazy_group
 from provisioner.cli.output import render_error, unwritable
 from provisioner.cli.streams import prepare, silence
 from provisioner.errors import HostError, UsageError
@@ -41,10 +41,11 @@ for part in (
     cost_commands,
     machine_commands,
     image_commands,
-    batch_commands,
-    aws_commands,
 ):
     part.register(app)
+# The batch engine takes a second to import.
+add_lazy_group(app, "batch", "provisioner.cli.batch_commands", help="Run many tasks with many agents, many times.")
+aws_commands.register(app)
 
 
 def main() -> int:

@@ -7,11 +7,20 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from provisioner.batch.context import BatchContext, money_of
+from provisioner.batch.engine import RunState
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.results import Row
+from provisioner.batch.suite import load_suite
+from provisioner.batch.suite import schema as suite_schema
+from provisioner.batch.worker import open_client, rows_of
+from provisioner.cli.batch_plan import planned
 from provisioner.cli.batch_running import serve, summary_data, work, write_report
+from provisioner.cli.batch_view import row_line, summary
 from provisioner.cli.context import (
     DATABASE_VARIABLE,
     command,
@@ -31,11 +40,6 @@ from provisioner.store.environments import new_id
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 from provisioner.version import __version__
-
-if TYPE_CHECKING:  # the engine takes its time, and only these commands need it
-    from provisioner.batch.engine import RunState
-    from provisioner.batch.records import Batch
-    from provisioner.batch.results import Row
 
 SuiteArgument = Annotated[
     Path, typer.Argument(metavar="SUITE", help="The suite file (YAML).", show_default=False, parser=parse_path)
@@ -65,12 +69,8 @@ DatabaseOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    group = typer.Typer(
-        no_args_is_help=True, help="Run many tasks with many agents, many times.", rich_markup_mode=None
-    )
-    app.add_typer(group, name="batch")
+def register(group: typer.Typer) -> None:
+    """Adds the commands to their group."""
     command(group, "run", help="Run a suite to its end.")(run)
     command(group, "plan", help="Show what a suite would run, and what it costs at the most. Creates nothing.")(plan)
     command(group, "status", help="Show how far a batch has come; without one, list all.")(status)
@@ -83,17 +83,11 @@ def register(app: typer.Typer) -> None:
 
 def schema() -> Result:
     """What a suite file may hold."""
-    from provisioner.batch.suite import schema as suite_schema
-
     return Result(suite_schema(), json.dumps(suite_schema(), indent=2))
 
 
 def plan(suite: SuiteArgument) -> Result:
     """What would run, and its worst case."""
-    from provisioner.batch.context import BatchContext
-    from provisioner.batch.suite import load_suite
-    from provisioner.cli.batch_plan import planned
-
     loaded = load_suite(suite)
     context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
     return planned(loaded, context.forecasts())
@@ -101,10 +95,6 @@ def plan(suite: SuiteArgument) -> Result:
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     """Images first, then all runs."""
-    from provisioner.batch.context import BatchContext
-    from provisioner.batch.records import Batch, Batches
-    from provisioner.batch.suite import load_suite
-
     loaded = load_suite(suite)
     home = default_home()
     batch_id = new_id(loaded.name, None)
@@ -122,8 +112,6 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
 
 def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     """Runs that had ended stay as they are; what was cut short is begun again."""
-    from provisioner.batch.context import BatchContext
-
     home, found, database = _find(batch, database)
     directory = Path(found.suite_file).parent
     context = BatchContext(
@@ -134,8 +122,6 @@ def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
 
 def _find(name: str, database: str) -> tuple[Home, Batch, str]:
     """The batch, and the database of its queue: empty where that is its own file, whatever the variable says."""
-    from provisioner.batch.records import Batches
-
     home = default_home()
     batch = Batches(home).find(name)
     if batch.shared and not database:
@@ -153,10 +139,6 @@ def status(
     database: DatabaseOption = "",
 ) -> Result:
     """Counts, what runs, what failed, and what it cost so far."""
-    from provisioner.batch.context import money_of
-    from provisioner.batch.records import Batches
-    from provisioner.cli.batch_view import row_line, summary
-
     if batch is None:
         home = default_home()
         known = Batches(home).all()
@@ -198,9 +180,6 @@ def _ended(rows: Sequence[Row]) -> list[Row]:
 
 
 def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
-    from provisioner.batch.records import Batches
-    from provisioner.batch.worker import open_client, rows_of
-
     if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
         return {}, []
     with contextlib.closing(open_client(home, batch, database)) as queue:
@@ -216,9 +195,6 @@ def cancel(
     database: DatabaseOption = "",
 ) -> Result:
     """What has not begun never will, unless the batch is resumed."""
-    from provisioner.batch.records import Batches
-    from provisioner.batch.worker import open_client
-
     home, found, database = _find(batch, database)
     states, _ = _state(home, found, database)
     chosen = [key for key, one in states.items() if one.state == "queued" or (force and one.state == "running")]
@@ -275,8 +251,6 @@ def report(
     database: DatabaseOption = "",
 ) -> Result:
     """The page, and the rows, of what has ended by now."""
-    from provisioner.batch.records import Batches
-
     home, found, database = _find(batch, database)
     _, rows = _state(home, found, database)
     # A controller at work writes them itself, and later ones than these.

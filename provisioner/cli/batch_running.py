@@ -9,10 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
+from provisioner.batch.context import BatchContext
+from provisioner.batch.engine import RunState
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.report import render
+from provisioner.batch.results import Row, by_task_and_agent, estimate
+from provisioner.batch.worker import Worker, rows_of
+from provisioner.cli.batch_view import BatchView
 from provisioner.cli.context import progress, shield
 from provisioner.cli.output import Result, table
 from provisioner.cli.streams import stderr
@@ -23,14 +30,6 @@ from provisioner.errors import BudgetError, InfrastructureError, Interrupted, Pr
 from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
-if TYPE_CHECKING:  # the engine takes its time, and only this needs it
-    from provisioner.batch.context import BatchContext
-    from provisioner.batch.engine import RunState
-    from provisioner.batch.records import Batch
-    from provisioner.batch.results import Row
-    from provisioner.batch.worker import Worker
-    from provisioner.cli.batch_view import BatchView
-
 LOOK_SECONDS = 1.0
 # Results are written again as runs end, but not for each of hundreds.
 WRITE_SECONDS = 5.0
@@ -39,10 +38,6 @@ PATIENCE_SECONDS = 300.0
 
 def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Result:
     """Works on a batch to its end, or until it is interrupted."""
-    from provisioner.batch.records import Batches
-    from provisioner.batch.worker import Worker
-    from provisioner.cli.batch_view import BatchView
-
     with _alone(home, batch):
         worker = Worker(home, load_settings(), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
@@ -97,7 +92,6 @@ def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
 @contextlib.contextmanager
 def _alone(home: Home, batch: Batch) -> Iterator[None]:
     """One controller at a time, where the queue is not shared."""
-    from provisioner.batch.records import Batches
 
     def refuse() -> None:
         raise UsageError(f"Another process works on {batch.id}.", hint=f"provisioner batch status {batch.id} shows it.")
@@ -110,8 +104,6 @@ def _alone(home: Home, batch: Batch) -> Iterator[None]:
 
 def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view: BatchView) -> list[Row]:
     """Shows the batch until all its runs have ended."""
-    from provisioner.batch.records import Batches
-
     known: dict[str, Row] = {}
     written, written_at = -1, 0.0
     patience = Patience(view.note)
@@ -142,9 +134,6 @@ def _rows(
     states: Mapping[str, RunState],
     known: dict[str, Row],
 ) -> list[Row]:
-    from provisioner.batch.records import Batches
-    from provisioner.batch.worker import rows_of
-
     outputs = partial(worker.client.outputs, batch.id)
     return rows_of(batch, states, known, outputs, context.session.ledger, Batches(home).cancelled(batch))
 
@@ -182,8 +171,6 @@ class Patience:
 
 
 def _finished(home: Home, batch: Batch, rows: list[Row], money: tuple[int, int]) -> Result:
-    from provisioner.batch.records import Batches
-
     page = write_report(home, batch, rows, None)
     directory = Batches(home).directory(batch.id)
     outcomes = Counter(row.outcome for row in rows)
@@ -222,8 +209,6 @@ def summary_data(batch: Batch, rows: Sequence[Row], money: tuple[int, int]) -> d
 
 
 def _scores(rows: Sequence[Row]) -> str:
-    from provisioner.batch.results import by_task_and_agent, estimate
-
     lines = []
     for (task, agent), found in by_task_and_agent(rows).items():
         one = estimate([row.score for row in found if row.score is not None])
@@ -240,9 +225,6 @@ def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | N
     Raises:
         UsageError: it cannot be written there.
     """
-    from provisioner.batch.records import Batches
-    from provisioner.batch.report import render
-
     page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
     try:
         logs = os.path.relpath(home.archive, page.parent)
@@ -259,8 +241,6 @@ def serve(home: Home, database: str) -> Result:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be reached.
     """
-    from provisioner.batch.worker import Worker
-
     worker = Worker(home, load_settings(), database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     seen: set[str] = set()

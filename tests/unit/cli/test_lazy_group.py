@@ -1,0 +1,60 @@
+"""A group whose commands are imported on first need looks like any other group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from provisioner.cli.lazy_group import add_lazy_group
+
+MODULE = "commands_of_zoo"
+COMMANDS = """
+def register(app):
+    app.command("feed", help="Feed the animals.")(lambda: print("fed"))
+    app.command("count", help="Count the animals.")(lambda: print("3"))
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[typer.Typer]:
+    (tmp_path / f"{MODULE}.py").write_text(COMMANDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = typer.Typer(rich_markup_mode=None)
+    add_lazy_group(app, "zoo", MODULE, help="Keep animals.")
+    app.command("park", help="Park the car.")(lambda: print("parked"))
+    yield app
+    sys.modules.pop(MODULE, None)
+
+
+def run(app: typer.Typer, *arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=variables, prog_name="program")
+
+
+def test_the_group_is_listed_and_other_commands_run_without_its_module(app: typer.Typer) -> None:
+    assert "zoo   Keep animals." in run(app, "--help").stdout
+    assert run(app, "park").stdout == "parked\n"
+    assert MODULE not in sys.modules
+
+
+def test_its_commands_run_and_its_help_lists_them_in_their_order(app: typer.Typer) -> None:
+    assert run(app, "zoo", "count").stdout == "3\n"
+    shown = run(app, "zoo", "--help").stdout
+    assert "Keep animals." in shown
+    assert shown.index("feed   Feed the animals.") < shown.index("count  Count the animals.")
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(app: typer.Typer) -> None:
+    done = run(app, "zoo", "cuont")
+    assert done.exit_code == 2
+    assert "Did you mean 'count'" in done.output
+
+
+@pytest.mark.parametrize(("words", "offered"), [("program z", "zoo"), ("program zoo f", "feed")])
+def test_the_shell_completes_the_group_and_its_commands(app: typer.Typer, words: str, offered: str) -> None:
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert run(app, _PROGRAM_COMPLETE="complete_bash", **variables).stdout.split() == [offered]
