@@ -1,1 +1,1 @@
-"""Many runs: a suite of tasks, agents and repetitions, one budget, one view, and a crash costs nothing."""
+"""Batches: many tasks run with many agents, many times, within one budget, and resumed after any crash."""

@@ -1,6 +1,7 @@
-"""Creates environments that start together in one stack: a provider's start costs the controller more than they do.
+"""Combines environments that start at about the same time into one stack, so that one `terraform apply` creates them.
 
-Whoever wants machines waits here until a Terraform may run; all that wait by then go into one apply.
+Starting a Terraform provider costs the controller more than the environments do. Callers wait here until one more
+Terraform may run; all those that are waiting by then share an apply.
 """
 
 from __future__ import annotations
@@ -17,34 +18,42 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import new_id
 
-# One apply takes longer the more it makes, and the first of them waits for the last.
+# The more environments an apply creates, the longer the first of them waits for the last.
 MAX_PER_STACK = 25
-# Runs that begin together come within this long of one another.
+# Runs that begin together ask for their machines within this time of one another.
 GATHERING_SECONDS = 1.0
-# The AWS provider's processes, measured.
+# Memory that the AWS provider's processes take, as measured.
 TERRAFORM_GIB = 0.6
 
 
 def terraform_slots(cores: int, memory_gib: float) -> int:
-    """How many Terraform processes may run at once on a host."""
+    """Returns how many Terraform processes a host of this size can run at once."""
     return max(1, min(2 * cores, int(memory_gib / TERRAFORM_GIB)))
 
 
 def host_slots() -> int:
-    """The same for this host."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return terraform_slots(os.cpu_count() or 1, memory)
+    """Returns how many Terraform processes this host can run at once."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return terraform_slots(os.cpu_count() or 1, memory_gib)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _CreateRequest:
+    """Somebody's request for machines.
+
+    Args:
+        environment: the recorded environment.
+        session: of the run that it is for.
+        result: the environment with its machines, or the error, once the apply has ended.
+    """
+
     environment: Environment
     session: Session
-    made: Future[Environment]
+    result: Future[Environment]
 
 
 class ApplyBatcher:
-    """Takes requests and fulfils them stack by stack.
+    """Creates the machines of environments, as many environments in one apply as are waiting for it.
 
     Args:
         label: the beginning of the stacks' names.
@@ -54,88 +63,92 @@ class ApplyBatcher:
     def __init__(self, label: str, slots: int) -> None:
         self._label = label
         self._slots = slots
-        self._requests: list[_CreateRequest] = []
-        self._changed = threading.Condition()
-        self._applies = 0
+        self._waiting: list[_CreateRequest] = []
+        self._mutex = threading.Lock()
+        self._threads = 0
 
     def create(self, session: Session, environment: Environment) -> Environment:
-        """Creates the machines of a recorded environment, with others or alone. Waits until they are there.
+        """Creates the machines of a recorded environment, and returns it once they exist.
 
         Raises:
-            ProvisionerError: what exists by then is found by destroy.
+            ProvisionerError: they could not be created. `destroy` finds what exists by then.
         """
         request = _CreateRequest(environment, session, Future())
-        with self._changed:
-            self._requests.append(request)
-            if self._applies < self._slots:
-                self._applies += 1
-                threading.Thread(target=self._work, name="apply_batcher", daemon=True).start()
-        # Even a run that is told to stop waits: what an apply is making could not be found before its end.
-        return request.made.result()
+        with self._mutex:
+            self._waiting.append(request)
+            if self._threads < self._slots:
+                self._threads += 1
+                threading.Thread(target=self._serve, name="apply-batcher", daemon=True).start()
+        # A run that is told to stop waits, too: until the apply ends, what it creates cannot be found.
+        return request.result.result()
 
-    def _work(self) -> None:
-        """Fulfils requests until there are none."""
+    def _serve(self) -> None:
+        """Serves requests, one stack after the other, until none is waiting."""
         while True:
             self._gather()
-            with self._changed:
-                taken = self._take()
-                if not taken:
-                    self._applies -= 1
+            with self._mutex:
+                requests = self._take()
+                if not requests:
+                    self._threads -= 1
                     return
-            self._serve(taken)
+            self._create_stack(requests)
 
     def _gather(self) -> None:
-        """Waits until no more have come for a while, or enough have."""
+        """Waits until a second passes without another request, or a stack is full."""
         count = -1
         while True:
-            with self._changed:
-                if len(self._requests) in (0, count) or len(self._requests) >= MAX_PER_STACK:
+            with self._mutex:
+                if len(self._waiting) in (0, count) or len(self._waiting) >= MAX_PER_STACK:
                     return
-                count = len(self._requests)
+                count = len(self._waiting)
             time.sleep(GATHERING_SECONDS)
 
     def _take(self) -> list[_CreateRequest]:
-        """The requests of one stack: one place, one kind of root."""
-        if not self._requests:
+        """Takes the requests that fit in one stack: all of them on the first one's cloud, and in its place there."""
+        if not self._waiting:
             return []
-        cloud = self._requests[0].session.cloud
-        taken = [request for request in self._requests if request.session.cloud is cloud][:MAX_PER_STACK]
-        self._requests = [request for request in self._requests if request not in taken]
-        return taken
+        cloud = self._waiting[0].session.cloud
+        requests = [request for request in self._waiting if request.session.cloud is cloud][:MAX_PER_STACK]
+        self._waiting = [request for request in self._waiting if request not in requests]
+        return requests
 
-    def _serve(self, requests: list[_CreateRequest]) -> None:
+    def _create_stack(self, requests: list[_CreateRequest]) -> None:
+        """Creates what the requests are for, and gives each its result or error."""
         try:
             self._apply(requests)
         except BaseException as error:
             for request in requests:
-                if not request.made.done():
-                    request.made.set_exception(error)
+                if not request.result.done():
+                    request.result.set_exception(error)
 
     def _apply(self, requests: list[_CreateRequest]) -> None:
         def check() -> None:
             if all(_is_stopped(request.session) for request in requests):
-                raise Interrupted("All that it was for has been told to stop.")
+                raise Interrupted("All runs of this stack have been told to stop.")
 
         session = replace(requests[0].session, check=check)
         stack = new_id(self._label, None)
-        left = {}
+        pending = {}
         for request in requests:
-            placed = session.environments.update(request.environment, stack=stack)
-            left[placed.id] = (request, placed)
-        while left:
+            environment = session.environments.update(request.environment, stack=stack)
+            pending[environment.id] = (request, environment)
+        while pending:
             try:
-                created = create_machines(session, [placed for _, placed in left.values()])
+                created = create_machines(session, [environment for _, environment in pending.values()])
             except (TerraformError, CapacityError) as error:
-                failed = error.environments & left.keys()
-                if not failed or failed == left.keys():
+                failed = error.environments & pending.keys()
+                if not failed or failed == pending.keys():
                     raise
-                # The others are in the state: another apply is done with them soon.
+                # The others are in Terraform's state already: another apply completes them soon.
                 for name in failed:
-                    left.pop(name)[0].made.set_exception(error)
-                left = {name: (request, session.environments.reread(one)) for name, (request, one) in left.items()}
+                    pending.pop(name)[0].result.set_exception(error)
+                pending = {
+                    name: (request, session.environments.reread(environment))
+                    for name, (request, environment) in pending.items()
+                }
                 continue
-            for one in created:
-                left[one.id][0].made.set_result(one)
+            for environment in created:
+                pending[environment.id][0].result.set_result(environment)
             return
 
 

@@ -1,8 +1,8 @@
-"""One attempt at a run: its steps, each of which may be begun again after a crash and then finds what was done.
+"""One attempt at a run, as steps that are safe to repeat: after a crash, each finds out what it did before.
 
-An environment id belongs to each attempt. What a step finds under it says what happened before: nothing; machines to
-go on with; or something that nobody can go on with, which is removed, and a new attempt is made. An agent begins once
-in each environment.
+Each attempt has an environment id of its own, derived from batch, run and attempt number. What exists under that id
+tells a step what happened before a crash: nothing, or machines to continue with, or something that cannot be continued.
+The last is removed, and the workflow makes a new attempt. An agent is started only once in each environment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
     AgentStep,
@@ -25,10 +26,10 @@ from provisioner.batch.steps import (
     ScoreStep,
     Step,
     UpStep,
-    cut,
+    classify,
+    describe,
     interruption,
-    judge,
-    said,
+    truncate,
 )
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
@@ -46,34 +47,34 @@ from provisioner.errors import (
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import reservations
 from provisioner.machines.logs import keep_journals
-from provisioner.models import Destination, Environment, Role
+from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
 from provisioner.store.files import write_atomically
 from provisioner.ttl import TEARDOWN
 
-BUDGET_SECONDS = 1.0
-# A cloud that does not let something go now may do so in a moment.
+BUDGET_POLL_SECONDS = 1.0
+# A cloud that fails to delete something may succeed a moment later.
 DESTROY_PAUSES = (5.0, 20.0)
 LEDGER_PAUSES = (2.0, 10.0, 30.0)
-# Terraform outlives its controller, and ends what it has begun: stacks took three minutes where they took long, and the
-# AWS provider gives an instance ten (its documentation, aws_instance, Timeouts).
-CREATION = timedelta(minutes=10)
-
+# How long Terraform may go on creating after its controller has died. Slow stacks took three minutes, and the AWS
+# provider gives an instance ten (its documentation, aws_instance, Timeouts).
+MAX_CREATION = timedelta(minutes=10)
 
 S = TypeVar("S", bound=Step)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt.
+    """One attempt at a run.
 
     Args:
         session: of this run alone: its progress and `check` are the run's.
         batch: the batch's id.
-        directory: the suite file's.
+        directory: the suite file's directory.
+        allowed: what an environment without internet may reach.
         number: from 1.
-        create: makes the machines of a recorded environment.
+        create: creates the machines of a recorded environment.
     """
 
     session: Session
@@ -88,24 +89,26 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        """The environment's id, the same whoever makes it."""
+        """The environment's id, the same in every process that works on this attempt."""
         return derived_id(self.family.name, self.run.task, f"{self.batch}/{self.run.key}/{self.number}")
 
     def up(self) -> UpStep:
-        """Brings the environment up; adopts one that is."""
+        """Brings the environment up, or continues with the one that an earlier process brought up."""
         begun_at = now()
         facts = {"environment": self.id, "cloud": self.session.cloud.name, "region": self.session.cloud.region}
         try:
-            known, why = self._found()
-            if why:
-                self._clear(came_up=False)
-                return UpStep(at=now(), begun_at=begun_at, failure=interruption(why), **facts)
-            environment = known if known and known.status == "ready" else self._launch(known)
+            existing, reason = self._existing_environment()
+            if reason:
+                self._remove_remains(came_up=False)
+                return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
+            environment = existing if existing and existing.status == "ready" else self._launch(existing)
             reservations.attend(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
-            return UpStep(at=now(), begun_at=begun_at, failure=self._judge_up(error), **facts)
+            return UpStep(
+                at=now(), begun_at=begun_at, failure=classify_launch_error(self.session, self.id, error), **facts
+            )
         return UpStep(
             at=now(),
             begun_at=environment.created_at,
@@ -116,34 +119,33 @@ class Attempt:
         )
 
     def agent(self) -> AgentStep:
-        """Lets the agent work, to its limit at the most; does nothing for a submission."""
-        agent = next((one for one in self.suite.agents if one.name == self.run.agent), None)
+        """Runs the agent until it ends or its time is up; does nothing if a submission stands in for it."""
+        agent = next((agent for agent in self.suite.agents if agent.name == self.run.agent), None)
         if agent is None:
             return AgentStep(at=now())
 
         def work(environment: Environment, phases: Phases) -> AgentStep:
             if environment.agent_at:
-                return AgentStep(at=now(), failure=interruption("its agent was cut short"))
+                return AgentStep(at=now(), failure=interruption("its agent was interrupted"))
             environment = self.session.environments.update(environment, agent_at=now())
-            limit = self.suite.limits.agent_limit
+            directory, time_limit = self.directory / agent.directory, self.suite.limits.agent_limit
             with phases.phase("agent"):
                 try:
-                    done = operations.run_agent(
-                        self.session, environment, self.directory / agent.directory, agent.command, limit
-                    )
+                    ended = operations.run_agent(self.session, environment, directory, agent.command, time_limit)
                 except TimeoutError:
                     return AgentStep(at=now(), timed_out=True)
-            return AgentStep(at=now(), exit_code=done.exit_code)
+            return AgentStep(at=now(), exit_code=ended.exit_code)
 
-        return self._in_environment("agent", AgentStep, work, task_failure="agent_failed")
+        return self._in_environment("agent", AgentStep, work, task_outcome="agent_failed")
 
     def score(self, agent_ended_at: datetime) -> ScoreStep:
-        """Scores what the agent has left, or the submission.
+        """Scores the agent's work, or the submission.
 
         Args:
-            agent_ended_at: what was scored later was scored by this step, before it was cut short.
+            agent_ended_at: scores that were logged later come from this step, before it was interrupted, and are
+                dropped.
         """
-        submission = next((one.text for one in self.suite.submissions if one.name == self.run.agent), None)
+        submission = next((entry.text for entry in self.suite.submissions if entry.name == self.run.agent), None)
 
         def work(environment: Environment, phases: Phases) -> ScoreStep:
             earlier = tuple(entry for entry in environment.score_log if entry.scored_at <= agent_ended_at)
@@ -152,35 +154,35 @@ class Attempt:
             with phases.phase("score"):
                 _, result = lifecycle.score(self.session, environment, submission)
             message = "" if result.kind == "scored" else f"{result.kind}: {result.message}".removesuffix(": ")
-            failure = Failure(outcome="task_failed", message=cut(message)) if result.failed else None
-            return ScoreStep(at=now(), failure=failure, score=result.score, message=cut(message))
+            failure = Failure(outcome="task_failed", message=truncate(message)) if result.failed else None
+            return ScoreStep(at=now(), failure=failure, score=result.score, message=truncate(message))
 
-        return self._in_environment("score", ScoreStep, work, task_failure="task_failed")
+        return self._in_environment("score", ScoreStep, work, task_outcome="task_failed")
 
     def end(self, *, came_up: bool = False) -> EndStep:
-        """Fetches the logs and ends the environment, until the cloud says that it is gone.
+        """Fetches the logs and destroys the environment, until the cloud confirms that it is gone.
 
         Args:
-            came_up: whether the attempt's `up` went well.
+            came_up: whether the attempt's `up` succeeded.
         """
         phases = Phases(self.session.progress)
-        trouble = ""
+        problem = ""
         with self.session.shield():
             for pause in (*DESTROY_PAUSES, None):
                 try:
                     self._end(phases, came_up=came_up)
-                    trouble = ""
+                    problem = ""
                     break
-                except Exception as error:  # whatever it is, the machines are still to go
-                    trouble = said(error)
+                except Exception as error:  # whatever it is, the machines still have to go
+                    problem = describe(error)
                     if pause is not None:
                         time.sleep(pause)
-        return EndStep(at=now(), phases=tuple(phases.finished), trouble=trouble)
+        return EndStep(at=now(), phases=tuple(phases.finished), trouble=problem)
 
     def _end(self, phases: Phases, *, came_up: bool) -> None:
         environment = self._record()
         if environment is None:
-            self._clear(came_up=came_up)
+            self._remove_remains(came_up=came_up)
             return
         if environment.started_at:
             with phases.phase("logs"):
@@ -188,59 +190,64 @@ class Attempt:
         lifecycle.destroy(self.session, environment, phases)
 
     def _record(self) -> Environment | None:
-        """The environment's record, if this home has it and it lives."""
+        """Returns the environment's record; None if it is destroyed, or if this home never had it."""
         store = self.session.environments
         try:
             return store.find(self.id) if (store.directory(self.id) / "environment.json").exists() else None
         except UsageError:  # destroyed in this moment
             return None
 
-    def _found(self) -> tuple[Environment | None, str]:
-        """What this attempt has left behind when it was worked on before, and why nobody can go on with it."""
+    def _existing_environment(self) -> tuple[Environment | None, str]:
+        """Looks for what an earlier process brought up.
+
+        Returns:
+            the environment to continue with, or None; and why what exists cannot be continued, or an empty text.
+        """
         record = self._record()
         if record is None:
-            return None, "it was stopped while it came up" if self._entry() else ""
+            return None, "it was interrupted while it came up" if self._was_launched() else ""
         if record.agent_at or record.status not in ("creating", "ready"):
-            return None, "it was stopped"
-        if not all(self._alive(record).values()):
-            return None, "its machines are gone" if record.endpoints else "it was stopped while it was created"
+            return None, "it was interrupted"
+        if not all(machines_alive(self.session, record).values()):
+            return None, "its machines are gone" if record.endpoints else "it was interrupted while it was created"
         if record.status == "creating" and record.probes:
-            return None, "it was stopped during start()"
+            return None, "it was interrupted during start()"
         return record, ""
 
-    def _alive(self, record: Environment) -> dict[Role, bool]:
-        known = record.endpoints
-        return {role: role in known and self.session.cloud.alive(record, role) for role in record.machines}
-
-    def _entry(self) -> bool:
-        """Whether something under this id was launched before, by whoever shares the ledger."""
+    def _was_launched(self) -> bool:
+        """Whether anybody who shares the ledger has launched something under this id."""
         return bool(self.session.ledger.entries(environment=self.id))
 
-    def _launch(self, known: Environment | None) -> Environment:
+    def _launch(self, existing: Environment | None) -> Environment:
+        """Creates the environment, or completes an existing one; waits while other runs have the budget reserved."""
         phases = Phases(self.session.progress)
         while True:
-            # Asked before and after: the last of them may settle in between.
-            others = self._others_hold()
+            # Asked before and after: the last other reservation may be settled in between.
+            others = self._others_have_reservations()
             try:
-                if not phases.finished:  # which takes builders' holds, where it builds
+                if not phases.finished:  # building an image reserves a builder's cost
                     with phases.phase("images"):
                         planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
-                if known:
-                    return lifecycle.adopt(self.session, planned, known, phases)
+                if existing:
+                    return lifecycle.adopt(self.session, planned, existing, phases)
                 return lifecycle.launch(self.session, planned, self.id, phases, self.create)
             except BudgetError:
-                for earlier in range(1, self.number):  # what this run itself may still hold
-                    with contextlib.suppress(InfrastructureError):  # the next look tries again
-                        self._settle_orphan(replace(self, number=earlier).id, wait=False)
-                # What others hold may be more than what they will have cost.
-                if not others and not self._others_hold():
+                self._settle_earlier_attempts()
+                # Others may have reserved more than they will have spent.
+                if not others and not self._others_have_reservations():
                     raise
                 self.session.progress.phase_started("waiting for the budget")
-                self._pause(BUDGET_SECONDS)
+                self._sleep(BUDGET_POLL_SECONDS)
+
+    def _settle_earlier_attempts(self) -> None:
+        """Settles what this run's own earlier attempts may still have reserved, if that is possible by now."""
+        for number in range(1, self.number):
+            with contextlib.suppress(InfrastructureError):  # the next refusal tries again
+                self._settle_orphan(replace(self, number=number).id, wait=False)
 
     def costs(self, environments: list[str]) -> Costs:
-        """What the run's environments have cost, by the ledger: their holds, where they are not settled."""
-        trouble = ""
+        """Adds up what the run's environments have cost by the ledger: reserved sums, where they are not settled."""
+        problem = ""
         for pause in (*LEDGER_PAUSES, None):
             try:
                 for name in environments:
@@ -249,132 +256,108 @@ class Attempt:
                 return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
             except Interrupted:
                 raise
-            except ProvisionerError as error:  # the score is not lost for it
-                trouble = said(error)
+            except ProvisionerError as error:  # no reason to lose the score
+                problem = describe(error)
                 if pause is not None:
-                    self._pause(pause)
-        return Costs(at=now(), trouble=trouble)
+                    self._sleep(pause)
+        return Costs(at=now(), trouble=problem)
 
     def _settle_orphan(self, name: str, *, wait: bool) -> None:
-        """Settles what another home was still creating when its controller died, once surely nothing more comes.
+        """Removes and settles an environment of a dead controller, once its Terraform certainly creates no more.
 
         Args:
-            wait: until then; else it is left alone.
+            name: the environment's id.
+            wait: whether to wait until then; else it is left for later.
         """
         if self.session.environments.directory(name).exists():
-            return  # it would not go, and its end has said so
-        for held in self.session.ledger.entries(unsettled=True, environment=name):
-            left = (held.launched_at + CREATION - now()).total_seconds()
-            if left > 0 and not wait:
+            return  # its destruction failed, and its end step says so
+        for entry in self.session.ledger.entries(unsettled=True, environment=name):
+            seconds = (entry.launched_at + MAX_CREATION - now()).total_seconds()
+            if seconds > 0 and not wait:
                 continue
             self.session.progress.phase_started("waiting for what a dead worker may have begun")
-            self._pause(left)
-            self.session.cloud.clear(Found(environment=name, things=(), region=held.region))
+            self._sleep(seconds)
+            self.session.cloud.clear(Found(environment=name, things=(), region=entry.region))
             self.session.ledger.settle_late(name, now())
 
-    def _others_hold(self) -> bool:
+    def _others_have_reservations(self) -> bool:
+        """Whether other environments of the batch, that have not expired, have part of the budget reserved."""
         return any(
             entry.environment != self.id and entry.expires_at + TEARDOWN > now()
             for entry in self.session.ledger.entries(unsettled=True, batch=self.batch)
         )
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
+        """Waits, but stops at once when the run is told to stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.session.check()
             time.sleep(0.1)
 
     def pause(self, seconds: float) -> Step:
-        """Waits before another attempt."""
+        """Waits before the next attempt."""
         self.session.progress.phase_started("waiting to try again")
-        self._pause(seconds)
+        self._sleep(seconds)
         return Step(at=now())
 
-    def _clear(self, *, came_up: bool) -> None:
-        """Removes what the attempt has left, here or, where another home made it, in the cloud.
+    def _remove_remains(self, *, came_up: bool) -> None:
+        """Removes whatever the attempt created: by this home's record, or from the cloud if another home created it.
 
         Args:
-            came_up: it had been created; else that home's Terraform may have outlived its controller and still be
-                making more. The hold then stays until `costs` has looked again.
+            came_up: whether all of it had been created. If not, the other home's Terraform may have outlived its
+                controller and still be creating. The reservation then stays until `costs` has looked again.
         """
         with self.session.shield():
             if record := self._record():
                 lifecycle.destroy(self.session, record)
                 return
-            for held in self.session.ledger.entries(unsettled=True, environment=self.id):
-                complete = self.session.cloud.clear(Found(environment=self.id, things=(), region=held.region))
-                # A ledger of this home alone: it would have a record of what was created.
-                own = not self.session.database
-                if own or came_up or complete or held.launched_at + CREATION <= now():
+            for entry in self.session.ledger.entries(unsettled=True, environment=self.id):
+                complete = self.session.cloud.clear(Found(environment=self.id, things=(), region=entry.region))
+                # If only this home uses the ledger, there would be a record of anything that was created.
+                private = not self.session.database
+                if private or came_up or complete or entry.launched_at + MAX_CREATION <= now():
                     self.session.ledger.settle_late(self.id, now())
 
     def _in_environment(
-        self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_failure: Outcome
+        self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_outcome: Outcome
     ) -> S:
-        """Does a step in the environment, and keeps what it came to beside the logs: a crash may come right after."""
+        """Does a step's work in the environment, and keeps its result beside the logs, as a crash may follow at once.
+
+        Args:
+            name: the step's.
+            kind: the type of its result.
+            task_outcome: the outcome if a command failed that the task or the agent brought along.
+        """
         try:
             environment = self._record()
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
-            # A resumed run's own process looks after it from now on.
+            # If the run was resumed, this process looks after the environment from now on.
             reservations.attend(self.session, environment)
-            kept = self.session.environments.logs(self.id) / f"step-{name}.json"
-            if kept.exists():
-                return kind.model_validate(json.loads(kept.read_text()))
+            path = self.session.environments.logs(self.id) / f"step-{name}.json"
+            if path.exists():
+                return kind.model_validate(json.loads(path.read_text()))
         except (ProvisionerError, OSError, ValueError) as error:
-            return kind(at=now(), failure=judge(error))
+            return kind(at=now(), failure=classify(error))
         phases = Phases(self.session.progress)
         try:
-            done = work(environment, phases)
+            result = work(environment, phases)
         except Interrupted:
             raise
         except SubmissionError as error:
-            done = kind(at=now(), failure=Failure(outcome="agent_failed", message=cut(error.message)))
+            result = kind(at=now(), failure=Failure(outcome="agent_failed", message=truncate(error.message)))
         except MachineLostError as error:
-            done = kind(at=now(), failure=self._judge_loss(environment, error, name))
+            result = kind(at=now(), failure=classify_loss(self.session, environment, error, name))
         except Exception as error:
-            done = kind(at=now(), failure=judge(error, task_failure))
-        done = done.model_copy(update={"phases": tuple(phases.finished)})
+            result = kind(at=now(), failure=classify(error, task_outcome))
+        result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
-            write_atomically(kept, done.model_dump_json())
-        return done
-
-    def _judge_up(self, error: Exception) -> Failure:
-        """A machine that is lost while it comes up: by its limit, if start() did not end."""
-        expired = False
-        with contextlib.suppress(ProvisionerError):
-            expired = any(entry.expires_at <= now() for entry in self.session.ledger.entries(environment=self.id))
-        if expired and isinstance(error, MachineLostError):
-            return Failure(outcome="task_failed", message="start() did not end within the environment's time limit.")
-        return judge(error)
-
-    def _judge_loss(self, environment: Environment, error: MachineLostError, step: str) -> Failure:
-        """Asks the cloud before a lost connection is believed to be a lost machine."""
-        if environment.expires_at <= now():
-            message = "The environment's time limit ended it."
-            return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
-        try:
-            gone = {
-                role: self.session.cloud.ending(environment, role)
-                for role, alive in self._alive(environment).items()
-                if not alive
-            }
-        except ProvisionerError as unasked:
-            why = f"{error.message} The cloud could not be asked: {unasked.message}"
-            return Failure(outcome="infrastructure_failed", message=cut(why), retry=True)
-        words = ", ".join(
-            f"{role} machine ({why.words})" if why.words else f"{role} machine" for role, why in gone.items()
-        )
-        if step == "agent" and any(why.by_itself for why in gone.values()):
-            # No fault of the cloud's: another machine would be a second chance for the agent.
-            message = cut(f"Switched off from within while the agent worked: {words}.")
-            return Failure(outcome="agent_failed", message=message)
-        state = f"The cloud says that it is gone: {words}." if gone else "Its machines run."
-        return Failure(outcome="infrastructure_failed", message=cut(f"{error.message} {state}"), retry=True)
+            write_atomically(path, result.model_dump_json())
+        return result
 
 
 def _machine_types(environment: Environment) -> dict[str, str]:
-    """What the cloud gave: it may have had to be dearer than the cheapest."""
+    """Returns the machine types by role: those that the cloud gave, or else the cheapest that fit."""
     return {
         role: environment.placement.get(role) or machine.size.types[0]
         for role, machine in environment.machines.items()

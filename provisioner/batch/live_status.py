@@ -1,4 +1,4 @@
-"""What runs in this process right now, for whoever watches; and how a run is told to stop."""
+"""Which runs this process is working on right now, for the display; and how a run is told to stop."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from dataclasses import dataclass, field
 
 from provisioner.errors import Interrupted
 
-NOTES = 200
+MAX_NOTES = 200
 
 
 @dataclass
 class ActiveRun:
-    """A run that is being worked on.
+    """A run that this process is working on.
 
     Args:
-        phase, since: what it does, and since when (monotonic seconds).
-        attempt: its number, from 1.
-        environment: its id, once it has one.
+        key: the batch's id and the run's key, as BATCH/KEY.
+        phase: what it is doing.
+        since: when the phase began, in monotonic seconds.
+        attempt: the attempt's number, from 1.
+        stop: set once the run has been told to stop.
+        shields: how many clean-ups are in progress; while there are any, the run is not stopped.
     """
 
     key: str
     phase: str = "queued"
     since: float = field(default_factory=time.monotonic)
     attempt: int = 1
-    environment: str = ""
     stop: threading.Event = field(default_factory=threading.Event)
     shields: int = 0
 
     def check(self) -> None:
-        """Raises Interrupted if the run shall stop and is not clearing away."""
+        """Raises Interrupted if the run has been told to stop and is not cleaning up."""
         if self.stop.is_set() and not self.shields:
             raise Interrupted(f"{self.key} was told to stop.")
 
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
-        """While this lasts, the run is not stopped: it clears away."""
+        """Keeps the run from being stopped while it cleans up."""
         self.shields += 1
         try:
             yield
@@ -48,77 +50,78 @@ class ActiveRun:
 
 
 class LiveStatus:
-    """All runs of this process. Any thread may use it."""
+    """The active runs of this process. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._running: dict[str, ActiveRun] = {}
-        self._notes: deque[tuple[str, str]] = deque(maxlen=NOTES)
+        self._runs: dict[str, ActiveRun] = {}
+        self._notes: deque[tuple[str, str]] = deque(maxlen=MAX_NOTES)
         self._mutex = threading.Lock()
         self._stopped = False
 
     @contextlib.contextmanager
     def track(self, key: str) -> Iterator[ActiveRun]:
-        """Shows a run as long as it is worked on."""
-        running = ActiveRun(key)
+        """Lists a run as active for as long as it is being worked on."""
+        active_run = ActiveRun(key)
         with self._mutex:
-            self._running[key] = running
+            self._runs[key] = active_run
             if self._stopped:
-                running.stop.set()
+                active_run.stop.set()
         try:
-            yield running
+            yield active_run
         finally:
             with self._mutex:
-                if self._running.get(key) is running:  # it may have been begun again beside this one
-                    del self._running[key]
+                # The same run may have been started again before this one ended.
+                if self._runs.get(key) is active_run:
+                    del self._runs[key]
 
-    def running(self) -> list[ActiveRun]:
-        """What is being worked on, the longest first."""
+    def active_runs(self) -> list[ActiveRun]:
+        """Returns the active runs, in the order in which they were started."""
         with self._mutex:
-            return list(self._running.values())
+            return list(self._runs.values())
 
     def stop(self, key: str) -> None:
-        """Tells a run to stop; nothing happens if it is not worked on here."""
+        """Tells a run to stop; does nothing if it is not active in this process."""
         with self._mutex:
-            if running := self._running.get(key):
-                running.stop.set()
+            if active_run := self._runs.get(key):
+                active_run.stop.set()
 
     def stop_all(self) -> None:
-        """Tells all runs to stop, and those that are about to begin."""
+        """Tells all active runs to stop, and every run that starts later."""
         with self._mutex:
             self._stopped = True
-            for running in self._running.values():
-                running.stop.set()
+            for active_run in self._runs.values():
+                active_run.stop.set()
 
     def note(self, key: str, text: str) -> None:
-        """Keeps a line until somebody takes it."""
+        """Keeps a line about a run until `take_notes` is called; only the latest 200 are kept."""
         with self._mutex:
             self._notes.append((key, text))
 
     def take_notes(self) -> list[tuple[str, str]]:
-        """The lines since the last time, as (run, text)."""
+        """Returns the lines since the last call, as pairs of the run's key and the text."""
         with self._mutex:
-            taken = list(self._notes)
+            notes = list(self._notes)
             self._notes.clear()
-            return taken
+            return notes
 
 
 class RunProgress:
-    """The progress of one run: it goes to the live_status. A machine's output goes to the logs alone."""
+    """Reports one run's progress to the live status. The machines' output goes only to the logs."""
 
-    def __init__(self, live_status: LiveStatus, running: ActiveRun) -> None:
+    def __init__(self, live_status: LiveStatus, active_run: ActiveRun) -> None:
         self._live_status = live_status
-        self._running = running
+        self._active_run = active_run
 
     def phase_started(self, name: str) -> None:
         """Shows the phase."""
-        self._running.phase, self._running.since = name, time.monotonic()
+        self._active_run.phase, self._active_run.since = name, time.monotonic()
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """Shows nothing: the next one begins."""
+        """Does nothing: the next phase replaces this one."""
 
     def note(self, text: str) -> None:
-        """Passes it on."""
-        self._live_status.note(self._running.key, text)
+        """Keeps the line for the display."""
+        self._live_status.note(self._active_run.key, text)
 
     def output(self, text: str) -> None:
-        """Shows nothing: many machines would talk at once."""
+        """Does nothing: the output of many machines at once could not be read."""

@@ -1,6 +1,6 @@
-"""Who of several workers on one Postgres database is alive: each keeps a lock in it for as long as it lives.
+"""Tells which of the workers that share a Postgres database are alive: each holds an advisory lock while it lives.
 
-Postgres frees the lock when the worker's connection ends, however that happens; no clock is compared with another.
+Postgres releases the lock when the worker's connection ends, for whatever reason, so no clocks are compared.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import psycopg
 
 from provisioner.errors import PresenceLostError
 
-CONNECT_SECONDS = 10
-# A machine that vanished sends no end of its connection: so many seconds later Postgres takes it for gone.
+CONNECT_TIMEOUT_SECONDS = 10
+# A machine that vanishes does not close its connection. Postgres notices after about a minute of silence.
 KEEPALIVE = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
+MESSAGE_CHARACTERS = 300
 
 
 class LivenessLock:
-    """This worker's sign of life.
+    """The advisory lock that shows other workers that this one is alive.
 
     Args:
-        url: of the database.
+        url: URL of the shared database.
         worker: this worker's name.
 
     Raises:
@@ -31,44 +32,46 @@ class LivenessLock:
     def __init__(self, url: str, worker: str) -> None:
         self._worker = worker
         try:
-            self._connection = psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_SECONDS)
+            self._connection = psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS)
             for name, value in KEEPALIVE.items():
                 self._connection.execute(f"SET {name} = {value}".encode())
-            self._connection.execute("SELECT pg_advisory_lock(%s)", (_number(worker),))
+            self._connection.execute("SELECT pg_advisory_lock(%s)", (_lock_number(worker),))
         except psycopg.Error as error:
-            raise _lost(error) from error
+            raise _connection_lost(error) from error
 
-    def dead(self, workers: Iterable[str]) -> list[str]:
-        """Those of the workers that surely are dead.
+    def dead_workers(self, workers: Iterable[str]) -> list[str]:
+        """Returns those of the named workers that are certainly dead.
 
         Raises:
-            PresenceLostError: our own connection is lost: others take us for dead.
+            PresenceLostError: this worker's own connection is lost, so that other workers consider it dead.
         """
-        found = []
+        dead = []
         try:
             for worker in set(workers) - {self._worker}:
-                row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_number(worker),)).fetchone()
+                row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (_lock_number(worker),)).fetchone()
                 if row and row[0]:
-                    self._connection.execute("SELECT pg_advisory_unlock(%s)", (_number(worker),))
-                    found.append(worker)
+                    self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(worker),))
+                    dead.append(worker)
+            # Also where nobody else was asked about: a lost connection must be noticed.
             self._connection.execute("SELECT 1")
         except psycopg.Error as error:
-            raise _lost(error) from error
-        return found
+            raise _connection_lost(error) from error
+        return dead
 
     def close(self) -> None:
-        """Gives the sign up."""
+        """Releases the lock."""
         self._connection.close()
 
 
-def _number(worker: str) -> int:
-    """Advisory locks have numbers of 64 bits with a sign."""
+def _lock_number(worker: str) -> int:
+    """Returns a signed 64-bit number for a name: Postgres identifies advisory locks by such numbers."""
     return int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], signed=True)
 
 
-def _lost(error: Exception) -> PresenceLostError:
-    said = str(error).strip().splitlines()
+def _connection_lost(error: Exception) -> PresenceLostError:
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:MESSAGE_CHARACTERS] if lines else type(error).__name__
     return PresenceLostError(
-        f"The database that the workers share cannot be reached: {said[0][:300] if said else type(error).__name__}",
-        hint="Is it up, and is its URL right? Other workers go on with what this one had begun.",
+        f"The database that the workers share cannot be reached: {reason}",
+        hint="Is it up, and is its URL right? Other workers take over this one's runs.",
     )

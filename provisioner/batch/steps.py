@@ -1,4 +1,4 @@
-"""What the steps of an attempt come to, and whose fault an error is. Pure."""
+"""The results of an attempt's steps, and who is to blame for an error. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MESSAGE_CHARACTERS = 500
 
 
 class Failure(Record):
-    """Why an attempt came to nothing.
+    """Why an attempt failed.
 
     Args:
-        outcome: the run's, if it is not tried again.
+        outcome: the run's outcome if it is not retried.
         retry: whether a fresh machine may do better.
-        capacity: whether the cloud had none to give.
-        interrupted: nothing failed; whoever worked on it was stopped or killed.
+        capacity: whether the cloud lacked capacity.
+        interrupted: nothing failed, but the process that worked on the attempt was stopped or killed.
     """
 
     outcome: Outcome
@@ -39,12 +39,12 @@ class Failure(Record):
 
 
 class Step(Record):
-    """What a step came to.
+    """The result of a step.
 
     Args:
-        at: when it ended.
-        failure: None if it went well.
-        phases: those that it went through.
+        at: when the step ended.
+        failure: None if it succeeded.
+        phases: the phases that it went through.
     """
 
     at: datetime
@@ -53,11 +53,12 @@ class Step(Record):
 
 
 class UpStep(Step):
-    """The environment is up.
+    """The result of bringing the environment up.
 
     Args:
         begun_at: when the attempt began.
-        machine_types, images: by role.
+        environment: the environment's id.
+        machine_types, images: by the machine's role.
     """
 
     begun_at: datetime
@@ -69,46 +70,68 @@ class UpStep(Step):
 
 
 class AgentStep(Step):
-    """The agent has ended. exit_code is None where there was none, or it ran out of time."""
+    """The result of running the agent.
+
+    Args:
+        exit_code: None if there was no agent, or if it ran out of time.
+    """
 
     exit_code: int | None = None
     timed_out: bool = False
 
 
 class ScoreStep(Step):
-    """The score, if there is one, and what scoring said."""
+    """The result of scoring.
+
+    Args:
+        score: None without a number.
+        message: what scoring said about it.
+    """
 
     score: float | None = None
     message: str = ""
 
 
 class Costs(Step):
-    """What all attempts have cost, in millionths of a US dollar; or why that is not known."""
+    """What all attempts have cost.
+
+    Args:
+        micro_usd: in millionths of a US dollar.
+        trouble: why the cost is not known; empty if it is.
+    """
 
     micro_usd: int = 0
     trouble: str = ""
 
 
 class EndStep(Step):
-    """The environment is gone; or what would not go."""
+    """The result of destroying the environment.
+
+    Args:
+        trouble: what could not be removed; empty if all of it is gone.
+    """
 
     trouble: str = ""
 
 
-def interruption(why: str) -> Failure:
-    """Nothing failed: whoever worked on it was stopped. Pure."""
-    return Failure(outcome="infrastructure_failed", message=f"Begun again: {why}.", interrupted=True)
+def interruption(reason: str) -> Failure:
+    """Returns the failure of an attempt whose process was stopped, where nothing else went wrong."""
+    return Failure(outcome="infrastructure_failed", message=f"Started again: {reason}.", interrupted=True)
 
 
-def judge(error: Exception, task_failure: Outcome = "task_failed") -> Failure:
-    """Whose fault an error is. Pure."""
-    message = said(error)
+def classify(error: Exception, task_outcome: Outcome = "task_failed") -> Failure:
+    """Decides who is to blame for an error, and whether a retry may help.
+
+    Args:
+        task_outcome: the outcome if a command failed that the task or the agent brought along.
+    """
+    message = describe(error)
     if not isinstance(error, ProvisionerError):
         return Failure(outcome="infrastructure_failed", message=message)
     if isinstance(error, BudgetError):
         return Failure(outcome="over_budget", message=message)
     if isinstance(error, TaskError):
-        return Failure(outcome=task_failure, message=message)
+        return Failure(outcome=task_outcome, message=message)
     if isinstance(error, ImageBuildError):
         return Failure(outcome="task_failed", message=message)
     if isinstance(error, CapacityError):
@@ -117,11 +140,13 @@ def judge(error: Exception, task_failure: Outcome = "task_failed") -> Failure:
     return Failure(outcome="infrastructure_failed", message=message, retry=retry)
 
 
-def said(error: Exception) -> str:
-    """An error in words, bounded. Pure."""
-    return cut(error.message if isinstance(error, ProvisionerError) else f"Unexpected {type(error).__name__}: {error}")
+def describe(error: Exception) -> str:
+    """Returns an error's message, truncated."""
+    if isinstance(error, ProvisionerError):
+        return truncate(error.message)
+    return truncate(f"Unexpected {type(error).__name__}: {error}")
 
 
-def cut(text: str) -> str:
-    """What machines say is bounded before it is kept. Pure."""
+def truncate(text: str) -> str:
+    """Returns at most the first 500 characters: machines and clouds may say more than a row should keep."""
     return text[:MESSAGE_CHARACTERS]

@@ -95,14 +95,14 @@ class Worker:
             for one in found.values():
                 if one.state == "cancelled":
                     self.live_status.stop(f"{batch}/{one.key}")
-        if self._liveness and (dead := self._liveness.dead(self.client.executors())):
+        if self._liveness and (dead := self._liveness.dead_workers(self.client.executors())):
             self._engine.recover(dead)
         return states
 
     def mend_handing_back(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
         """What `mend_handing_back` does, where workers share a queue."""
         if self._liveness:
-            mend_handing_back(self.client, self._liveness.dead, batch, states, cancelled)
+            mend_handing_back(self.client, self._liveness.dead_workers, batch, states, cancelled)
 
     def stop(self, hand_back: bool = False) -> None:
         """Stops all runs that are worked on here and waits until they have cleared away.
@@ -113,14 +113,14 @@ class Worker:
         mine: dict[str, list[str]] = {}
         # Cancelled first: a step that ends now is not the beginning of the next one.
         with contextlib.suppress(InfrastructureError):  # a database that is lost hears of it no more
-            for batch in {running.key.partition("/")[0] for running in self.live_status.running()}:
+            for batch in {running.key.partition("/")[0] for running in self.live_status.active_runs()}:
                 states = self.client.states(batch).values()
                 # What was cancelled, or taken over by another worker, is not ours to hand back.
                 mine[batch] = [one.key for one in states if one.state == "running" and one.executor == self._name]
                 self.client.cancel(batch, mine[batch])
         self.live_status.stop_all()
         deadline = time.monotonic() + CLEARING_SECONDS
-        while self.live_status.running() and time.monotonic() < deadline:
+        while self.live_status.active_runs() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         if hand_back:
             with contextlib.suppress(InfrastructureError):

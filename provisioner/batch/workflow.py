@@ -1,12 +1,13 @@
-"""A run from its first attempt to its row: which step follows which. Decides; the steps do.
+"""A run's workflow: the order of its steps, from the first attempt to the row of results. Decides, but does nothing.
 
-The same answers of the steps lead to the same decisions: after a crash it is begun again, and steps that had ended give
-what they gave before.
+The workflow is deterministic, given the results of its steps. So it can be started again after a crash: a step that
+had ended returns its earlier result instead of being done again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from provisioner.batch.attempts import Attempt
@@ -15,18 +16,19 @@ from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreSte
 from provisioner.batch.suite import Run
 from provisioner.models import Phase, Record
 
-# Interruptions do not count as retries; somebody who interrupts for ever has to give up at some time.
+# Interruptions do not count as retries, but there must be an end to them, too.
 MAX_ATTEMPTS = 30
 PAUSE_SECONDS = 2.0
-# Others give back what they have only when they end.
+# A cloud has capacity again once other environments have ended.
 CAPACITY_PAUSE_SECONDS = 30.0
 
 S = TypeVar("S", bound=Step)
+# Takes a step's name, the type of its result, and the work; returns the result, or an earlier process's if it has one.
 StepRunner = Callable[[str, type[S], Callable[[], S]], S]
 
 
 class AttemptResult(Record):
-    """What one attempt came to."""
+    """The results of one attempt's steps; None for steps that were not reached."""
 
     up: UpStep
     agent: AgentStep | None = None
@@ -35,44 +37,44 @@ class AttemptResult(Record):
 
     @property
     def failure(self) -> Failure | None:
-        """The first thing that went wrong."""
+        """The first failure among the steps; None if all went well."""
         return next((step.failure for step in (self.up, self.agent, self.score) if step and step.failure), None)
 
 
-def run_attempt(attempt: Attempt, do: StepRunner[Step]) -> AttemptResult:
-    """One attempt, to the proof that its environment is gone."""
-    up = _done(do, "up", UpStep, attempt.up)
-    agent = None if up.failure else _done(do, "agent", AgentStep, attempt.agent)
+def run_attempt(attempt: Attempt, run_step: StepRunner[Step]) -> AttemptResult:
+    """Runs one attempt's steps, until its environment is proved to be gone."""
+    up = _checked(run_step, "up", UpStep, attempt.up)
+    agent = None if up.failure else _checked(run_step, "agent", AgentStep, attempt.agent)
     score = None
     if agent and not agent.failure:
         ended_at = agent.at
-        score = _done(do, "score", ScoreStep, lambda: attempt.score(ended_at))
-    end = _done(do, "end", EndStep, lambda: attempt.end(came_up=up.failure is None))
+        score = _checked(run_step, "score", ScoreStep, lambda: attempt.score(ended_at))
+    end = _checked(run_step, "end", EndStep, lambda: attempt.end(came_up=up.failure is None))
     return AttemptResult(up=up, agent=agent, score=score, end=end)
 
 
 def run_workflow(
     run: Run,
     retries: int,
-    attempt_of: Callable[[int, int], Attempt],
-    do: StepRunner[Step],
+    new_attempt: Callable[[int, int], Attempt],
+    run_step: StepRunner[Step],
     version: str,
 ) -> Row:
-    """All attempts at a run.
+    """Runs as many attempts as a run needs, and returns its row of results.
 
     Args:
-        retries: how often infrastructure may fail.
-        attempt_of: the attempt with a number, after so many failures for want of capacity.
-        do: does a step, or gives what it gave before.
+        retries: how many failures of the infrastructure are retried.
+        new_attempt: returns the attempt with a number, given how many attempts before it found no capacity.
+        run_step: runs a step, or returns the result that it had before a crash.
         version: of provisioner.
     """
-    lives: list[AttemptResult] = []
+    results: list[AttemptResult] = []
     shortages = 0
     while True:
-        attempt = attempt_of(len(lives) + 1, shortages)
-        lives.append(run_attempt(attempt, do))
-        failure = lives[-1].failure
-        if not failure or len(lives) == MAX_ATTEMPTS:
+        attempt = new_attempt(len(results) + 1, shortages)
+        results.append(run_attempt(attempt, run_step))
+        failure = results[-1].failure
+        if not failure or len(results) == MAX_ATTEMPTS:
             break
         if not failure.interrupted:
             if not failure.retry or retries == 0:
@@ -80,30 +82,35 @@ def run_workflow(
             retries -= 1
             shortages += failure.capacity
             seconds = CAPACITY_PAUSE_SECONDS if failure.capacity else PAUSE_SECONDS
-            _done(do, "pause", Step, lambda attempt=attempt, seconds=seconds: attempt.pause(seconds))  # type: ignore[misc]
-    costs = _done(do, "costs", Costs, lambda: attempt.costs([one.up.environment for one in lives]))
-    return build_row(run, lives, costs, version)
+            _checked(run_step, "pause", Step, partial(attempt.pause, seconds))
+    environments = [result.up.environment for result in results]
+    costs = _checked(run_step, "costs", Costs, lambda: attempt.costs(environments))
+    return build_row(run, results, costs, version)
 
 
-def _done(do: StepRunner[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
-    done = do(name, kind, work)
-    assert isinstance(done, kind)
-    return done
+def _checked(run_step: StepRunner[Step], name: str, kind: type[S], work: Callable[[], S]) -> S:
+    """Runs a step and checks that its result has the expected type."""
+    result = run_step(name, kind, work)
+    assert isinstance(result, kind)
+    return result
 
 
-def build_row(run: Run, lives: list[AttemptResult], costs: Costs, version: str) -> Row:
-    """The row of a run. Pure."""
-    last = lives[-1]
+def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str) -> Row:
+    """Returns the row of a run, from the results of its attempts in their order. Pure."""
+    last = results[-1]
     outcome, message = _outcome(last)
-    stuck = [one for one in lives if one.end.trouble]
-    troubles = [f"{one.up.environment} is not confirmed to be gone: {one.end.trouble}" for one in stuck]
+    problems = [
+        f"{result.up.environment} is not confirmed to be gone: {result.end.trouble}"
+        for result in results
+        if result.end.trouble
+    ]
     if costs.trouble:
-        troubles.append(f"Its cost is not known: {costs.trouble}")
-    message = " ".join(filter(None, [message, *troubles]))
+        problems.append(f"Its cost is not known: {costs.trouble}")
+    message = " ".join(filter(None, [message, *problems]))
     steps = [step for step in (last.up, last.agent, last.score, last.end) if step]
     phases = [phase for step in steps for phase in step.phases]
-    if len(lives) > 1:
-        seconds = (last.up.begun_at - lives[0].up.begun_at).total_seconds()
+    if len(results) > 1:
+        seconds = (last.up.begun_at - results[0].up.begun_at).total_seconds()
         phases.insert(0, Phase(name=EARLIER, seconds=seconds))
     return Row(
         key=run.key,
@@ -115,28 +122,28 @@ def build_row(run: Run, lives: list[AttemptResult], costs: Costs, version: str) 
         score=last.score.score if last.score else None,
         message=message,
         agent_exit_code=last.agent.exit_code if last.agent else None,
-        attempts=len(lives),
-        retried=tuple(one.failure.message for one in lives[:-1] if one.failure),
+        attempts=len(results),
+        retried=tuple(result.failure.message for result in results[:-1] if result.failure),
         environment=last.up.environment,
         cloud=last.up.cloud,
         region=last.up.region,
         machine_types=last.up.machine_types,
         images=last.up.images,
         cost_micro_usd=costs.micro_usd,
-        started_at=lives[0].up.begun_at,
+        started_at=results[0].up.begun_at,
         ended_at=last.end.at,
         phases=tuple(phases),
         version=version,
     )
 
 
-def _outcome(life: AttemptResult) -> tuple[Outcome, str]:
-    if failure := life.failure:
+def _outcome(result: AttemptResult) -> tuple[Outcome, str]:
+    if failure := result.failure:
         return failure.outcome, failure.message
-    agent, score = life.agent, life.score
-    said = score.message if score else ""
+    agent, score = result.agent, result.score
+    scoring_message = score.message if score else ""
     if agent and agent.timed_out:
-        return "timed_out", f"The agent did not end in time. {said}".strip()
+        return "timed_out", f"The agent did not end in time. {scoring_message}".strip()
     if agent and agent.exit_code:
-        return "agent_failed", f"The agent ended with exit code {agent.exit_code}. {said}".strip()
-    return "scored", said
+        return "agent_failed", f"The agent ended with exit code {agent.exit_code}. {scoring_message}".strip()
+    return "scored", scoring_message

@@ -76,7 +76,7 @@ def work(home: Home, batch: Batch, context: BatchContext, database: str) -> Resu
 
 def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
     hint = f"provisioner batch resume {batch.id} goes on with it."
-    left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.running())]
+    left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.active_runs())]
     if left:
         return Interrupted(
             f"Batch {batch.id} was interrupted, and not all of it could be cleared away: {'; '.join(left[:5])}",
@@ -114,7 +114,7 @@ def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view
             rows = _rows(home, batch, context, worker, states, known)
             if (cancelled := Batches(home).cancelled(batch)) is not None:
                 worker.mend_handing_back(batch.id, states, cancelled)
-            running = worker.live_status.running()
+            running = worker.live_status.active_runs()
             ended = len(rows) == len(batch.runs) and not running
             view.show(states, rows, running, worker.live_status.take_notes(), context.spent())
             if ended or (len(rows) != written and time.monotonic() - written_at > WRITE_SECONDS):
@@ -247,7 +247,7 @@ def serve(home: Home, database: str) -> Result:
     patience = Patience(progress().note)
     try:
         while True:
-            running = {one.key for one in worker.live_status.running()}
+            running = {one.key for one in worker.live_status.active_runs()}
             for key in sorted(running - seen):
                 progress().note(f"{key}: begins")
             for key in sorted(seen - running):
@@ -264,7 +264,7 @@ def serve(home: Home, database: str) -> Result:
             worker.stop(hand_back=True)
         if not isinstance(error, KeyboardInterrupt):
             raise
-        left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.running())]
+        left = [*worker.troubles, *(f"{one.key} still clears away" for one in worker.live_status.active_runs())]
         raise Interrupted(
             "The worker was interrupted; its runs wait for another one."
             + (f" Not all could be cleared away: {'; '.join(left[:5])}" if left else ""),

@@ -108,13 +108,13 @@ def test_a_worker_is_dead_once_its_process_is(database: str) -> None:
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"here\n"
-        assert mine.dead(["mine", "other", "never"]) == ["never"]
+        assert mine.dead_workers(["mine", "other", "never"]) == ["never"]
         other.kill()
         other.wait()
-    assert "other" in [name for _ in range(50) for name in mine.dead(["other"])]
+    assert "other" in [name for _ in range(50) for name in mine.dead_workers(["other"])]
     mine.close()
     with pytest.raises(InfrastructureError, match="cannot be reached"):
-        mine.dead(["other"])
+        mine.dead_workers(["other"])
 
 
 OWN_QUEUE = """

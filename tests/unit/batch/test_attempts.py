@@ -134,7 +134,7 @@ def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_hold
     assert attempt.end(came_up=False).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
     # Only once its Terraform surely has ended is the cloud believed.
-    monkeypatch.setattr(attempts, "CREATION", timedelta(seconds=1))
+    monkeypatch.setattr(attempts, "MAX_CREATION", timedelta(seconds=1))
     assert attempt.costs([attempt.id]).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
@@ -268,7 +268,7 @@ def test_a_run_that_waits_for_the_budget_plans_once_and_fits_when_the_last_other
             raise TaskError("It broke.")
         raise BudgetError("It does not fit.")
 
-    monkeypatch.setattr(attempts, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(lifecycle, "plan", lambda *_: done.append("plan"))
     monkeypatch.setattr(lifecycle, "launch", launch)
     failure = attempt.up().failure
@@ -286,7 +286,7 @@ def test_a_run_does_not_wait_for_what_it_still_holds_itself(
     def launch(*_: Any) -> Any:
         raise BudgetError("It does not fit.") if unsettled(attempt) else TaskError("It broke.")
 
-    monkeypatch.setattr(attempts, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "BUDGET_POLL_SECONDS", 0.0)
     monkeypatch.setattr(lifecycle, "plan", lambda *_: None)
     monkeypatch.setattr(lifecycle, "launch", launch)
     failure = again.up().failure

@@ -141,11 +141,11 @@ def test_a_run_that_is_begun_again_beside_its_end_stays_on_the_board() -> None:
     with live_status.track("run") as old:
         again = live_status.track("run")
         new = again.__enter__()
-    assert live_status.running() == [new]
+    assert live_status.active_runs() == [new]
     live_status.stop("run")
     assert (old.stop.is_set(), new.stop.is_set()) == (False, True)
     again.__exit__(None, None, None)
-    assert live_status.running() == []
+    assert live_status.active_runs() == []
 
 
 def test_a_database_that_fails_for_a_while_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,9 @@ def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
     view = BatchView(Console(file=text, width=200), batch())
     live_status = LiveStatus()
     with live_status.track(f"s-1/{KEYS[0]}") as running:
-        view.show({}, [], live_status.running(), [(running.key, "Clearing away \x1b[31m")], (0, 0))
+        view.show({}, [], live_status.active_runs(), [(running.key, "Clearing away \x1b[31m")], (0, 0))
         running.attempt = 2
-        view.show({}, [], live_status.running(), [], (0, 0))
+        view.show({}, [], live_status.active_runs(), [], (0, 0))
     view.show({}, [row(0)], [], [], (0, 0))
     view.show({}, [row(0)], [], [], (0, 0))
     view.stop()
@@ -87,7 +87,7 @@ def test_on_a_terminal_it_is_a_live_picture() -> None:
         view.show(
             {KEYS[0]: RunState(key=KEYS[0], state="running")},
             [row(1, outcome="timed_out")],
-            live_status.running(),
+            live_status.active_runs(),
             [],
             (0, 0),
         )
