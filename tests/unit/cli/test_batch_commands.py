@@ -11,8 +11,8 @@ import yaml
 
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import Run, load_suite
-from provisioner.clock import now
 from provisioner.batch.worker import broken
+from provisioner.clock import now
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
