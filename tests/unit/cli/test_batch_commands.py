@@ -26,7 +26,7 @@ def test_the_published_schema_is_that_of_suite_files(provisioner: CommandLine) -
 
 
 def test_the_documented_suite_is_valid(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "how-to" / "batches.md").read_text()
+    text = (ROOT / "docs" / "reference" / "suite-file.md").read_text()
     (tmp_path / "suites" / "agents" / "solver").mkdir(parents=True)
     (tmp_path / "families").mkdir()
     shutil.copytree(ROOT / "examples" / "number_guess", tmp_path / "families" / "number_guess")

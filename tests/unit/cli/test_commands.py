@@ -43,18 +43,19 @@ def test_every_argument_and_option_is_described(command: str) -> None:
     assert [parameter.name for parameter in found.params if not parameter.help] == []
 
 
-def test_the_readme_names_every_command(provisioner: CommandLine) -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_reference_names_every_command(provisioner: CommandLine) -> None:
+    reference = (ROOT / "docs" / "reference" / "commands.md").read_text()
     listed = re.findall(r"^  (\w+)  ", provisioner("--help").stdout.split("Commands:")[1], re.MULTILINE)
     assert {command.split()[0] for command in COMMANDS} == set(listed)
-    assert [command for command in COMMANDS if not re.search(rf"`{command}\b", readme)] == []
+    assert [command for command in COMMANDS if not re.search(rf"`{command}\b", reference)] == []
 
 
 def test_exit_codes_are_documented_as_the_errors_have_them(provisioner: CommandLine) -> None:
     classes = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, ProvisionerError)]
     codes = {str(one.exit_code) for one in classes} | {"0"}
-    readme = (ROOT / "README.md").read_text().split("| exit code |")[1].split("\n\n")[0]
-    assert set(re.findall(r"^\| (\d+) ", readme, re.MULTILINE)) == codes
+    reference = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    documented = reference.split("| exit code |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| (\d+) ", documented, re.MULTILINE)) == codes
     shown = " ".join(provisioner("--help").stdout.split())
     assert set(re.findall(r"(\d+) [a-z]", shown.split("Exit codes: ")[1].split(". ")[0])) == codes
 

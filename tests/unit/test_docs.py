@@ -1,0 +1,58 @@
+"""The documentation names what the code has, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from provisioner.cli import app
+from provisioner.config import Settings
+from tests.command_line import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = [*ROOT.glob("*.md"), ROOT / "docs" / "README.md", *(ROOT / "docs").glob("*/*.md")]
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if not link.startswith("https://") and (not target.exists() or (heading and heading not in headings(target))):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    names = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
+
+
+def options(command: Any) -> set[str]:
+    """The long options of a command and of those below it."""
+    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    return own.union(*(options(below) for below in getattr(command, "commands", {}).values()))
+
+
+def test_the_reference_names_every_option() -> None:
+    reference = (REFERENCE / "commands.md").read_text()
+    assert sorted(option for option in options(get_command(app)) if f"`{option}" not in reference) == []
+
+
+def test_the_reference_names_every_setting() -> None:
+    reference = (REFERENCE / "settings.md").read_text()
+    assert [
+        name for name in Settings.model_fields if f"`{name}`" not in reference and f"`[{name}]`" not in reference
+    ] == []
