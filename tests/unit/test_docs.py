@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,19 @@ def test_the_reference_names_every_setting() -> None:
     assert [
         name for name in Settings.model_fields if f"`{name}`" not in reference and f"`[{name}]`" not in reference
     ] == []
+
+
+def command_lines() -> list[str]:
+    """The lines of the documentation's indented blocks that run provisioner."""
+    texts = [page.read_text().replace("\\\n", " ") for page in PAGES]
+    return sorted({line.strip() for text in texts for line in re.findall(r"^ {4,}provisioner .*$", text, re.MULTILINE)})
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_documented_command_line_is_understood(line: str) -> None:
+    _, *words = itertools.takewhile(lambda word: word != ">", shlex.split(line, comments=True))
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    with command.make_context(line, words):
+        pass
