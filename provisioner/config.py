@@ -44,7 +44,7 @@ class Settings(BaseModel):
         state: `s3://bucket/prefix` where the aws cloud keeps Terraform's state; empty for local files.
         controller_cidrs: IPv4 networks from which this controller reaches machines in a cloud; empty for its own
             public address.
-        prices: a price list of the operator's own (docs/costs.md); empty for none.
+        prices: a price list of the operator's own (docs/how-to/budgets.md); empty for none.
         project: what launches are counted under.
         budget: what launches may cost together.
     """

@@ -169,5 +169,5 @@ def require(results: tuple[ProbeResult, ...], canary_visited: bool) -> None:
         raise IsolationError(
             f"The environment is not isolated as promised: {len(wrong)} of {len(results)} probes differ.",
             details="\n".join(lines),
-            hint="The environment was torn down. docs/isolation.md explains the probes.",
+            hint="The environment was torn down. docs/explanation/isolation.md explains the probes.",
         )
