@@ -5,47 +5,63 @@ from __future__ import annotations
 import itertools
 import sys
 
-import typer
-
 # Typer carries its own click, and exports only some of its exceptions.
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
-import provisioner.cli.aws_commands as aws_commands
-import provisioner.cli.cost_commands as cost_commands
-import provisioner.cli.environment_commands as environment_commands
-import provisioner.cli.family_commands as family_commands
-import provisioner.cli.image_commands as image_commands
-import provisioner.cli.limit_commands as limit_commands
-import provisioner.cli.machine_commands as machine_commands
-from provisioner.cli.lazy_group import add_lazy_group
+from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import render_error, unwritable
 from provisioner.cli.streams import prepare, silence
 from provisioner.errors import HostError, UsageError
 
 PROGRAM = "provisioner"
 
-app = typer.Typer(
+COMMANDS = {
+    "provisioner.cli.family_commands": {
+        "tasks": "List a family's tasks, from its image.",
+        "doctor": "Say what this machine lacks, and how to get it.",
+    },
+    "provisioner.cli.environment_commands": {
+        "run": "Do it all: create, start, agent or submission, score, tear down.",
+        "up": "Bring an environment up, ready for an agent.",
+        "score": "Score an environment.",
+        "test": "Run the family's own pytest tests in an environment.",
+        "destroy": "Destroy environments, until nothing of them is left.",
+        "logs": "Show an environment's logs, also after its end.",
+    },
+    "provisioner.cli.record_commands": {
+        "list": "List all that exists: environments and image builders.",
+        "show": "Show an environment's record, also after its end.",
+    },
+    "provisioner.cli.limit_commands": {
+        "extend": "Let an environment live longer.",
+        "sweep": "Remove what nobody looks after any more, and what is past its limit.",
+    },
+    "provisioner.cli.cost_commands": {
+        "plan": "Show what a task's environment would be and cost. Creates nothing.",
+        "costs": "Show what launches may cost (holds) and did cost (actuals).",
+    },
+    "provisioner.cli.machine_commands": {
+        "exec": "Run a command in a machine; its exit code is ours.",
+        "ssh": "Open a shell in a machine.",
+        "cp": "Copy a file or directory; write ENV:PATH for the machine's side.",
+        "agent": "Copy an agent into the primary machine and run it there as user agent.",
+    },
+    "provisioner.cli.image_commands": {"image": "Machine images: build, list, prune."},
+    "provisioner.cli.batch_commands": {"batch": "Run many tasks with many agents, many times."},
+    "provisioner.cli.aws_commands": {"aws": "What the aws cloud needs of an account."},
+}
+"""Module -> its commands, each with its line in the help. Imported when used, so that short commands start at once."""
+
+app = lazy_app(
+    COMMANDS,
     name=PROGRAM,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     help="Runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.\n\n"
     "Exit codes: 0 done; 1 other failure; 2 bad input, nothing created; 3 this host lacks something; "
     "4 an image could not be built; 5 infrastructure failed; 6 not isolated; 7 the family's own code failed; "
     "8 over budget; 130 interrupted.",
 )
-for part in (
-    family_commands,
-    environment_commands,
-    limit_commands,
-    cost_commands,
-    machine_commands,
-    image_commands,
-):
-    part.register(app)
-# The batch engine takes a second to import.
-add_lazy_group(app, "batch", "provisioner.cli.batch_commands", help="Run many tasks with many agents, many times.")
-aws_commands.register(app)
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from provisioner.store.files import write_atomically
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    group = typer.Typer(no_args_is_help=True, help="What the aws cloud needs of an account.", rich_markup_mode=None)
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="aws")
     command(group, "policy", help="Print the IAM policy with the rights that provisioner needs, and no more.")(policy)
     command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(

@@ -69,8 +69,10 @@ DatabaseOption = Annotated[
 ]
 
 
-def register(group: typer.Typer) -> None:
-    """Adds the commands to their group."""
+def register(app: typer.Typer) -> None:
+    """Adds the commands, as a group."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name="batch")
     command(group, "run", help="Run a suite to its end.")(run)
     command(group, "plan", help="Show what a suite would run, and what it costs at the most. Creates nothing.")(plan)
     command(group, "status", help="Show how far a batch has come; without one, list all.")(status)

@@ -44,8 +44,8 @@ class Group(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "plan", help="Show what a task's environment would be and cost. Creates nothing.")(plan)
-    command(app, "costs", help="Show what launches may cost (holds) and did cost (actuals).")(costs)
+    command(app, "plan")(plan)
+    command(app, "costs")(costs)
 
 
 def plan(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,20 +25,19 @@ from provisioner.cli.context import (
     session,
     session_of,
 )
-from provisioner.cli.output import Result, table
-from provisioner.clock import now
+from provisioner.cli.output import Result
+from provisioner.cli.record_commands import environment_data
 from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
-from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
+from provisioner.errors import ProvisionerError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.registry import Where
 from provisioner.session import Session
-from provisioner.ttl import words
 
 SCORING_FAILED = 7
 
@@ -57,14 +55,12 @@ SubmissionOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "run", help="Do it all: create, start, agent or submission, score, tear down.")(run)
-    command(app, "up", help="Bring an environment up, ready for an agent.")(up)
-    command(app, "score", help="Score an environment.")(score)
-    command(app, "test", help="Run the family's own pytest tests in an environment.")(run_tests)
-    command(app, "destroy", help="Destroy environments, until nothing of them is left.")(destroy)
-    command(app, "list", help="List all that exists: environments and image builders.")(list_environments)
-    command(app, "show", help="Show an environment's record, also after its end.")(show)
-    command(app, "logs", help="Show an environment's logs, also after its end.")(logs)
+    command(app, "run")(run)
+    command(app, "up")(up)
+    command(app, "score")(score)
+    command(app, "test")(run_tests)
+    command(app, "destroy")(destroy)
+    command(app, "logs")(logs)
 
 
 def up(
@@ -90,12 +86,7 @@ def up(
             f"It ends by itself at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` moves that.",
         ]
     )
-    return Result(_data(environment), text)
-
-
-def _data(environment: Environment) -> dict[str, Any]:
-    data = environment.model_dump(mode="json")
-    return {"environment": data.pop("id"), **data}
+    return Result(environment_data(environment), text)
 
 
 def run(
@@ -252,65 +243,6 @@ def destroy(
     }
     exit_code = next((error.exit_code for error in failures.values()), 0)
     return Result(data, "\n".join(lines) or "Nothing to destroy.", exit_code)
-
-
-def list_environments() -> Result:
-    """All that exists."""
-    opened = session()
-    found, unreadable = opened.environments.readable(), opened.environments.unreadable()
-    rows = [
-        [
-            e.id,
-            e.kind,
-            e.status,
-            e.family,
-            e.task or "-",
-            e.cloud,
-            _age(e),
-            _left(e),
-            "internet" if e.full_internet else "offline",
-        ]
-        for e in found
-    ]
-    text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
-    for error in unreadable.values():
-        opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
-    data = {"environments": [_data(environment) for environment in found], "unreadable": sorted(unreadable)}
-    return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
-
-
-def _age(environment: Environment) -> str:
-    minutes = int((now() - environment.created_at).total_seconds() // 60)
-    return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
-
-
-def _left(environment: Environment) -> str:
-    left = environment.expires_at - now()
-    return words(left) if left > timedelta(0) else "past its limit"
-
-
-def show(env: PastEnvironmentArgument) -> Result:
-    """One environment's record."""
-    opened = session()
-    environment = opened.environments.find(env, archived=True)
-    exists = opened.environments.directory(environment.id).exists()
-    data = {**_data(environment), "exists": exists}
-    lines = [
-        f"{environment.id}  {environment.status if exists else 'gone'}",
-        f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
-        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC, "
-        f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
-    ]
-    for role, machine in environment.machines.items():
-        endpoint = environment.endpoints.get(role)
-        where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
-        size = machine.size
-        shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
-        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
-    wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
-    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
-    lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
-    return Result(data, "\n".join(lines))
 
 
 def logs(env: PastEnvironmentArgument) -> Result:

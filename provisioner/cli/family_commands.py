@@ -15,8 +15,8 @@ from provisioner.terraform import requirements
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "tasks", help="List a family's tasks, from its image.")(tasks)
-    command(app, "doctor", help="Say what this machine lacks, and how to get it.")(doctor)
+    command(app, "tasks")(tasks)
+    command(app, "doctor")(doctor)
 
 
 def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:

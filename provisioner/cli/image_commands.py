@@ -15,7 +15,7 @@ from provisioner.session import Phases, Session
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Machine images: build, list, prune.", rich_markup_mode=None)
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="image")
     command(group, "build", help="Build a family's image and its tasks' aux images, unless they are there.")(build)
     command(group, "list", help="List finished images.")(list_images)

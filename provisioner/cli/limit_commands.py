@@ -24,8 +24,8 @@ from provisioner.ttl import parse_duration
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "extend", help="Let an environment live longer.")(extend)
-    command(app, "sweep", help="Remove what nobody looks after any more, and what is past its limit.")(run_sweep)
+    command(app, "extend")(extend)
+    command(app, "sweep")(run_sweep)
 
 
 def extend(

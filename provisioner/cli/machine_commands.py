@@ -35,10 +35,10 @@ SHOWN_PATHS = 10
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "exec", help="Run a command in a machine; its exit code is ours.")(execute)
-    command(app, "ssh", help="Open a shell in a machine.")(ssh)
-    command(app, "cp", help="Copy a file or directory; write ENV:PATH for the machine's side.")(cp)
-    command(app, "agent", help="Copy an agent into the primary machine and run it there as user agent.")(agent)
+    command(app, "exec")(execute)
+    command(app, "ssh")(ssh)
+    command(app, "cp")(cp)
+    command(app, "agent")(agent)
 
 
 def _user(user: str | None, machine: Role) -> str:

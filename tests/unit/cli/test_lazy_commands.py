@@ -1,4 +1,4 @@
-"""A group whose commands are imported on first need looks like any other group."""
+"""Commands that are imported on first need look like any others."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from provisioner.cli.lazy_group import add_lazy_group
+from provisioner.cli.lazy_commands import lazy_app
 
 MODULE = "commands_of_zoo"
 COMMANDS = """
+import typer
+
 def register(app):
-    app.command("feed", help="Feed the animals.")(lambda: print("fed"))
-    app.command("count", help="Count the animals.")(lambda: print("3"))
+    zoo = typer.Typer(rich_markup_mode=None)
+    zoo.command("feed", help="Feed the animals.")(lambda: print("fed"))
+    zoo.command("count", help="Count the animals.")(lambda: print("3"))
+    app.add_typer(zoo, name="zoo")
+    app.command("close")(lambda: print("closed"))
+"""
+PARKING = "commands_of_parking"
+PARKING_COMMANDS = """
+def register(app):
+    app.command("park")(lambda: print("parked"))
 """
 
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[typer.Typer]:
     (tmp_path / f"{MODULE}.py").write_text(COMMANDS)
+    (tmp_path / f"{PARKING}.py").write_text(PARKING_COMMANDS)
     monkeypatch.syspath_prepend(tmp_path)
-    app = typer.Typer(rich_markup_mode=None)
-    add_lazy_group(app, "zoo", MODULE, help="Keep animals.")
-    app.command("park", help="Park the car.")(lambda: print("parked"))
-    yield app
-    sys.modules.pop(MODULE, None)
+    yield lazy_app({MODULE: {"zoo": "Keep animals.", "close": "Close the gates."}, PARKING: {"park": "Park the car."}})
+    for module in (MODULE, PARKING):
+        sys.modules.pop(module, None)
 
 
 def run(app: typer.Typer, *arguments: str, **variables: str) -> Result:
@@ -36,7 +45,8 @@ def run(app: typer.Typer, *arguments: str, **variables: str) -> Result:
 
 
 def test_the_group_is_listed_and_other_commands_run_without_its_module(app: typer.Typer) -> None:
-    assert "zoo   Keep animals." in run(app, "--help").stdout
+    assert "zoo    Keep animals." in run(app, "--help").stdout
+    assert not {MODULE, PARKING} & sys.modules.keys()
     assert run(app, "park").stdout == "parked\n"
     assert MODULE not in sys.modules
 

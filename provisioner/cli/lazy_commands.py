@@ -1,0 +1,70 @@
+"""Commands that cost nothing until they are used: their modules are imported on first need.
+
+The help of the whole program and the shell's completion list them by the names and help lines that are given here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, cast
+
+import typer
+from typer._click import Command, Context  # Typer carries its own click, and does not export these
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+
+def lazy_app(modules: Mapping[str, Mapping[str, str]], **settings: Any) -> typer.Typer:
+    """Makes a Typer application whose commands are imported when they are used.
+
+    Args:
+        modules: full name of a module -> its commands and groups, each with its line in the help. The module has a
+            function `register`, which adds them to a Typer application.
+        settings: passed to Typer.
+    """
+
+    class Group(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            for module, lines in modules.items():
+                for name, line in lines.items():
+                    self.add_command(_LazyCommand(module, name, line))
+
+    # Typer makes a group only where there is a callback, or commands of its own.
+    return typer.Typer(cls=Group, callback=lambda: None, rich_markup_mode=None, **settings)
+
+
+class _LazyCommand(TyperCommand):
+    """Stands for a command or a group of commands until it is run, or somebody looks at what it takes."""
+
+    def __init__(self, module: str, name: str, line: str) -> None:
+        self._module = module
+        super().__init__(name, help=line, rich_markup_mode=None)
+
+    @cached_property
+    def _real(self) -> Command:
+        app = typer.Typer(rich_markup_mode=None, callback=lambda: None)
+        importlib.import_module(self._module).register(app)
+        real = get_group(app).commands[str(self.name)]
+        real.help = self.help
+        return real
+
+    @property
+    def params(self) -> Any:
+        """The real command's parameters."""
+        return self._real.params
+
+    @params.setter
+    def params(self, params: Any) -> None:
+        """Ignores the empty list that the constructor assigns."""
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """The commands of a group. A command has no such attribute, here as in Typer."""
+        return cast(TyperGroup, self._real).commands
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any) -> Any:
+        """Parses the arguments as the real command does, and leaves it in charge."""
+        return self._real.make_context(info_name, args, parent, **extra)

@@ -1,0 +1,86 @@
+"""list and show: what the records say. Nothing is asked of machines or clouds, so that both answer at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import typer
+
+from provisioner.cli.context import PastEnvironmentArgument, command, session
+from provisioner.cli.output import Result, table
+from provisioner.clock import now
+from provisioner.errors import InfrastructureError
+from provisioner.models import Environment
+from provisioner.ttl import words
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    command(app, "list")(list_environments)
+    command(app, "show")(show)
+
+
+def list_environments() -> Result:
+    """All that exists."""
+    opened = session()
+    found, unreadable = opened.environments.readable(), opened.environments.unreadable()
+    rows = [
+        [
+            e.id,
+            e.kind,
+            e.status,
+            e.family,
+            e.task or "-",
+            e.cloud,
+            _age(e),
+            _left(e),
+            "internet" if e.full_internet else "offline",
+        ]
+        for e in found
+    ]
+    text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
+    for error in unreadable.values():
+        opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
+    data = {"environments": [environment_data(environment) for environment in found], "unreadable": sorted(unreadable)}
+    return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
+
+
+def _age(environment: Environment) -> str:
+    minutes = int((now() - environment.created_at).total_seconds() // 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
+
+
+def _left(environment: Environment) -> str:
+    left = environment.expires_at - now()
+    return words(left) if left > timedelta(0) else "past its limit"
+
+
+def show(env: PastEnvironmentArgument) -> Result:
+    """One environment's record."""
+    opened = session()
+    environment = opened.environments.find(env, archived=True)
+    exists = opened.environments.directory(environment.id).exists()
+    data = {**environment_data(environment), "exists": exists}
+    lines = [
+        f"{environment.id}  {environment.status if exists else 'gone'}",
+        f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
+        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
+    ]
+    for role, machine in environment.machines.items():
+        endpoint = environment.endpoints.get(role)
+        where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
+        size = machine.size
+        shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
+        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
+    wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
+    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
+    lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
+    return Result(data, "\n".join(lines))
+
+
+def environment_data(environment: Environment) -> dict[str, Any]:
+    """Returns an environment's record for --json."""
+    data = environment.model_dump(mode="json")
+    return {"environment": data.pop("id"), **data}
