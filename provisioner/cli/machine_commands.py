@@ -23,7 +23,7 @@ from provisioner.errors import HostError, UsageError
 from provisioner.machines.connect import connect
 from provisioner.models import Role
 from provisioner.remote import transfer
-from provisioner.remote.ssh import Login
+from provisioner.remote.login import Login
 
 MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
 # None: agent on the primary machine, admin on the aux VM.

@@ -22,7 +22,8 @@ from provisioner.machines.connect import connect
 from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
-from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES, Completed, Connection
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+from provisioner.remote.ssh import Completed, Connection
 from provisioner.session import Session
 from provisioner.ttl import words
 

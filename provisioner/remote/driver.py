@@ -15,11 +15,11 @@ from typing import Any
 
 from provisioner.errors import MachineLostError, TaskError
 from provisioner.redaction import Redactor
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.ssh import Completed, Connection
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
-OUTPUT_LIMIT_BYTES = 8 << 20
 # More than the helper ever sends. What family code with root may put in its place is not bounded by anything else.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
 RESULT_LIMIT_BYTES = 9 << 20

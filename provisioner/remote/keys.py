@@ -1,11 +1,17 @@
-"""Key pairs, made on the controller with the cryptography library."""
+"""Key pairs, made on the controller with the cryptography library.
+
+That library takes its time to import, and most commands make no key: it is imported where one is made.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import PrivateFormat
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,27 @@ class KeyPair:
 
 
 def ed25519_key_pair() -> KeyPair:
-    """A new Ed25519 pair: the controller's keys and the machines' host keys."""
-    key = ed25519.Ed25519PrivateKey.generate()
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    return KeyPair(private.decode(), _public_line(key))
+    """Makes an Ed25519 pair: the controller's keys and the machines' host keys."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import PrivateFormat
+
+    return _key_pair(Ed25519PrivateKey.generate(), PrivateFormat.OpenSSH)
 
 
 def rsa_key_pair() -> KeyPair:
-    """A new RSA pair in PEM: the key that a task gets for its aux VM.
+    """Makes an RSA pair in PEM: the key that a task gets for its aux VM.
 
     RSA, as helper libraries of task families load it with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
     """
-    key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-    return KeyPair(private.decode(), _public_line(key))
+    from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+    from cryptography.hazmat.primitives.serialization import PrivateFormat
+
+    return _key_pair(generate_private_key(public_exponent=65537, key_size=3072), PrivateFormat.TraditionalOpenSSL)
 
 
-def _public_line(key: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey) -> str:
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+def _key_pair(key: Ed25519PrivateKey | RSAPrivateKey, private_format: PrivateFormat) -> KeyPair:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PublicFormat
+
+    private = key.private_bytes(Encoding.PEM, private_format, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return KeyPair(private.decode(), public.decode())

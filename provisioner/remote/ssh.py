@@ -15,16 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Self
 
 import paramiko
 
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint
+from provisioner.remote.login import Login
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES, BoundedBuffer
 from provisioner.signals import go_on
 
-OUTPUT_LIMIT_BYTES = 8 << 20
 # A forwarded port accepts before the guest's sshd does, and a packet lost then is repeated only seconds
 # later: so a new attempt starts after this long, beside the old ones.
 ATTEMPT_SECONDS = 0.7
@@ -35,65 +35,12 @@ KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-h
 
 
 @dataclass(frozen=True)
-class Login:
-    """A user on a machine, and how to prove who both are.
-
-    Args:
-        endpoint: where sshd listens for the controller.
-        user: the SSH user.
-        private_key: path of an Ed25519 private key in OpenSSH form.
-        host_key: the only host key that is accepted, `TYPE BASE64`.
-        via: another machine, from which alone the endpoint can be reached.
-    """
-
-    endpoint: Endpoint
-    user: str
-    private_key: Path
-    host_key: str
-    via: Login | None = None
-
-
-@dataclass(frozen=True)
 class Completed:
     """A finished command: its exit code (-1: it was killed by a signal) and its bounded output."""
 
     exit_code: int
     stdout: bytes
     stderr: bytes
-
-
-class BoundedBuffer:
-    """Keeps the first and the last half of what is written, and marks the cut.
-
-    Args:
-        limit_bytes: how many bytes are kept.
-    """
-
-    def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        self._half = max(1, limit_bytes // 2)
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._cut = 0
-
-    def write(self, data: bytes) -> None:
-        """Appends data."""
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        if len(self._tail) > 2 * self._half:
-            self._trim()
-
-    def _trim(self) -> None:
-        surplus = len(self._tail) - self._half
-        if surplus > 0:
-            self._cut += surplus
-            del self._tail[:surplus]
-
-    def value(self) -> bytes:
-        """What was kept."""
-        self._trim()
-        mark = b"\n[... %d bytes cut out ...]\n" % self._cut if self._cut else b""
-        return bytes(self._head) + mark + bytes(self._tail)
 
 
 class Connection:

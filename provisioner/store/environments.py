@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair
-from provisioner.remote.ssh import Login
+from provisioner.remote.login import Login
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked

@@ -10,7 +10,7 @@ import pytest
 from provisioner.environment import operations
 from provisioner.errors import TaskError
 from provisioner.machines.connect import connect
-from provisioner.remote.ssh import OUTPUT_LIMIT_BYTES
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from tests.command_line import answer, provisioner
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 

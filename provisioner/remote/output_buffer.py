@@ -1,0 +1,39 @@
+"""Bounds what is kept of a machine's output: however much it sends, the controller's memory does not fill."""
+
+from __future__ import annotations
+
+OUTPUT_LIMIT_BYTES = 8 << 20
+
+
+class BoundedBuffer:
+    """Keeps the first and the last half of what is written, and marks the cut.
+
+    Args:
+        limit_bytes: how many bytes are kept.
+    """
+
+    def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
+        self._half = max(1, limit_bytes // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._cut = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends data."""
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * self._half:
+            self._trim()
+
+    def _trim(self) -> None:
+        surplus = len(self._tail) - self._half
+        if surplus > 0:
+            self._cut += surplus
+            del self._tail[:surplus]
+
+    def value(self) -> bytes:
+        """Returns what was kept."""
+        self._trim()
+        mark = b"\n[... %d bytes cut out ...]\n" % self._cut if self._cut else b""
+        return bytes(self._head) + mark + bytes(self._tail)
