@@ -16,6 +16,7 @@ from typing import IO
 
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
+from provisioner.exchange import Completed
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.machines.connect import connect
@@ -23,7 +24,7 @@ from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
-from provisioner.remote.ssh import Completed, Connection
+from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.ttl import words
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.errors import MachineLostError, TaskError
+from provisioner.exchange import Completed
 from provisioner.redaction import Redactor
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
-from provisioner.remote.ssh import Completed, Connection
+from provisioner.remote.ssh import Connection
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"

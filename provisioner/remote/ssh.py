@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import io
-import selectors
 import shlex
 import socket
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import IO, Self
 
 import paramiko
 
 from provisioner.errors import MachineLostError
+from provisioner.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
 from provisioner.models import Endpoint
 from provisioner.remote.login import Login
-from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES, BoundedBuffer
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on
 
 # A forwarded port accepts before the guest's sshd does, and a packet lost then is repeated only seconds
@@ -32,15 +31,6 @@ ATTEMPTS_AT_ONCE = 4
 HANDSHAKE_SECONDS = 60
 # curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
 KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A finished command: its exit code (-1: it was killed by a signal) and its bounded output."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
 
 
 class Connection:
@@ -153,52 +143,19 @@ class Connection:
 
         Raises:
             MachineLostError: the connection broke.
-            TimeoutError: the time is over; the channel is closed, which ends the command's input and output.
+            TimeoutError: it did not end in time; the channel is closed, which ends the command's input and output.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        out, err = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
-
-        def take_out(data: bytes) -> None:
-            out.write(data)
-            if on_stdout:
-                on_stdout(data)
-
-        def take_err(data: bytes) -> None:
-            err.write(data)
-            if on_stderr:
-                on_stderr(data)
-
+        deadline = Deadline(argv[0], timeout_seconds)
+        source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         with self._channel(argv) as channel:
-            source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
-            pending = b""
-            sending = True
-            while True:
-                self._check()
-                moved = _drain(channel, take_out, take_err)
-                if sending:
-                    pending = pending or source.read(1 << 15)
-                    if not pending:
-                        channel.shutdown_write()
-                        sending = False
-                    elif channel.send_ready():
-                        pending = pending[channel.send(pending) :]
-                        continue
-                if not moved and not self._transport.is_active() and not channel.status_event.is_set():
-                    raise self._lost()
-                if not moved and channel.exit_status_ready():
-                    # Data may come in behind the exit status; what a background process still holds may not.
-                    if channel.eof_received or not _readable(channel, 0.1) or not _drain(channel, take_out, take_err):
-                        break
-                    continue
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"{argv[0]} did not end within {timeout_seconds:g} s")
-                if not moved:
-                    _readable(channel, 0.05 if sending else 0.5)
-            _drain(channel, take_out, take_err)
-            code = channel.recv_exit_status()
-            if code == -1 and not self._transport.is_active():
-                raise self._lost()
-            return Completed(code, out.value(), err.value())
+            return Exchange(
+                channel=channel,
+                feeder=InputFeeder(channel, source),
+                collector=OutputCollector(channel, limit_bytes, on_stdout, on_stderr),
+                deadline=deadline,
+                is_connected=self._transport.is_active,
+                check=self._check,
+            ).finish()
 
     @contextlib.contextmanager
     def _channel(self, argv: Sequence[str]) -> Iterator[paramiko.Channel]:
@@ -228,24 +185,6 @@ class Connection:
                 members(archive)
             spool.seek(0)
             return self.run(tar_argv, stdin=spool)
-
-
-def _readable(channel: paramiko.Channel, seconds: float) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        return bool(selector.select(seconds))
-
-
-def _drain(channel: paramiko.Channel, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
-    """Takes what has come in; says whether anything had."""
-    moved = False
-    while channel.recv_ready() and (data := channel.recv(1 << 16)):
-        out(data)
-        moved = True
-    while channel.recv_stderr_ready() and (data := channel.recv_stderr(1 << 16)):
-        err(data)
-        moved = True
-    return moved
 
 
 def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:

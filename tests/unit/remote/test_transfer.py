@@ -12,8 +12,9 @@ from typing import cast
 import pytest
 
 from provisioner.errors import TaskError, UsageError
+from provisioner.exchange import Completed
 from provisioner.remote import transfer
-from provisioner.remote.ssh import Completed, Connection
+from provisioner.remote.ssh import Connection
 
 
 class HostileMachine:

@@ -1,0 +1,226 @@
+"""One command's input, output and end over a channel that does what a test says, without any machine."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
+
+
+class ScriptedChannel:
+    """A channel whose machine's side the test plays. It is readable while output or its end waits."""
+
+    def __init__(self) -> None:
+        self.eof_received: int = False
+        self.status_event = threading.Event()
+        self.sent = bytearray()
+        self.takes_bytes = 1 << 20
+        self.shutdowns = 0
+        self._stdout: list[bytes] = []
+        self._stderr: list[bytes] = []
+        self._exit_code: int | None = None
+        self._readable, self._written = socket.socketpair()
+
+    def print(self, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        self._stdout += [stdout] if stdout else []
+        self._stderr += [stderr] if stderr else []
+        self._written.send(b"x")
+
+    def end(self, exit_code: int = 0, *, eof: bool = True) -> None:
+        self._exit_code, self.eof_received = exit_code, eof
+        self.status_event.set()
+
+    def close(self) -> None:
+        self._readable.close()
+        self._written.close()
+
+    def fileno(self) -> int:
+        return self._readable.fileno()
+
+    def recv_ready(self) -> bool:
+        return bool(self._stdout)
+
+    def recv(self, limit_bytes: int, /) -> bytes:
+        return self._stdout.pop(0)
+
+    def recv_stderr_ready(self) -> bool:
+        return bool(self._stderr)
+
+    def recv_stderr(self, limit_bytes: int, /) -> bytes:
+        return self._stderr.pop(0)
+
+    def send_ready(self) -> bool:
+        return self.takes_bytes > 0
+
+    def send(self, data: bytes, /) -> int:
+        sent = data[: self.takes_bytes]
+        self.sent += sent
+        return len(sent)
+
+    def shutdown_write(self) -> None:
+        self.shutdowns += 1
+
+    def exit_status_ready(self) -> bool:
+        return self.status_event.is_set()
+
+    def recv_exit_status(self) -> int:
+        return -1 if self._exit_code is None else self._exit_code
+
+
+@pytest.fixture
+def channel() -> Iterator[ScriptedChannel]:
+    opened = ScriptedChannel()
+    yield opened
+    opened.close()
+
+
+class Connected:
+    """A connection that stands until the test breaks it, and counts how often the exchange asks its `check`."""
+
+    def __init__(self) -> None:
+        self.stands = True
+        self.checks = 0
+
+    def is_active(self) -> bool:
+        return self.stands
+
+    def check(self) -> None:
+        self.checks += 1
+
+
+def exchange(
+    channel: ScriptedChannel,
+    *,
+    stdin: bytes = b"",
+    connection: Connected | None = None,
+    timeout_seconds: float | None = None,
+    limit_bytes: int = 100,
+    on_stdout: Listener | None = None,
+) -> Completed:
+    connection = connection or Connected()
+    return Exchange(
+        channel=channel,
+        feeder=InputFeeder(channel, io.BytesIO(stdin)),
+        collector=OutputCollector(channel, limit_bytes, on_stdout, None),
+        deadline=Deadline("cat", timeout_seconds),
+        is_connected=connection.is_active,
+        check=connection.check,
+    ).finish()
+
+
+def test_output_and_exit_code_come_back(channel: ScriptedChannel) -> None:
+    channel.print(b"out", b"err")
+    channel.end(3)
+    assert exchange(channel) == Completed(3, b"out", b"err")
+
+
+def test_output_is_bounded_but_a_listener_hears_all_of_it(channel: ScriptedChannel) -> None:
+    heard: list[bytes] = []
+    channel.print(b"a" * 10)
+    channel.print(b"b" * 10)
+    channel.end()
+    done = exchange(channel, limit_bytes=8, on_stdout=heard.append)
+    assert done.stdout == b"aaaa\n[... 12 bytes cut out ...]\nbbbb"
+    assert heard == [b"a" * 10, b"b" * 10]
+
+
+@pytest.mark.parametrize("takes_bytes", [1 << 20, 1000], ids=["eager", "slow"])
+def test_all_input_is_sent_and_its_end_is_told_once(channel: ScriptedChannel, takes_bytes: int) -> None:
+    channel.takes_bytes = takes_bytes
+    channel.end()
+    exchange(channel, stdin=b"i" * 100_000)
+    assert bytes(channel.sent) == b"i" * 100_000
+    assert channel.shutdowns == 1
+
+
+def test_a_command_that_reads_no_input_may_end_before_it_is_sent(channel: ScriptedChannel) -> None:
+    channel.takes_bytes = 0
+    channel.end(2)
+    assert exchange(channel, stdin=b"unread").exit_code == 2
+
+
+def test_output_behind_the_exit_status_is_collected(channel: ScriptedChannel) -> None:
+    channel.end(eof=False)
+    threading.Timer(0.02, channel.print, [b"late"]).start()
+    assert exchange(channel).stdout == b"late"
+
+
+def test_output_that_a_background_process_holds_open_is_not_awaited(channel: ScriptedChannel) -> None:
+    channel.end(eof=False)
+    assert exchange(channel, timeout_seconds=5) == Completed(0, b"", b"")
+
+
+def test_a_command_that_does_not_end_in_time_is_given_up(channel: ScriptedChannel) -> None:
+    with pytest.raises(TimeoutError, match=r"^cat did not end within 0\.1 s$"):
+        exchange(channel, timeout_seconds=0.1)
+
+
+def test_a_command_that_has_ended_is_never_late(channel: ScriptedChannel) -> None:
+    channel.end()
+    assert exchange(channel, timeout_seconds=-1).exit_code == 0
+
+
+class EndlessChannel(ScriptedChannel):
+    """One that has another piece of output whenever the last one has been taken."""
+
+    _has_piece = False
+
+    def recv_ready(self) -> bool:
+        self._has_piece = not self._has_piece
+        return self._has_piece
+
+    def recv(self, limit_bytes: int, /) -> bytes:
+        return b"y"
+
+
+def test_endless_output_does_not_put_the_deadline_off() -> None:
+    channel = EndlessChannel()
+    with pytest.raises(TimeoutError):
+        exchange(channel, timeout_seconds=0.1)
+    channel.close()
+
+
+def test_a_connection_that_breaks_is_no_end_of_the_command(channel: ScriptedChannel) -> None:
+    connection = Connected()
+    connection.stands = False
+    with pytest.raises(ConnectionError):
+        exchange(channel, connection=connection)
+
+
+def test_a_connection_that_breaks_after_the_exit_status_does_not_matter(channel: ScriptedChannel) -> None:
+    connection = Connected()
+    connection.stands = False
+    channel.end(5)
+    assert exchange(channel, connection=connection).exit_code == 5
+
+
+@pytest.mark.parametrize("stands", [True, False], ids=["killed-by-a-signal", "connection-lost"])
+def test_no_exit_code_means_a_signal_only_while_the_connection_stands(channel: ScriptedChannel, stands: bool) -> None:
+    connection = Connected()
+    connection.stands = stands
+    channel.end(-1)
+    if stands:
+        assert exchange(channel, connection=connection).exit_code == -1
+    else:
+        with pytest.raises(ConnectionError):
+            exchange(channel, connection=connection)
+
+
+def test_what_check_raises_ends_the_exchange(channel: ScriptedChannel) -> None:
+    class Cancelled(Exception):
+        pass
+
+    class Cancelling(Connected):
+        def check(self) -> None:
+            super().check()
+            if self.checks == 3:
+                raise Cancelled
+
+    channel.print(b"first")
+    with pytest.raises(Cancelled):
+        exchange(channel, connection=Cancelling())
