@@ -84,7 +84,7 @@ class Session:
         return Redactor(self.variables)
 
     def output(self, text: str) -> None:
-        """Passes a machine's output on, without the secrets."""
+        """Passes a machine's output on to who watches, as it is: an OutputTee has taken the secrets out before."""
         self.progress.output(text)
 
 

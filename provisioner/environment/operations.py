@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import json
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
 
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
@@ -23,7 +20,7 @@ from provisioner.machines.connect import connect
 from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
-from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.ttl import words
@@ -224,15 +221,13 @@ def run_agent(
         script = 'cd "$HOME/scaffolding" && exec bash -lc "$1"'
         argv = ["bash", "-c", script, "agent", command]
         if limit is None:
-            return execute(session, environment, connection, argv, log="agent")
+            return _run_logged(session, environment, connection, argv)
         # The machine ends the command's own process group, and leaves alone what start() runs as this user.
         seconds = limit.total_seconds()
         argv = ["timeout", "--kill-after=5", f"{seconds:g}", *argv]
         begin = time.monotonic()
         try:
-            done = execute(
-                session, environment, connection, argv, log="agent", timeout_seconds=seconds + STOPPING_SECONDS
-            )
+            done = _run_logged(session, environment, connection, argv, seconds + STOPPING_SECONDS)
         except TimeoutError:
             with connect(session, environment, "primary") as root:
                 root.run(["pkill", "-KILL", "-u", "agent"], timeout_seconds=STOPPING_SECONDS)
@@ -242,67 +237,23 @@ def run_agent(
         return done
 
 
-def execute(
+def _run_logged(
     session: Session,
     environment: Environment,
     connection: Connection,
     argv: Sequence[str],
-    *,
-    stdin: bytes = b"",
-    log: str | None = None,
     timeout_seconds: float | None = None,
-    on_stdout: Callable[[bytes], None] | None = None,
-    on_stderr: Callable[[bytes], None] | None = None,
 ) -> Completed:
-    """Runs a command in a machine.
+    """Runs the agent's command; its output goes to who watches, and its beginning into agent.log.
 
     Args:
         argv: its arguments; nothing interprets them.
-        log: name of the log that keeps the first 8 MiB of its output as it comes, without the secrets.
         timeout_seconds: None waits for as long as it takes.
-        on_stdout, on_stderr: told of the raw output as it comes; without them it goes to who watches.
 
     Raises:
         MachineLostError: the connection broke.
         TimeoutError: it did not end in time.
     """
-    shown, kept = session.redactor.stream(), session.redactor.stream()
-    with contextlib.ExitStack() as stack:
-        file: IO[str] | None = None
-        if log:
-            file = stack.enter_context((session.environments.logs(environment.id) / f"{log}.log").open("a"))
-            file.write(f"$ {session.redactor.redact(shlex.join(argv))}\n")
-        room = OUTPUT_LIMIT_BYTES
-
-        def keep(text: str) -> None:
-            nonlocal room
-            if file and room > 0:
-                file.write(text[:room])
-                file.flush()
-                room -= len(text)
-
-        def take(listener: Callable[[bytes], None] | None) -> Callable[[bytes], None]:
-            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-            def one(data: bytes) -> None:
-                text = decoder.decode(data)
-                keep(kept.feed(text))
-                if listener:
-                    listener(data)
-                else:
-                    session.output(shown.feed(text))
-
-            return one
-
-        try:
-            return connection.run(
-                argv,
-                stdin=stdin,
-                on_stdout=take(on_stdout),
-                on_stderr=take(on_stderr),
-                timeout_seconds=timeout_seconds,
-            )
-        finally:
-            keep(kept.flush() + "\n")
-            if rest := shown.flush():
-                session.output(rest)
+    log = session.environments.logs(environment.id) / "agent.log"
+    with OutputTee(session.redactor, session.output, log, heading=f"$ {shlex.join(argv)}") as tee:
+        return connection.run(argv, on_stdout=tee.stream(), on_stderr=tee.stream(), timeout_seconds=timeout_seconds)

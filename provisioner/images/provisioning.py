@@ -14,6 +14,7 @@ from provisioner.family.setup_data import parse_setup_data
 from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
 from provisioner.remote.driver import TaskDriver
+from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
@@ -47,11 +48,12 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> N
     if bundle := session.ca_bundle:
         with bundle.open("rb") as file:
             connection.run(["sh", "-c", 'cat > "$1"', "sh", f"{PREPARATION}/ca.pem"], stdin=file)
-    done = connection.run(
-        ["sh", f"{PREPARATION}/prepare.sh", base.role, PREPARATION, *_packages(base.role)],
-        on_stdout=lambda data: session.output(data.decode(errors="replace")),
-        on_stderr=lambda data: session.output(data.decode(errors="replace")),
-    )
+    with OutputTee(session.redactor, session.output) as tee:
+        done = connection.run(
+            ["sh", f"{PREPARATION}/prepare.sh", base.role, PREPARATION, *_packages(base.role)],
+            on_stdout=tee.stream(),
+            on_stderr=tee.stream(),
+        )
     _require(done.exit_code, done.stdout[-1500:] + done.stderr, "preparing the base image")
 
 

@@ -5,7 +5,6 @@ Everything that comes back is a stranger's: bounded here, parsed as JSON, judged
 
 from __future__ import annotations
 
-import codecs
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from provisioner.errors import MachineLostError, TaskError
 from provisioner.exchange import Completed
 from provisioner.redaction import Redactor
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
@@ -87,6 +87,23 @@ def _depth(value: object) -> int:
     if isinstance(value, list):
         return 1 + max(map(_depth, value), default=0)
     return 0
+
+
+def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Passes on a stream's pieces, until there are more of them than the helper sends."""
+    received = 0
+
+    def take_bounded(data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+        if received > STREAM_LIMIT_BYTES:
+            raise TaskError(
+                f"{operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
+                hint="The helper in it cuts output at 8 MiB; somebody has put another in its place.",
+            )
+        take(data)
+
+    return take_bounded
 
 
 class TaskDriver:
@@ -171,46 +188,16 @@ class TaskDriver:
         )
 
     def _stream(self, operation: str, request: bytes, timeout_seconds: float | None) -> Completed:
-        log = (self._logs / f"{operation}.log").open("a") if self._logs else None
-        redactors = [self._redactor.stream(), self._redactor.stream()]
-        decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in redactors]
-
-        def tell(text: str) -> None:
-            if not text:
-                return
-            self._on_output(text)
-            if log:
-                log.write(text)
-
-        def take(number: int) -> Callable[[bytes], None]:
-            received = 0
-
-            def one(data: bytes) -> None:
-                nonlocal received
-                received += len(data)
-                if received > STREAM_LIMIT_BYTES:
-                    raise TaskError(
-                        f"{operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
-                        hint="The helper in it cuts output at 8 MiB; somebody has put another in its place.",
-                    )
-                tell(redactors[number].feed(decoders[number].decode(data)))
-
-            return one
-
-        try:
+        log = self._logs / f"{operation}.log" if self._logs else None
+        with OutputTee(self._redactor, self._on_output, log, limit_bytes=2 * STREAM_LIMIT_BYTES) as tee:
             return self._connection.run(
                 ["python3", "-I", HELPER],
                 stdin=request,
-                on_stdout=take(0),
-                on_stderr=take(1),
+                on_stdout=_bounded(operation, tee.stream()),
+                on_stderr=_bounded(operation, tee.stream()),
                 timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
                 limit_bytes=STREAM_LIMIT_BYTES,
             )
-        finally:
-            for redactor in redactors:
-                tell(redactor.flush())
-            if log:
-                log.close()
 
     def _result(self, path: str) -> object:
         """Reads and removes the result. Garbage gives None, and so does what JSON and UTF-8 could not carry on."""

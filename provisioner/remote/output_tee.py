@@ -1,0 +1,114 @@
+"""Turns a command's output into text without secrets, and passes it on twice: to who watches, and into a log.
+
+What a machine sends is not trusted: bytes that are no UTF-8 are replaced, and the log takes only so much.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from provisioner.redaction import Redactor
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+
+
+class OutputTee:
+    """Passes the output of one command on as it comes. Use as a context manager: its end passes on what was held back.
+
+    Args:
+        redactor: knows the secrets.
+        listener: told of the text.
+        log: file that the text is appended to; None keeps no log.
+        limit_bytes: how much the log takes of this command, from the beginning.
+        heading: a line that the log gets before the output, and a line's end after it; empty for neither.
+    """
+
+    def __init__(
+        self,
+        redactor: Redactor,
+        listener: Callable[[str], None],
+        log: Path | None = None,
+        limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        heading: str = "",
+    ) -> None:
+        self._redactor = redactor
+        self._listener = listener
+        self._log = _BoundedLog(log, limit_bytes) if log else None
+        self._heading = heading
+        self._streams: list[_RedactedStream] = []
+
+    def __enter__(self) -> Self:
+        if self._heading:
+            self._keep(self._redactor.redact(self._heading) + "\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for stream in self._streams:
+                stream.flush()
+            if self._heading:
+                self._keep("\n")
+        finally:
+            if self._log:
+                self._log.close()
+
+    def stream(self) -> Callable[[bytes], None]:
+        """Returns what takes the pieces of one stream; stdout and stderr need one each."""
+        stream = _RedactedStream(self._redactor, self._pass_on)
+        self._streams.append(stream)
+        return stream.take
+
+    def _pass_on(self, text: str) -> None:
+        self._keep(text)
+        self._listener(text)
+
+    def _keep(self, text: str) -> None:
+        if self._log:
+            self._log.write(text)
+
+
+class _RedactedStream:
+    """One stream: bytes in, text without secrets out. Characters and secrets may straddle its pieces."""
+
+    def __init__(self, redactor: Redactor, pass_on: Callable[[str], None]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._redactor = redactor.stream()
+        self._pass_on = pass_on
+
+    def take(self, data: bytes) -> None:
+        """Passes on what can be read and shown by now."""
+        self._tell(self._redactor.feed(self._decoder.decode(data)))
+
+    def flush(self) -> None:
+        """Passes on what was held back, at the end of the stream."""
+        last = self._redactor.feed(self._decoder.decode(b"", final=True))
+        self._tell(last + self._redactor.flush())
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._pass_on(text)
+
+
+class _BoundedLog:
+    """A file that takes so many more bytes of UTF-8, whole characters only, and shows them at once."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._file = path.open("ab")
+        self._room_bytes = limit_bytes
+
+    def write(self, text: str) -> None:
+        """Appends what there is room for."""
+        data = text.encode()
+        if len(data) > self._room_bytes:
+            data = data[: self._room_bytes].decode(errors="ignore").encode()
+            self._room_bytes = 0
+        else:
+            self._room_bytes -= len(data)
+        self._file.write(data)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
