@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from provisioner.clock import now
 from provisioner.errors import UnavailableError
@@ -19,7 +20,7 @@ from provisioner.family.files import digest_files
 from provisioner.family.loader import TaskFamily, check_build_steps, family_digest
 from provisioner.images.builder import Builder, build, look_into
 from provisioner.images.provisioning import (
-    AUX_SHELL,
+    Account,
     files_of,
     fill_family,
     preparation_digest,
@@ -35,6 +36,8 @@ from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.store.images import Image
+
+AUX_ACCOUNT = Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / AUX_USER, user=AUX_USER)
 
 
 def family_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:
@@ -173,8 +176,7 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
         if directory is not None:
 
             def fill(driver: TaskDriver, connection: Connection) -> None:
-                home = f"/home/{AUX_USER}"
-                run_steps(session, family, spec.build_steps, driver, connection, AUX_SHELL, home, AUX_USER)
+                run_steps(session, family, spec.build_steps, driver, connection, AUX_ACCOUNT)
 
             if not session.cloud.adopt(name, directory):
                 session.progress.note(f"Building the aux VM's image of {family.name} ({name})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.clouds.base_image import FILES, GUEST, packages
@@ -21,8 +22,29 @@ from provisioner.session import Session
 # What the driver and most build steps need of an aux VM; Debian's own cloud image has it.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
 PREPARATION = "/run/provisioner-base"
-AUX_SHELL = ["/bin/sh", "-e"]
-FAMILY_SHELL = ["bash", "-euo", "pipefail"]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who runs build steps in a builder, where, and by what.
+
+    Args:
+        interpreter: what runs the commands of a shell step.
+        home: where steps start, and what destinations are relative to.
+        user: None for root, who also gets the environment file's variables.
+    """
+
+    interpreter: tuple[str, ...]
+    home: PurePosixPath
+    user: str | None
+
+    @property
+    def runs_as(self) -> list[str]:
+        """What root's connection puts before a command so that the account runs it."""
+        return ["runuser", "-u", self.user, "--"] if self.user else []
+
+
+ROOT = Account(interpreter=("bash", "-euo", "pipefail"), home=PurePosixPath("/root"), user=None)
 
 
 def preparation_digest(session: Session, base: BaseImage) -> str:
@@ -75,7 +97,7 @@ def fill_family(session: Session, family: TaskFamily, driver: TaskDriver, connec
         TaskFamilyError: its setup data is not valid.
     """
     _send_tree(connection, family.directory, family.files, "/root")
-    run_steps(session, family, family.build_steps, driver, connection, FAMILY_SHELL, "/root", None)
+    run_steps(session, family, family.build_steps, driver, connection, ROOT)
     answer = driver.call("install", environment=session.variables)
     try:
         answer.value("install()")
@@ -100,16 +122,12 @@ def run_steps(
     steps: tuple[BuildStep, ...],
     driver: TaskDriver,
     connection: Connection,
-    shell: list[str],
-    home: str,
-    user: str | None,
+    account: Account,
 ) -> None:
     """Runs build steps, one after the other.
 
     Args:
-        shell: what runs the commands of a shell step.
-        home: where steps start, and what destinations are relative to.
-        user: who runs them; None for root, who also gets the environment file's variables.
+        account: who runs them, and where.
 
     Raises:
         ImageBuildError: one failed.
@@ -118,15 +136,15 @@ def run_steps(
         what = f"{family.name}: build step {number} ({step.type})"
         session.progress.note(what)
         if isinstance(step, FileBuildStep):
-            _copy(connection, family, step.source, str(PurePosixPath(home) / step.destination), user, what)
+            _copy(connection, family, step, account, what)
             continue
         answer = driver.call(
             "shell",
             commands=list(step.commands),
-            shell=shell,
-            cwd=home,
-            user=user,
-            environment=session.variables if user is None else {},
+            shell=list(account.interpreter),
+            cwd=str(account.home),
+            user=account.user,
+            environment=session.variables if account.user is None else {},
         )
         try:
             answer.value(what)
@@ -134,12 +152,13 @@ def run_steps(
             raise ImageBuildError(error.message, details=error.details) from error
 
 
-def _copy(connection: Connection, family: TaskFamily, name: str, destination: str, user: str | None, what: str) -> None:
-    """Copies a file to `destination`, or a directory's contents into it."""
-    source = family.directory / name
+def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, account: Account, what: str) -> None:
+    """Copies a file to the step's destination, or a directory's contents into it."""
+    source, destination = family.directory / step.source, str(account.home / step.destination)
     if source.is_dir():
-        inside = [str(Path(file).relative_to(source.relative_to(family.directory))) for file in files_of(family, name)]
-        _send_tree(connection, source, inside, destination, user, what)
+        below = source.relative_to(family.directory)
+        inside = [str(Path(file).relative_to(below)) for file in files_of(family, step.source)]
+        _send_tree(connection, source, inside, destination, account, what)
         return
     # A destination that is a directory, or ends like one, takes the file under its own name.
     script = """
@@ -150,12 +169,8 @@ def _copy(connection: Connection, family: TaskFamily, name: str, destination: st
     """
     mode = "755" if source.stat().st_mode & 0o100 else "644"
     with source.open("rb") as file:
-        done = connection.run([*_as(user), "sh", "-ec", script, "sh", destination, source.name, mode], stdin=file)
+        done = connection.run([*account.runs_as, "sh", "-ec", script, "sh", destination, source.name, mode], stdin=file)
     _require(done.exit_code, done.stderr, what)
-
-
-def _as(user: str | None) -> list[str]:
-    return ["runuser", "-u", user, "--"] if user else []
 
 
 def _send_tree(
@@ -163,7 +178,7 @@ def _send_tree(
     source: Path,
     files: tuple[str, ...] | list[str],
     destination: str,
-    user: str | None = None,
+    account: Account = ROOT,
     what: str = "copying the family's files",
 ) -> None:
     """Copies files into a directory of the machine: owned by root there, and closed to the agent in /root."""
@@ -179,7 +194,7 @@ def _send_tree(
             archive.add(source / name, arcname=name, recursive=False, filter=member)
 
     script = 'mkdir -p "$1" && exec tar -x -C "$1" --no-same-owner --no-overwrite-dir'
-    done = connection.send_tree([*_as(user), "sh", "-c", script, "sh", destination], fill)
+    done = connection.send_tree([*account.runs_as, "sh", "-c", script, "sh", destination], fill)
     _require(done.exit_code, done.stderr, what)
 
 
