@@ -17,8 +17,7 @@ ProvisionerError                 1
 │   └── StillThereError              something of an environment outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or answered nonsense
-│   ├── SubmissionError              what the agent left cannot be read
-│   └── ScoringError                 no number where one was due
+│   └── SubmissionError              what the agent left cannot be read
 ├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
 """
@@ -149,10 +148,6 @@ class TaskError(ProvisionerError):
 
 class SubmissionError(TaskError):
     """What the agent left as its submission cannot be read."""
-
-
-class ScoringError(TaskError):
-    """Scoring gave no number where one was due."""
 
 
 class BudgetError(ProvisionerError):

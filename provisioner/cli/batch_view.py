@@ -23,7 +23,6 @@ from provisioner.costs.prices import MICRO, dollars
 from provisioner.ttl import words
 
 SHOWN_RUNNING = 20
-SHOWN_ENDED = 8
 
 
 def time_left(rows: Sequence[Row], to_do: int, concurrency: int) -> timedelta | None:

@@ -32,14 +32,13 @@ from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
 from provisioner.errors import ProvisionerError, UsageError
+from provisioner.errors import InfrastructureError, ProvisionerError, TaskError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.registry import Where
 from provisioner.session import Session
-
-SCORING_FAILED = 7
 
 SubmissionOption = Annotated[
     str | None,
@@ -150,7 +149,7 @@ def _outcome_text(outcome: ScoreResult) -> str:
 
 
 def _exit_code(outcome: ScoreResult) -> int:
-    return SCORING_FAILED if outcome.failed else 0
+    return TaskError.exit_code if outcome.failed else 0
 
 
 def score(

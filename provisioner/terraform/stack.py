@@ -114,17 +114,8 @@ class Stack:
             HostError: Terraform is not installed.
         """
         with self._turn(tell):
-            return self._apply(tell, parallelism)
-
-    def destroy(self, tell: Tell) -> None:
-        """Destroys all that the state knows. Safe to repeat.
-
-        Raises:
-            TerraformError: with Terraform's own diagnostics.
-            HostError: Terraform is not installed.
-        """
-        with self._turn(tell):
-            self._destroy(tell)
+            self._init(tell)
+            return self._run("apply", tell, parallelism).outputs
 
     def remove(self, environment_ids: Collection[str], tell: Tell) -> None:
         """Destroys environments of the stack; the stack goes with its last one. Safe to repeat.
@@ -140,7 +131,8 @@ class Stack:
                 self._init(tell)
                 self._run("remove", tell)
             else:
-                self._destroy(tell)
+                self._init(tell)
+                self._run("destroy", tell)
                 self._delete()
 
     def rest(self, tell: Tell) -> None:
@@ -207,14 +199,6 @@ class Stack:
     def _delete(self) -> None:
         if self._directory.exists():
             shutil.rmtree(self._directory)
-
-    def _apply(self, tell: Tell, parallelism: int | None = None) -> dict[str, Any]:
-        self._init(tell)
-        return self._run("apply", tell, parallelism).outputs
-
-    def _destroy(self, tell: Tell) -> None:
-        self._init(tell)
-        self._run("destroy", tell)
 
     def _init(self, tell: Tell) -> None:
         """Initialises the root, unless that was done, to its end, for the same .tf files."""

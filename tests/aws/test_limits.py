@@ -113,7 +113,7 @@ def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
     session = account.session()
     made = create(session, environment(session, aux=False))
     # Terraform has destroyed it all; but is it so?
-    stack_of(session, made).destroy(session.progress.note)
+    stack_of(session, made).remove({made.id}, session.progress.note)
     api.inject(Fault("DescribeInstances", "InternalError", status="500 Error"))
     with pytest.raises(StillThereError, match="did not say"):
         destroy_machines(session, made)

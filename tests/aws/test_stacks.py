@@ -188,7 +188,7 @@ def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
     destroy_machines(session, made[1])
     assert len(account.everything()["instances"]) == 18
     stack = stack_of(session, made[0])
-    stack.destroy(session.progress.note)
+    stack.remove({one.id for one in made}, session.progress.note)
     assert account.everything() == NOTHING
 
 

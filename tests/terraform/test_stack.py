@@ -74,25 +74,17 @@ def test_removing_what_is_gone_is_no_error(site: Site) -> None:
     assert not site.directory.exists()
 
 
-def test_destroying_twice_is_no_error(site: Site) -> None:
+def test_a_stack_that_was_never_applied_can_be_removed(site: Site) -> None:
     site.write(site.spec("one"))
-    site.stack.apply(silent)
-    site.stack.destroy(silent)
-    site.stack.destroy(silent)
-    assert site.done("destroy") == ["one/primary"]
-
-
-def test_a_stack_that_was_never_applied_can_be_destroyed(site: Site) -> None:
-    site.write(site.spec("one"))
-    site.stack.destroy(silent)
+    site.stack.remove({"one"}, silent)
     assert site.journal == []
 
 
-def test_destroy_works_when_the_environments_directory_was_removed_by_hand(site: Site) -> None:
+def test_removal_works_when_the_environments_directory_was_removed_by_hand(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
     shutil.rmtree(site.root / "one")
-    site.stack.destroy(silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/primary"]
 
 
@@ -122,7 +114,7 @@ def test_a_machine_that_failed_to_start_is_still_destroyed(site: Site) -> None:
     (site.root / "one" / "fail-primary").touch()
     with pytest.raises(TerraformError):
         site.stack.apply(silent)
-    site.stack.destroy(silent)
+    site.stack.remove({"one"}, silent)
     assert site.done("destroy") == ["one/aux", "one/primary"]
 
 

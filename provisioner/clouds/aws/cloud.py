@@ -50,7 +50,6 @@ from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from provisioner.store.leases import LEASE
 
-SSH_PORT = 22
 # RunInstances: a bucket of five requests, refilled twice a second (EC2 API request throttling).
 PARALLELISM = 5
 # Of the provider: it repeats a lack of capacity for many minutes by default; what to try next is ours to decide.

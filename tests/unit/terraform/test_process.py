@@ -35,7 +35,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
     def make(script: str) -> Stack:
         path = tmp_path / "terraform"
-        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> runs\n{script}\n')
+        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> {tmp_path}/runs\n{script}\n')
         path.chmod(0o755)
         monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
         stack = Stack(tmp_path / "stack")
@@ -54,7 +54,7 @@ def say(tmp_path: Path, text: str) -> str:
 
 def runs(tmp_path: Path) -> list[str]:
     """The arguments of each run but init."""
-    return (tmp_path / "stack" / "runs").read_text().splitlines()
+    return (tmp_path / "runs").read_text().splitlines()
 
 
 def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_p
 def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tmp_path: Path) -> None:
     stack = program("exit 0")
     stack.apply(silent)
-    stack.destroy(silent)
     stack.apply(silent, 5)
-    apply, destroy, gently = (set(line.split()) for line in runs(tmp_path))
+    stack.remove({"one"}, silent)
+    apply, gently, destroy = (set(line.split()) for line in runs(tmp_path))
     assert gently == {*apply, "-parallelism=5"}
     assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
     assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
@@ -99,7 +99,7 @@ def test_an_error_shows_each_summary_once_and_the_last_lines_of_the_details(prog
 def test_an_error_without_diagnostics_shows_the_last_lines(program: Program) -> None:
     stack = program("echo 'Segmentation fault' >&2; exit 139")
     with pytest.raises(TerraformError) as failure:
-        stack.destroy(silent)
+        stack.remove({"one"}, silent)
     assert failure.value.message == "terraform destroy failed: exit code 139."
     assert failure.value.details == "Segmentation fault"
 
@@ -130,7 +130,7 @@ def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, t
 
 def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:
     said = say(tmp_path, error_line("Failed", "connection reset by peer"))
-    program(f"[ $(wc -l < runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
+    program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
     assert len(runs(tmp_path)) == 2
 
 
