@@ -1,4 +1,7 @@
-"""From what a task asks for to the size of a machine. Pure: it asks neither the host nor a cloud."""
+"""From what a task asks for to the size of a machine. It asks no cloud, and reads nothing.
+
+Of the host it asks one thing, and only if the caller does not say: how many CPUs it has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one command may spend, and under which names its launches are counted. Pure."""
+"""What one command may spend, and under which names its launches are counted. Reads and writes nothing."""
 
 from __future__ import annotations
 

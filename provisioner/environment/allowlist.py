@@ -1,4 +1,7 @@
-"""The allowlist of an offline environment: `--allow HOST:PORT` or `CIDR:PORT`, checked and resolved. IPv4 only."""
+"""The allowlist of an offline environment: `--allow HOST:PORT` or `CIDR:PORT`, checked and resolved. IPv4 only.
+
+Checking asks nobody; `resolve` alone asks the controller's DNS.
+"""
 
 from __future__ import annotations
 
