@@ -127,25 +127,29 @@ def _probes(request):
         yield f"allowed {address}:{port}", lambda a=address, p=port: _allowed(a, p)
     if request["peer"]:
         yield f"neighbour {request['peer']}", lambda: _tcp(request["peer"], 22)
-    for device in [None] + [device for device, _ in request["devices"]]:
-        via = f" via {device}" if device else ""
-        if device and os.geteuid() != 0:
-            continue
-        for address, port in PUBLIC_TCP:
-            yield f"tcp {address}:{port}{via}", lambda a=address, p=port, d=device: _tcp(a, p, d)
-        yield f"s3 {S3[1]}{via}", lambda d=device: _tcp(S3[1], 443, d)
-        for address in PUBLIC_DNS + RESOLVERS + tuple(request["gateways"]):
-            yield f"dns udp {address}{via}", lambda a=address, d=device: _udp(a, 53, d)
-        for address in PUBLIC_DNS[:1] + RESOLVERS:
-            yield f"dns tcp {address}{via}", lambda a=address, d=device: _dns_tcp(a, d)
-        yield f"udp 1.1.1.1:443{via}", lambda d=device: _udp("1.1.1.1", 443, d)
-        yield f"ping 1.1.1.1{via}", lambda d=device: _ping("1.1.1.1", d)
-        if device:
-            yield f"metadata 169.254.169.254{via}", lambda d=device: _metadata("169.254.169.254", d)
-        for address in request["gateways"]:
-            for port in request["canary_ports"]:
-                name = f"controller's loopback via {address}{via}"
-                yield name, lambda a=address, p=port, d=device: _tcp(a, p, d)
+    yield from _probes_via(None, request)
+    if os.geteuid() == 0:
+        for device, _ in request["devices"]:
+            yield from _probes_via(device, request)
+
+
+def _probes_via(device, request):
+    """What is tried through each card; None for whatever the routes say."""
+    via = f" via {device}" if device else ""
+    for address, port in PUBLIC_TCP:
+        yield f"tcp {address}:{port}{via}", lambda a=address, p=port: _tcp(a, p, device)
+    yield f"s3 {S3[1]}{via}", lambda: _tcp(S3[1], 443, device)
+    for address in PUBLIC_DNS + RESOLVERS + tuple(request["gateways"]):
+        yield f"dns udp {address}{via}", lambda a=address: _udp(a, 53, device)
+    for address in PUBLIC_DNS[:1] + RESOLVERS:
+        yield f"dns tcp {address}{via}", lambda a=address: _dns_tcp(a, device)
+    yield f"udp 1.1.1.1:443{via}", lambda: _udp("1.1.1.1", 443, device)
+    yield f"ping 1.1.1.1{via}", lambda: _ping("1.1.1.1", device)
+    if device:
+        yield f"metadata 169.254.169.254{via}", lambda: _metadata("169.254.169.254", device)
+    for address in request["gateways"]:
+        for port in request["canary_ports"]:
+            yield f"controller's loopback via {address}{via}", lambda a=address, p=port: _tcp(a, p, device)
 
 
 def _try_all(request, user):

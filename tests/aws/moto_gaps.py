@@ -40,12 +40,29 @@ def take_time() -> None:
 @cache
 def close_gaps() -> None:
     """Patches moto; again makes no difference."""
+    _associations()
+    _groups()
+    _switching_off()
+    _deleted_subnets()
+    _own_tags()
+    sold: Any = InstanceTypeBackend
+    sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
+    dispatch: Any = responses
+    dispatch.method_names_from_class = cache(dispatch.method_names_from_class)
+
+
+def _associations() -> None:
     association: Any = NetworkInterface.association
-    prep_nics: Any = Instance.prep_nics
-    modify_groups: Any = EC2Backend.modify_instance_security_groups
 
     def shown_association(self: Any) -> Any:
         return association.fget(self) or None
+
+    setattr(NetworkInterface, "association", property(shown_association))  # noqa: B010 - mypy forbids the assignment
+
+
+def _groups() -> None:
+    prep_nics: Any = Instance.prep_nics
+    modify_groups: Any = EC2Backend.modify_instance_security_groups
 
     def patched_prep_nics(self: Any, *args: Any, **kwargs: Any) -> None:
         prep_nics(self, *args, **kwargs)
@@ -56,6 +73,11 @@ def close_gaps() -> None:
         if groups:
             modify_groups(self, instance_id, groups)
 
+    setattr(Instance, "prep_nics", patched_prep_nics)  # noqa: B010
+    setattr(EC2Backend, "modify_instance_security_groups", patched_modify_groups)  # noqa: B010
+
+
+def _switching_off() -> None:
     dotted: Any = InstanceResponse._dot_value_instance_attribute_handler
 
     def patched_dotted(self: Any) -> bool:
@@ -67,6 +89,10 @@ def close_gaps() -> None:
             self.ec2_backend.modify_instance_attribute(instance_id, "instance_initiated_shutdown_behavior", behavior)
         return bool(behavior) or bool(dotted(self))
 
+    setattr(InstanceResponse, "_dot_value_instance_attribute_handler", patched_dotted)  # noqa: B010
+
+
+def _deleted_subnets() -> None:
     delete_subnet: Any = EC2Backend.delete_subnet
 
     def patched_delete_subnet(self: Any, subnet_id: str) -> Any:
@@ -79,6 +105,10 @@ def close_gaps() -> None:
                 del acl._associations[name]
         return deleted
 
+    setattr(EC2Backend, "delete_subnet", patched_delete_subnet)  # noqa: B010
+
+
+def _own_tags() -> None:
     def own_tags(self: Any) -> list[dict[str, str]]:
         kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "") if self.id else ""
         return [
@@ -86,13 +116,4 @@ def close_gaps() -> None:
             for key, value in self.ec2_backend.tags.get(self.id, {}).items()
         ]
 
-    sold: Any = InstanceTypeBackend
-    sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
-    dispatch: Any = responses
-    dispatch.method_names_from_class = cache(dispatch.method_names_from_class)
     setattr(TaggedEC2Resource, "get_tags", own_tags)  # noqa: B010
-    setattr(EC2Backend, "delete_subnet", patched_delete_subnet)  # noqa: B010
-    setattr(InstanceResponse, "_dot_value_instance_attribute_handler", patched_dotted)  # noqa: B010
-    setattr(NetworkInterface, "association", property(shown_association))  # noqa: B010 - mypy forbids the assignment
-    setattr(Instance, "prep_nics", patched_prep_nics)  # noqa: B010
-    setattr(EC2Backend, "modify_instance_security_groups", patched_modify_groups)  # noqa: B010

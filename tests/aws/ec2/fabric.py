@@ -136,8 +136,10 @@ class Fabric:
             return
         packet = packets.read(frame)
         # As EC2's source check: no card speaks for another address.
-        if packet is None or packet.source != interface.address:
-            return
+        if packet is not None and packet.source == interface.address:
+            self._forward(card, interface, frame, packet)
+
+    def _forward(self, card: Card, interface: Interface, frame: bytes, packet: Packet) -> None:
         to = packet.destination
         if packet.protocol == UDP and packet.destination_port == 53 and answers_dns(interface, to):
             _remember(card.asked, packet.source_port, to)
@@ -146,21 +148,27 @@ class Fabric:
             if to == METADATA and (interface.metadata or not self._silent_when_off):
                 self._to_service(card, frame, packet)
         elif to == card.gateway:
-            if self._known(card.vpc_id, packet):  # an answer to the controller
-                card.unanswered.discard(packet.destination_port)
-                _send(card.to_passt, frame)
-                # Debian 12's passt sends this only after the client has spoken; in SSH it is the server that begins.
-                if answer := packets.handshake_answer(frame):
-                    _send(card.to_guest, answer)
+            self._to_controller(card, frame, packet)
         elif neighbour := self._network.at(card.vpc_id, to):
             other = self._cards.get(neighbour.instance_id)
             if other and self._passes(card.vpc_id, packet):
                 _send(other.to_guest, packets.addressed(frame, other.mac))
         elif not any(to in network for network in interface.vpc.networks) and self._passes(card.vpc_id, packet):
-            if (to, packet.destination_port) in card.redirects:
-                self._to_service(card, frame, packet)
-            elif not any(to in network for network in self._forbidden):
-                _send(card.to_passt, frame)
+            self._to_internet(card, frame, packet)
+
+    def _to_controller(self, card: Card, frame: bytes, packet: Packet) -> None:
+        if self._known(card.vpc_id, packet):  # an answer
+            card.unanswered.discard(packet.destination_port)
+            _send(card.to_passt, frame)
+            # Debian 12's passt sends this only after the client has spoken; in SSH it is the server that begins.
+            if answer := packets.handshake_answer(frame):
+                _send(card.to_guest, answer)
+
+    def _to_internet(self, card: Card, frame: bytes, packet: Packet) -> None:
+        if (packet.destination, packet.destination_port) in card.redirects:
+            self._to_service(card, frame, packet)
+        elif not any(packet.destination in network for network in self._forbidden):
+            _send(card.to_passt, frame)
 
     def _to_service(self, card: Card, frame: bytes, packet: Packet) -> None:
         port = card.redirects.get((packet.destination, packet.destination_port))
@@ -178,17 +186,20 @@ class Fabric:
                 _send(card.to_guest, packets.addressed(answer, card.mac))
             return
         if packet.source == card.gateway:
-            if packet.protocol != TCP:
-                return
-            if (end := card.served(packet.source_port)) and not packet.opens:
-                frame = packets.redirected(frame, source=end)
-            elif not self._from_controller(card, packet):
-                return
-            elif packet.opens:
-                card.unanswered.add(packet.source_port)
-                self._repeat(card, packet.source_port, packets.addressed(frame, card.mac), SYN_REPEATS)
-        elif not self._known(card.vpc_id, packet):
+            self._from_gateway(card, frame, packet)
+        elif self._known(card.vpc_id, packet):
+            _send(card.to_guest, packets.addressed(frame, card.mac))
+
+    def _from_gateway(self, card: Card, frame: bytes, packet: Packet) -> None:
+        if packet.protocol != TCP:
             return
+        if (end := card.served(packet.source_port)) and not packet.opens:
+            frame = packets.redirected(frame, source=end)
+        elif not self._from_controller(card, packet):
+            return
+        elif packet.opens:
+            card.unanswered.add(packet.source_port)
+            self._repeat(card, packet.source_port, packets.addressed(frame, card.mac), SYN_REPEATS)
         _send(card.to_guest, packets.addressed(frame, card.mac))
 
     def _repeat(self, card: Card, port: int, frame: bytes, times: int) -> None:
