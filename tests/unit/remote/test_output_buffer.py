@@ -1,0 +1,33 @@
+"""What is kept of output that may be endless."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.remote.output_buffer import BoundedBuffer
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "written", "kept"),
+    [
+        (8, [b"12345678"], b"12345678"),
+        (8, [b"1234", b"5678", b"9"], b"1234\n[... 1 bytes cut out ...]\n6789"),
+        (8, [b"123456789abc"], b"1234\n[... 4 bytes cut out ...]\n9abc"),
+        (8, [b"1"] * 1000 + [b"end."], b"1111\n[... 996 bytes cut out ...]\nend."),
+        (1, [b"first", b"last"], b"f\n[... 7 bytes cut out ...]\nt"),
+        (8, [], b""),
+    ],
+    ids=["all-of-it", "one-too-many", "in-one-piece", "in-a-thousand-pieces", "hardly-any-room", "nothing"],
+)
+def test_the_first_and_the_last_half_are_kept(limit_bytes: int, written: list[bytes], kept: bytes) -> None:
+    buffer = BoundedBuffer(limit_bytes)
+    for data in written:
+        buffer.write(data)
+    assert buffer.value() == kept
+
+
+def test_endless_output_takes_no_more_memory_than_the_limit_and_a_half() -> None:
+    buffer = BoundedBuffer(1000)
+    for _ in range(1000):
+        buffer.write(bytes(100))
+        assert len(buffer._head) + len(buffer._tail) <= 1500
