@@ -31,8 +31,7 @@ from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
-from provisioner.errors import ProvisionerError, UsageError
-from provisioner.errors import InfrastructureError, ProvisionerError, TaskError, UsageError
+from provisioner.errors import ProvisionerError, TaskError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs

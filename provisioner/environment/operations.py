@@ -13,13 +13,13 @@ from pathlib import Path
 
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
-from provisioner.exchange import Completed
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.machines.connect import connect
 from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
+from provisioner.remote.exchange import Completed
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session

@@ -68,18 +68,24 @@ def _marked(session: Session, environment: Environment, status: Status) -> Envir
 def _verify(session: Session, environment: Environment) -> list[str]:
     """Removes what is left of an environment, and says what would not go, as the cloud tells it."""
     try:
-        left = session.cloud.left(environment)
-        if not left and environment.placement and not environment.endpoints:
-            # An apply began, and nobody knows how far it came: a cloud may take a moment to show what it has just made.
-            time.sleep(SECOND_LOOK_SECONDS)
-            left = session.cloud.left(environment)
-        if left:
-            session.progress.note(f"Still there of {environment.id}: {', '.join(left)}; removing it")
-            session.cloud.remove(environment)
-            left = session.cloud.left(environment)
-        return left
+        left = _left(session, environment)
+        if not left:
+            return []
+        session.progress.note(f"Still there of {environment.id}: {', '.join(left)}; removing it")
+        session.cloud.remove(environment)
+        return session.cloud.left(environment)
     except StillThereError as error:
         return [error.message]
     except ProvisionerError as error:
         _marked(session, environment, "unverified")
         return [f"the cloud did not say what is left: {error.message}"]
+
+
+def _left(session: Session, environment: Environment) -> list[str]:
+    """Asks the cloud what is left; twice only if an apply began and nobody knows how far it came."""
+    left = session.cloud.left(environment)
+    if left or environment.endpoints or not environment.placement:
+        return left
+    # A cloud may take a moment to show what it has just made.
+    time.sleep(SECOND_LOOK_SECONDS)
+    return session.cloud.left(environment)

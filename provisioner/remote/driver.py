@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.errors import MachineLostError, TaskError
-from provisioner.exchange import Completed
 from provisioner.redaction import Redactor
+from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection

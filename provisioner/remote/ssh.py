@@ -18,8 +18,8 @@ from typing import IO, Self
 import paramiko
 
 from provisioner.errors import MachineLostError
-from provisioner.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
 from provisioner.models import Endpoint
+from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
 from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from provisioner.environment import lifecycle
-from provisioner.exchange import Completed
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment, Role
+from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id

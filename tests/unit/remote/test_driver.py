@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from provisioner.errors import TaskError
-from provisioner.exchange import Completed
 from provisioner.redaction import Redactor
 from provisioner.remote.driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
 
 

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from provisioner.errors import TaskError, UsageError
-from provisioner.exchange import Completed
 from provisioner.remote import transfer
+from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
 
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from provisioner.clock import now
 
+from provisioner.clock import now
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, TaskSetup
@@ -44,7 +44,7 @@ class CountingCloud:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(machines, "SECOND_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.0)
     made = Home(tmp_path / "home")
     made.make()
     return made

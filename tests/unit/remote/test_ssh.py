@@ -17,8 +17,8 @@ import paramiko
 import pytest
 
 from provisioner.errors import MachineLostError
-from provisioner.exchange import Completed
 from provisioner.models import Endpoint
+from provisioner.remote.exchange import Completed
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.remote.login import Login
 from provisioner.remote.ssh import Connection

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
+from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
 
 
 class ScriptedChannel:
