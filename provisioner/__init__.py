@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
-    from provisioner.clouds.local import LocalCloud
+    from provisioner.clouds.local.cloud import LocalCloud
     from provisioner.config import load_settings
     from provisioner.environment.lifecycle import destroy, intermediate_score, score, up
     from provisioner.environment.run import AgentCommand, RunResult, run, run_tests
@@ -34,7 +34,7 @@ _HOMES = {
     "AwsCloud": "clouds.aws.cloud",
     "Environment": "models",
     "Home": "store.home",
-    "LocalCloud": "clouds.local",
+    "LocalCloud": "clouds.local.cloud",
     "ProvisionerError": "errors",
     "RunResult": "environment.run",
     "Session": "session",

@@ -36,7 +36,7 @@ class Where:
 
 
 def _local(home: Home, settings: Settings, where: Where) -> Cloud:
-    from provisioner.clouds.local import LocalCloud
+    from provisioner.clouds.local.cloud import LocalCloud
 
     if where.regions or where.profile or where.spot or where.state:
         raise UsageError("--region, --profile, --spot and --state are for --cloud aws.")

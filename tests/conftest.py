@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import pytest
 
-from provisioner.clouds.local import LocalCloud
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import load_settings
 from provisioner.session import Session
 from provisioner.store.home import Home

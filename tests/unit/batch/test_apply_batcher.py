@@ -14,7 +14,7 @@ import pytest
 
 from provisioner.batch import apply_batcher
 from provisioner.batch.apply_batcher import MAX_PER_STACK, ApplyBatcher, terraform_slots
-from provisioner.clouds.local import LocalCloud
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, Interrupted, TerraformError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.clouds.local import LocalCloud
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Budget, Settings
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Entry, Ledger, Limit, totals

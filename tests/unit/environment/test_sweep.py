@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds import Found
-from provisioner.clouds.local import LocalCloud
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment.sweep import find, judge, sweep
