@@ -54,7 +54,7 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
         "full_internet": False,
         "allowed_destinations": [],
     }
-    command = f"{sys.executable} -m provisioner.clouds.machine"
+    command = f"{sys.executable} -m provisioner.clouds.local.machine"
     return subprocess.Popen(
         ["sh", "-c", f"{command} prepare && exec {command} start"],
         env={

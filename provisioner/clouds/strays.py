@@ -12,7 +12,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provisioner.clouds import Found, machine
+from provisioner.clouds import Found
+from provisioner.clouds.local import machine
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.store.files import remove_tree
 from provisioner.store.home import Home

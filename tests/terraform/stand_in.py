@@ -1,6 +1,6 @@
-"""What the tests' Terraform runs instead of Python with provisioner.clouds.machine: it records and obeys.
+"""What the tests' Terraform runs instead of Python with provisioner.clouds.local.machine: it records and obeys.
 
-Called as `-m provisioner.clouds.machine OPERATION`. Files beside the machine directories steer it: `fail-ROLE`
+Called as `-m provisioner.clouds.local.machine OPERATION`. Files beside the machine directories steer it: `fail-ROLE`
 makes that role's start fail, `sleep` makes every start wait until it is removed, `wait-for-peer` makes a start
 wait until the other role's has begun.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 def main() -> int:
     """Runs one operation on one machine directory."""
-    assert sys.argv[1:3] == ["-m", "provisioner.clouds.machine"], sys.argv
+    assert sys.argv[1:3] == ["-m", "provisioner.clouds.local.machine"], sys.argv
     operation = sys.argv[3]
     directory = Path(os.environ["PROVISIONER_MACHINE_DIRECTORY"])
     journal = Path(os.environ["PROVISIONER_TEST_JOURNAL"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds import kvm
+from provisioner.clouds.local import kvm
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from provisioner.clouds import machine
+from provisioner.clouds.local import machine
 
 
 def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path) -> None:

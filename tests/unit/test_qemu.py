@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.qemu import Launch, QMPError, command, forwarded_port, live_pid
+from provisioner.clouds.local.qemu import Launch, QMPError, command, forwarded_port, live_pid
 
 LAUNCH = Launch(
     cpus=2, memory_mib=1024, kernel="/k", initrd="/i", machine_id="0" * 32, kvm=False,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds import Ending, Found, base_image, kvm, machine, qemu, relay, strays, watchdog
+from provisioner.clouds import Ending, Found, base_image, relay, strays
+from provisioner.clouds.local import kvm, machine, qemu, watchdog
 from provisioner.config import Settings
 from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError

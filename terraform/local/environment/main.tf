@@ -17,7 +17,7 @@ resource "terraform_data" "directory" {
   input = "${var.directory}/${each.key}"
 
   provisioner "local-exec" {
-    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.machine prepare"
+    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.local.machine prepare"
     environment = {
       PROVISIONER_MACHINE           = local.settings[each.key]
       PROVISIONER_MACHINE_DIRECTORY = self.input
@@ -26,7 +26,7 @@ resource "terraform_data" "directory" {
 
   provisioner "local-exec" {
     when    = destroy
-    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.machine destroy"
+    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.local.machine destroy"
     environment = {
       PROVISIONER_MACHINE_DIRECTORY = self.input
     }
@@ -39,7 +39,7 @@ resource "terraform_data" "machine" {
   input = terraform_data.directory[each.key].output
 
   provisioner "local-exec" {
-    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.machine start"
+    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.local.machine start"
     environment = {
       PROVISIONER_MACHINE           = local.settings[each.key]
       PROVISIONER_MACHINE_DIRECTORY = self.input

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 import boto3
 
-from provisioner.clouds import qemu
+from provisioner.clouds.local import qemu
 from tests.aws.ec2 import ami
 from tests.aws.ec2.server import DEBIAN_AMI_ID, Settings
 

@@ -1,6 +1,6 @@
 """One local machine: what terraform/local's provisioners call. Standard library only, for a quick start.
 
-Usage: python -m provisioner.clouds.machine prepare|start|destroy
+Usage: python -m provisioner.clouds.local.machine prepare|start|destroy
 
 PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (prepare, start) holds its
 settings as JSON, the same that the Terraform module takes. The credentials that the machine boots with lie in
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds import qemu
+from provisioner.clouds.local import qemu
 from provisioner.store.locks import holders
 
 # QEMU opens its control socket in well under a second; a busy host may take longer.
@@ -134,7 +134,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         credentials=_smbios_strings(settings["public_key"]),
     )
     # Before the machine: there is no moment at which it could run without its limit.
-    _start_beside("provisioner.clouds.watchdog")
+    _start_beside("provisioner.clouds.local.watchdog")
     # Not -daemonize: it changes to /, and the private link's relative paths are resolved at every packet.
     # It takes a moment until QEMU locks its pidfile. What it inherits finds it, should this process be killed by then.
     with Path("qemu.log").open("wb") as log, Path(OPEN_FILE).open("wb") as inherited:

@@ -3,7 +3,7 @@
 One small process per machine, started before QEMU and gone with it. The file `limit` in the machine's directory, its
 working directory, says when: seconds since the epoch. Whoever moves the limit replaces the file. Standard library only.
 
-Usage: python -m provisioner.clouds.watchdog
+Usage: python -m provisioner.clouds.local.watchdog
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds import machine, qemu
+from provisioner.clouds.local import machine, qemu
 
 LIMIT = "limit"
 # Clocks are set, and files replaced, while it waits.
