@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds import strays
 from provisioner.clouds.base_image import GUEST
+from provisioner.clouds.local import orphans
 from provisioner.environment import extend, lifecycle, sweep
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
@@ -59,7 +59,9 @@ def seconds_to_power_off(session: Session, environment: Environment, role: Role)
 
 def processes(session: Session, environment: Environment) -> dict[int, str]:
     """Our programs that work for an environment."""
-    things = [thing for one in strays.survey(session.home) if one.environment == environment.id for thing in one.things]
+    things = [
+        thing for one in orphans.survey(session.home) if one.environment == environment.id for thing in one.things
+    ]
     return {int(thing.split()[1]): thing for thing in things if thing.startswith("process ")}
 
 

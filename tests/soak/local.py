@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from provisioner.clouds import strays
+from provisioner.clouds.local import orphans
 from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
@@ -96,7 +96,7 @@ class LocalWork:
 
     def left(self) -> list[str]:
         """What is still there and should not be."""
-        found = [thing for one in strays.survey(self._home) for thing in one.things]
+        found = [thing for one in orphans.survey(self._home) for thing in one.things]
         found += [str(path) for path in self._home.images.glob(".*")]
         found += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
         found += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
@@ -131,4 +131,4 @@ class LocalWork:
         return int(bool(running or self.left()))
 
     def _running(self) -> list[str]:
-        return [thing for one in strays.survey(self._home) for thing in one.things if thing.startswith("process ")]
+        return [thing for one in orphans.survey(self._home) for thing in one.things if thing.startswith("process ")]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds import Ending, Found, base_image, relay, strays
-from provisioner.clouds.local import kvm, machine, qemu, watchdog
+from provisioner.clouds import Ending, Found, base_image, relay
+from provisioner.clouds.local import kvm, machine, orphans, qemu, watchdog
 from provisioner.config import Settings
 from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
@@ -287,11 +287,11 @@ class LocalCloud:
 
     def survey(self, regions: Sequence[str] | None) -> list[Found]:
         """The directories of this home's environments, and what runs in them, even if they are gone."""
-        return strays.survey(self._home)
+        return orphans.survey(self._home)
 
     def clear(self, found: Found) -> bool:
         """Ends the processes and removes the directory. What other homes make costs nothing."""
-        strays.clear(self._home, found.environment)
+        orphans.clear(self._home, found.environment)
         return True
 
     def left(self, environment: Environment) -> list[str]:
