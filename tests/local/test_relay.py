@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds import relay
+from provisioner.clouds.local import egress_proxy
 
 SILENCE_SECONDS = 0.5
 START_SECONDS = 8.0
@@ -53,20 +53,27 @@ class Machine:
     """A machine's card and the relay at its other end."""
 
     MAC = bytes.fromhex("525400000003")
-    GATEWAY_MAC = bytes.fromhex(relay.GATEWAY_MAC.replace(":", ""))
+    GATEWAY_MAC = bytes.fromhex(egress_proxy.GATEWAY_MAC.replace(":", ""))
 
     def __init__(self, *options: str) -> None:
         self.card, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "provisioner.clouds.relay", "--fd", str(theirs.fileno()), *options]
+            command = [
+                sys.executable,
+                "-m",
+                "provisioner.clouds.local.egress_proxy",
+                "--fd",
+                str(theirs.fileno()),
+                *options,
+            ]
             self.relay = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._stream = b""
         self._arp()
 
     def _arp(self) -> None:
         """Asks for the gateway until it answers: then passt works."""
-        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + self.MAC + socket.inet_aton(relay.GUEST_ADDRESS)
-        question += bytes(6) + socket.inet_aton(relay.GATEWAY)
+        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + self.MAC + socket.inet_aton(egress_proxy.GUEST_ADDRESS)
+        question += bytes(6) + socket.inet_aton(egress_proxy.GATEWAY)
         self._send(b"\xff" * 6, 0x806, question)
         answer = self._receive(lambda frame: frame[12:14] == b"\x08\x06", START_SECONDS)
         assert answer is not None, "no answer from the gateway"
@@ -91,7 +98,7 @@ class Machine:
             self._stream += data
 
     def _ip(self, protocol: int, address: str, make: Callable[[bytes], bytes]) -> None:
-        ends = socket.inet_aton(relay.GUEST_ADDRESS) + socket.inet_aton(address)
+        ends = socket.inet_aton(egress_proxy.GUEST_ADDRESS) + socket.inet_aton(address)
         payload = make(ends)
         header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 1, 0x4000, 64, protocol, 0)
         header = header[:10] + struct.pack("!H", checksum(header + ends)) + ends
@@ -223,15 +230,22 @@ def test_nothing_beside_the_allowlist_is_reached(host: Host) -> None:
     rules = ["--allow", f"{host.address}/32:{host.port}", "--allow", f"203.0.113.0/24:{other.port}"]
     with contextlib.closing(other), machine(*rules) as guest:
         for port in (host.port, other.port):
-            for address in ("127.0.0.1", "127.8.8.8", "0.0.0.0", relay.GATEWAY, relay.GUEST_ADDRESS, "198.51.100.1"):
+            for address in (
+                "127.0.0.1",
+                "127.8.8.8",
+                "0.0.0.0",
+                egress_proxy.GATEWAY,
+                egress_proxy.GUEST_ADDRESS,
+                "198.51.100.1",
+            ):
                 assert guest.connect(address, port) != "accepted", f"{address}:{port}"
         assert guest.connect(host.address, other.port) == "silence"  # allowed, but for another network
         assert guest.connect("203.0.113.9", host.port) == "silence"
         assert guest.connect(host.address, 22) == "refused"
-        for address in (host.address, "127.0.0.1", "0.0.0.0", relay.GATEWAY, "255.255.255.255"):
+        for address in (host.address, "127.0.0.1", "0.0.0.0", egress_proxy.GATEWAY, "255.255.255.255"):
             guest.datagram(address, host.port)
         assert not guest.ping(host.address)
-        assert not guest.ping(relay.GATEWAY)
+        assert not guest.ping(egress_proxy.GATEWAY)
         assert host.reached() == []
         assert other.reached() == []
 
@@ -261,7 +275,7 @@ def test_a_machine_with_full_internet_reaches_nothing_of_the_host(host: Host) ->
         for address in ("127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", host.address, "255.255.255.255"):
             assert guest.connect(address, host.port) == "silence", address
             guest.datagram(address, host.port)
-        assert guest.connect(relay.GATEWAY, host.port) != "accepted"
+        assert guest.connect(egress_proxy.GATEWAY, host.port) != "accepted"
         assert host.reached() == []
 
 

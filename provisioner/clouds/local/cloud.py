@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds import Ending, Found, base_image, relay
-from provisioner.clouds.local import kvm, machine, orphans, qemu, watchdog
+from provisioner.clouds import Ending, Found, base_image
+from provisioner.clouds.local import egress_proxy, kvm, machine, orphans, qemu, watchdog
 from provisioner.config import Settings
 from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
@@ -179,9 +179,9 @@ class LocalCloud:
             if len(environment.machines) > 1:
                 credentials["private_address"] = str(addresses[role])
             if environment.full_internet or environment.allowed_destinations:
-                credentials["internet"] = f"{relay.GUEST_ADDRESS} {relay.GATEWAY}\n"
+                credentials["internet"] = f"{egress_proxy.GUEST_ADDRESS} {egress_proxy.GATEWAY}\n"
             if environment.full_internet:
-                credentials["resolver"] = relay.RESOLVER
+                credentials["resolver"] = egress_proxy.RESOLVER
             if record.size.disk_gib > base_image.DISK_GIB:
                 credentials["grow"] = "yes"
             directory = self.machine_directory(environment, role)
@@ -206,7 +206,7 @@ class LocalCloud:
 
     def gateways(self, environment: Environment) -> list[str]:
         """User networking's gateway and name server, and the gateway of passt."""
-        return ["10.0.2.2", "10.0.2.3", relay.GATEWAY]
+        return ["10.0.2.2", "10.0.2.3", egress_proxy.GATEWAY]
 
     def place(self, environment: Environment) -> dict[str, str]:
         """There is one place."""

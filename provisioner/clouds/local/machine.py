@@ -174,7 +174,7 @@ def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) 
         arguments.append("--full-internet")
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    pid = _start_beside("provisioner.clouds.relay", *arguments, pass_fds=(theirs.fileno(),))
+    pid = _start_beside("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
     Path("network.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
 
 

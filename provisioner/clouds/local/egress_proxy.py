@@ -1,6 +1,6 @@
 """Joins one machine's second network card to what it may reach, and to nothing else. Standard library only.
 
-Usage: python -m provisioner.clouds.relay --fd N (--allow CIDR:PORT ... | --full-internet) [--log FILE]
+Usage: python -m provisioner.clouds.local.egress_proxy --fd N (--allow CIDR:PORT ... | --full-internet) [--log FILE]
 
 N is one end of a socket pair whose other end is QEMU's `-netdev stream`. passt turns the machine's packets into
 sockets; this process starts it, watches over it and ends with it. The machine is hostile: it may send any frame.
