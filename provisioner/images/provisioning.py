@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from provisioner.clouds.base_image import FILES, GUEST, packages
+from provisioner.clouds.local.images import FILES, GUEST, packages
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.base_image import FILES
+from provisioner.clouds.local.images import FILES
 
 # In chroot's place: the tree is not bootable. It notes what it was asked for.
 CHROOT = """#!/bin/sh

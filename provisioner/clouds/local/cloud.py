@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds import Ending, Found, base_image
-from provisioner.clouds.local import egress_proxy, kvm, machine, orphans, qemu, watchdog
+from provisioner.clouds import Ending, Found
+from provisioner.clouds.local import egress_proxy, images, kvm, machine, orphans, qemu, watchdog
 from provisioner.config import Settings
 from provisioner.costs.prices import CostLine
 from provisioner.errors import InfrastructureError, StillThereError, TerraformError
@@ -130,7 +130,7 @@ class LocalCloud:
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """The name of the base image for a role; both are built together where one is missing."""
         bundle = self._settings.ca_bundle_path
-        digest = base_image.digest(bundle)
+        digest = images.digest(bundle)
         names: dict[Role, str] = {"primary": f"base-primary-{digest}", "aux": f"base-aux-{digest}"}
         if not all(self._images.finished(name) for name in names.values()):
             self._build_base_images(f"base-{digest}", names, bundle, progress)
@@ -141,7 +141,7 @@ class LocalCloud:
             if directory is None or all(self._images.finished(name) for name in names.values()):
                 return
             progress.note("Building the base images (once; one or two minutes)")
-            base_image.build(directory, bundle, progress.output)
+            images.build(directory, bundle, progress.output)
             for role, name in names.items():
                 finished = directory / role
                 finished.mkdir(mode=0o700)
@@ -182,7 +182,7 @@ class LocalCloud:
                 credentials["internet"] = f"{egress_proxy.GUEST_ADDRESS} {egress_proxy.GATEWAY}\n"
             if environment.full_internet:
                 credentials["resolver"] = egress_proxy.RESOLVER
-            if record.size.disk_gib > base_image.DISK_GIB:
+            if record.size.disk_gib > images.DISK_GIB:
                 credentials["grow"] = "yes"
             directory = self.machine_directory(environment, role)
             self._write_credentials(directory, credentials)

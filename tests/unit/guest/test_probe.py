@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from provisioner.clouds.base_image import GUEST
+from provisioner.clouds.local.images import GUEST
 
 
 @pytest.fixture
