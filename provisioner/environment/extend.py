@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from provisioner.clock import now
-from provisioner.clouds.local.images import GUEST
+from provisioner.clouds.guest_files import GUEST
 from provisioner.costs.ledger import Entry, Limit
 from provisioner.errors import MachineLostError, ProvisionerError, UsageError
 from provisioner.machines import reservations

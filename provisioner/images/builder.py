@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from provisioner.clock import now
-from provisioner.clouds.local.images import GUEST
+from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import ImageBuildError, MachineLostError
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines

@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from provisioner.clouds.local.images import FILES, GUEST, packages
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
@@ -50,7 +50,7 @@ ROOT = Account(interpreter=("bash", "-euo", "pipefail"), home=PurePosixPath("/ro
 def preparation_digest(session: Session, base: BaseImage) -> str:
     """A name for all that prepare_base does to a vendor's image, 16 hexadecimal digits."""
     sha = hashlib.sha256(f"{base.model_dump_json()} {MINIMUM_DISK_GIB} {_packages(base.role)}".encode())
-    for root in (FILES, GUEST):
+    for root in (BASE_IMAGE, GUEST):
         names = list_files(root, root)
         sha.update(digest_files(root, tuple(name for name in names if not name.startswith("local/"))).encode())
     if bundle := session.ca_bundle:
@@ -65,7 +65,7 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> N
         ImageBuildError: a package could not be installed.
     """
     scripts = ("common.sh", "users.sh", "prepare.sh")
-    _send_tree(connection, FILES, [*scripts, *list_files(FILES, FILES / "rootfs")], PREPARATION)
+    _send_tree(connection, BASE_IMAGE, [*scripts, *list_files(BASE_IMAGE, BASE_IMAGE / "rootfs")], PREPARATION)
     _send_tree(connection, GUEST, list_files(GUEST, GUEST), f"{PREPARATION}/guest")
     if bundle := session.ca_bundle:
         with bundle.open("rb") as file:

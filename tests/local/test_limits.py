@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 
 from provisioner.clock import now
+from provisioner.clouds.guest_files import GUEST
 from provisioner.clouds.local import orphans
-from provisioner.clouds.local.images import GUEST
 from provisioner.environment import extend, lifecycle, sweep
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local.images import FILES
+from provisioner.clouds.guest_files import BASE_IMAGE
 
 # In chroot's place: the tree is not bootable. It notes what it was asked for.
 CHROOT = """#!/bin/sh
@@ -42,7 +42,7 @@ def test_only_certificates_that_debian_has_not_are_added_and_hashed(
     (tmp_path / "bin/chroot").write_text(CHROOT)
     (tmp_path / "bin/chroot").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    script = [str(one) for one in (FILES / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
+    script = [str(one) for one in (BASE_IMAGE / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
     subprocess.run(["sh", *script], env={"PATH": path}, check=True)
 
     added = sorted((tree / "usr/local/share/ca-certificates/provisioner").iterdir())

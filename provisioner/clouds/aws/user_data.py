@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 
-from provisioner.clouds.local.images import GUEST
+from provisioner.clouds.guest_files import GUEST
 
 
 def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: datetime) -> str:

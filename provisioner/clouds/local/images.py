@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
 from provisioner.errors import HostError, ImageBuildError
 
 SUITE = "bookworm"
@@ -23,10 +24,6 @@ SOURCES = (
 # The virtual size; the file is sparse and holds about 1 GiB.
 DISK_GIB = 16
 
-_PACKAGE = Path(__file__).parent.parent
-FILES = _PACKAGE / "base_image"
-GUEST = _PACKAGE / "guest"
-
 
 def digest(ca_bundle: Path | None) -> str:
     """A name for all that goes into the base image, 16 hexadecimal digits.
@@ -35,19 +32,13 @@ def digest(ca_bundle: Path | None) -> str:
         ca_bundle: extra CA certificates, PEM.
     """
     sha = hashlib.sha256(f"{SOURCES} {DISK_GIB}".encode())
-    for root in (FILES, GUEST):
+    for root in (BASE_IMAGE, GUEST):
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 sha.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     if ca_bundle:
         sha.update(ca_bundle.read_bytes())
     return sha.hexdigest()[:16]
-
-
-def packages(name: str = "packages.txt") -> list[str]:
-    """The names of Debian packages, from one of the lists in base_image/."""
-    lines = (FILES / name).read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], None]) -> None:
@@ -71,21 +62,21 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
             on_output(line)
 
         _run([*_contained(), *_mmdebstrap(tree, ca_bundle)], directory, tell)
-        disks = [*_contained(), "sh", str(FILES / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
+        disks = [*_contained(), "sh", str(BASE_IMAGE / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
         _run(disks, directory, tell)
     tree.unlink()
 
 
 def initramfs_hook() -> str:
     """mmdebstrap's essential hook: the shell text that makes a tree's initramfs small, before it is first built."""
-    files = shlex.quote(str(FILES / "local"))
+    files = shlex.quote(str(BASE_IMAGE / "local"))
     kept = "etc/initramfs-tools usr/share/initramfs-tools"
     # An installed package's files may have lost their modes.
     return f'cd {files} && cp -R --parents {kept} "$1/" && chmod 0755 "$1"/etc/initramfs-tools/hooks/provisioner'
 
 
 def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
-    customize = [str(FILES / "customize.sh"), "TREE", str(FILES), str(GUEST)]
+    customize = [str(BASE_IMAGE / "customize.sh"), "TREE", str(BASE_IMAGE), str(GUEST)]
     if ca_bundle:
         customize.append(str(ca_bundle.resolve()))
     hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)

@@ -10,8 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from provisioner.clouds.local.images import FILES as BASE_IMAGE
-from provisioner.clouds.local.images import SOURCES, SUITE, initramfs_hook, packages
+from provisioner.clouds.guest_files import BASE_IMAGE, packages
+from provisioner.clouds.local.images import SOURCES, SUITE, initramfs_hook
 
 FILES = Path(__file__).parent / "debian"
 # Of Debian's AMI, and of its stand-in.

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from provisioner.clouds.local.images import GUEST
+from provisioner.clouds.guest_files import GUEST
 
 
 @pytest.fixture
