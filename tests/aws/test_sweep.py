@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.aws import leftovers
+from provisioner.clouds.aws import tagged_resources
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.models import Environment
@@ -67,7 +67,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
     ours.add(made.endpoints["primary"].instance_id or "")
     # EC2 answers a page at a time; so that there are some, a page is small here.
-    monkeypatch.setattr(leftovers, "PAGE", 5)
+    monkeypatch.setattr(tagged_resources, "PAGE", 5)
     assert running(account) == set(theirs) | ours
     assert swept(session, dry_run=True) == sorted([made.id, *orphans])
     assert any(request["Action"] == "DescribeInstances" and "NextToken" in request for request in api.requests)

@@ -16,7 +16,7 @@ from typing import Any
 
 from provisioner.clock import now
 from provisioner.clouds import UNFINISHED, Ending, Found, Foundation
-from provisioner.clouds.aws import amis, leftovers, policy, schedules, sealing
+from provisioner.clouds.aws import amis, hardening, policy, schedules, tagged_resources
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.network import (
@@ -262,7 +262,7 @@ class AwsCloud:
             "tags": {
                 NETWORK_TAG: region,
                 HOME_TAG: self._home.identity,
-                leftovers.OWNER_TAG: self._owner,
+                tagged_resources.OWNER_TAG: self._owner,
             },
         }
         new = found is None or cut_short
@@ -296,7 +296,7 @@ class AwsCloud:
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
         if is_repetition(error.said) and environment.id not in self._repeated:
             self._repeated.add(environment.id)
-            leftovers.remove(self._api, environment.placement["region"], environment.id)
+            tagged_resources.remove(self._api, environment.placement["region"], environment.id)
             return "an answer of AWS was lost, and what it made is in the way; making it again", environment.placement
         found = shortage(error.said)
         if found is None:
@@ -371,11 +371,11 @@ class AwsCloud:
 
     def _tags(self, environment: Environment) -> dict[str, str]:
         return {
-            leftovers.OWNER_TAG: self._owner,
+            tagged_resources.OWNER_TAG: self._owner,
             HOME_TAG: self._home.identity,
             "provisioner:stack": environment.stack,
             "provisioner:batch": environment.batch or "none",
-            leftovers.CREATED_TAG: leftovers.when(environment.created_at),
+            tagged_resources.CREATED_TAG: tagged_resources.when(environment.created_at),
         }
 
     @cached_property
@@ -392,7 +392,7 @@ class AwsCloud:
     def _root_files(self, region: str, stack: str) -> dict[str, str]:
         account = {"region": region, **({"profile": self._profile} if self._profile else {})}
         # Leases come and go without Terraform.
-        ignored = {"keys": [leftovers.LEASE_TAG]}
+        ignored = {"keys": [tagged_resources.LEASE_TAG]}
         provider = {"provider": {"aws": [{**account, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}]}}
         files = {"provider.tf.json": json.dumps(provider, indent=2)}
         if self._state:
@@ -406,7 +406,7 @@ class AwsCloud:
 
     def host_key(self, environment: Environment, role: Role) -> str | None:
         """The key that cloud-init printed on the console at the first boot."""
-        return sealing.host_key(self.console(environment, role))
+        return hardening.host_key(self.console(environment, role))
 
     def seal(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
         """Writes the hosts files, and switches the metadata service off.
@@ -414,12 +414,12 @@ class AwsCloud:
         Raises:
             InfrastructureError: AWS did not confirm that in time.
         """
-        sealing.seal(self._api, environment, connections)
+        hardening.seal(self._api, environment, connections)
 
     def _instances(self, environment: Environment) -> list[dict[str, Any]]:
         if "region" not in environment.placement:  # nothing was placed yet, so nothing was created
             return []
-        return leftovers.instances(self._api, environment.placement["region"], environment.id)
+        return tagged_resources.instances(self._api, environment.placement["region"], environment.id)
 
     def alive(self, environment: Environment, role: Role) -> bool:
         """Whether EC2 calls the machine anything but stopped or terminated; asked every few seconds at most."""
@@ -462,20 +462,23 @@ class AwsCloud:
         """Moves the schedule, and what the tags say of it."""
         region = environment.placement["region"]
         schedules.move(self._api, region, environment.id, environment.expires_at)
-        leftovers.retag(
-            self._api, region, environment.id, {leftovers.EXPIRY_TAG: leftovers.when(environment.expires_at)}
+        tagged_resources.retag(
+            self._api,
+            region,
+            environment.id,
+            {tagged_resources.EXPIRY_TAG: tagged_resources.when(environment.expires_at)},
         )
 
     def renew(self, environment: Environment) -> None:
         """Says in a tag how long others shall take this controller for alive."""
-        until = {leftovers.LEASE_TAG: leftovers.when(now() + LEASE)}
-        leftovers.retag(self._api, environment.placement["region"], environment.id, until)
+        until = {tagged_resources.LEASE_TAG: tagged_resources.when(now() + LEASE)}
+        tagged_resources.retag(self._api, environment.placement["region"], environment.id, until)
 
     def survey(self, regions: Sequence[str] | None) -> list[Found]:
         """All that carries our tags, region by region."""
         places = self._all_regions() if regions is None else regions
         with ThreadPoolExecutor(max_workers=SURVEYS) as pool:
-            return [one for found in pool.map(lambda r: leftovers.survey(self._api, r), places) for one in found]
+            return [one for found in pool.map(lambda r: tagged_resources.survey(self._api, r), places) for one in found]
 
     def _all_regions(self) -> list[str]:
         with asking("Listing regions"):
@@ -492,8 +495,8 @@ class AwsCloud:
             StillThereError: something would not go.
         """
         complete = bool(schedules.names(self._api, found.region, found.environment))
-        leftovers.remove(self._api, found.region, found.environment)
-        if still := leftovers.left(self._api, found.region, found.environment):
+        tagged_resources.remove(self._api, found.region, found.environment)
+        if still := tagged_resources.left(self._api, found.region, found.environment):
             raise StillThereError(f"{found.environment} is not gone: {', '.join(still)}")
         return complete
 
@@ -501,12 +504,12 @@ class AwsCloud:
         """What EC2 still has with the environment's tag."""
         if "region" not in environment.placement:
             return []
-        return leftovers.left(self._api, environment.placement["region"], environment.id)
+        return tagged_resources.left(self._api, environment.placement["region"], environment.id)
 
     def remove(self, environment: Environment) -> None:
         """Removes what has the environment's tag."""
         if "region" in environment.placement:
-            leftovers.remove(self._api, environment.placement["region"], environment.id)
+            tagged_resources.remove(self._api, environment.placement["region"], environment.id)
 
     def gateways(self, environment: Environment) -> list[str]:
         """The subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from provisioner.clouds.aws import leftovers
+from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
@@ -46,7 +46,7 @@ def seal(api: Api, environment: Environment, connections: Mapping[Role, Connecti
             ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
     deadline = time.monotonic() + SEAL_SECONDS
     while not all(
-        _sealed(one) for one in leftovers.instances(api, region, environment.id) if one["InstanceId"] in machines
+        _sealed(one) for one in tagged_resources.instances(api, region, environment.id) if one["InstanceId"] in machines
     ):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
