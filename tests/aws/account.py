@@ -10,7 +10,6 @@ import boto3
 from moto.ec2.models.amis import AMIS
 
 from provisioner.clock import now
-from provisioner.clouds.aws import amis
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import Settings
 from provisioner.machines import reservations
@@ -68,7 +67,7 @@ class Account:
         if not images.finished(IMAGE):
             directory = home.images / ".building-tests"
             directory.mkdir()
-            amis.write(amis.Ami(id=AMI, region=REGION, ours=False), directory)
+            images.write(images.Ami(id=AMI, region=REGION, ours=False), directory)
             images.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
         return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.clouds.aws import amis
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
@@ -202,7 +202,7 @@ def test_any_other_failure_is_terraforms(
 def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
     api: FaultyApi, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(amis.VENDORS, "debian-12", ("amazon", "amzn*"))  # moto has none of Debian's
+    monkeypatch.setitem(images.VENDORS, "debian-12", ("amazon", "amzn*"))  # moto has none of Debian's
     api.inject(Fault("RunInstances", "VcpuLimitExceeded"))
     session = account.session(regions=("us-east-1", "us-east-2"))
     family = load_family(ROOT / "tests" / "contract" / "families" / "echo")

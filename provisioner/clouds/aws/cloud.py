@@ -16,7 +16,7 @@ from typing import Any
 
 from provisioner.clock import now
 from provisioner.clouds import UNFINISHED, Ending, Found, Foundation
-from provisioner.clouds.aws import amis, hardening, policy, schedules, tagged_resources
+from provisioner.clouds.aws import hardening, images, policy, schedules, tagged_resources
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, Api, asking
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.network import (
@@ -175,24 +175,24 @@ class AwsCloud:
 
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """The distribution's newest AMI, from which a builder makes the base image."""
-        ami_id, full_name = amis.vendor_ami(self._api, self._region, base)
+        ami_id, full_name = images.vendor_ami(self._api, self._region, base)
         where = sha256(f"{self._identity['Account']} {self._region} {ami_id}".encode()).hexdigest()[:8]
         name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', full_name.lower()).strip('-')[:60]}-{where}"
         with self._images.building(name, progress) as directory:
             if directory is not None:
-                amis.write(amis.Ami(id=ami_id, region=self._region, ours=False), directory)
+                images.write(images.Ami(id=ami_id, region=self._region, ours=False), directory)
                 self._images.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
         return name
 
     def holds(self, image: Path) -> bool:
         """Whether the AMI is still there."""
-        return amis.exists(self._api, amis.read(image))
+        return images.exists(self._api, images.read(image))
 
     def adopt(self, name: str, destination: Path) -> bool:
         """Finds the AMI by its tag."""
-        found = amis.find(self._api, self._region, name)
+        found = images.find(self._api, self._region, name)
         if found:
-            amis.write(found, destination)
+            images.write(found, destination)
         return found is not None
 
     def keep_when_off(self, environment: Environment) -> None:
@@ -206,19 +206,19 @@ class AwsCloud:
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Makes an AMI of the stopped builder."""
         instance = environment.endpoints["primary"].instance_id or ""
-        made = amis.create(self._api, environment.placement["region"], instance, name, self._tags(environment))
-        amis.write(made, destination)
+        made = images.create(self._api, environment.placement["region"], instance, name, self._tags(environment))
+        images.write(made, destination)
 
     def discard(self, image: Path) -> None:
         """Deregisters the AMI and deletes its snapshots; the distributions' own stay."""
-        ami = amis.read(image)
+        ami = images.read(image)
         if ami.ours:
-            amis.remove(self._api, ami)
+            images.remove(self._api, ami)
 
     def _ami_id(self, name: str) -> str:
         if self._images.finished(name):
-            return amis.read(self._images.path(name)).id
-        found = amis.find(self._api, self._region, name)
+            return images.read(self._images.path(name)).id
+        found = images.find(self._api, self._region, name)
         if found is None:
             raise InfrastructureError(f"The image {name} is gone from {self._region}.", hint="Run the command again.")
         return found.id
