@@ -48,11 +48,11 @@ def refresh_prices(
     ] = None,
 ) -> Result:
     """Reads AWS's public price list files, without credentials."""
-    from provisioner.clouds.aws import market, price_files
+    from provisioner.clouds.aws import instance_catalogue, price_files
     from provisioner.clouds.aws.pricing import PRICE_LIST
 
     opened = session()
-    shipped = market.snapshot()
+    shipped = instance_catalogue.snapshot()
     regions = [checked(region=name).region for name in region] if region else sorted(shipped.prices)
     known = price_files.fetch(regions, {one.name for one in shipped.types}, opened.progress.note)
     path = output or opened.home.root / "market" / PRICE_LIST

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws.costs import cost_lines, placed
-from provisioner.clouds.aws.market import market, parse_prices, read_price_list, shipped, snapshot
+from provisioner.clouds.aws.instance_catalogue import market, parse_prices, read_price_list, shipped, snapshot
 from provisioner.clouds.aws.price_files import fetch
 from provisioner.costs.prices import Price, hourly, worst_hourly
 from provisioner.errors import InfrastructureError, UnavailableError, UsageError

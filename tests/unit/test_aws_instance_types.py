@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner.clouds.aws.instance_catalogue import shipped
 from provisioner.clouds.aws.instance_types import InstanceType, Market, Need, cheapest, choose_builder, choose_machines
-from provisioner.clouds.aws.market import shipped
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import GpuSpec, VMSpec

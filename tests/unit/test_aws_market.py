@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
-from provisioner.clouds.aws.market import parse_prices, parse_types, shipped
+from provisioner.clouds.aws.instance_catalogue import parse_prices, parse_types, shipped
 
 
 def product(name: str, price: str, unit: str = "Hrs", currency: str = "USD") -> str:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 
+from provisioner.clouds.aws.instance_catalogue import ADDRESS, STORAGE
 from provisioner.clouds.aws.instance_types import Market
-from provisioner.clouds.aws.market import ADDRESS, STORAGE
 from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role

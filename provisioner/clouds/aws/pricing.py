@@ -9,8 +9,8 @@ from pathlib import Path
 
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.costs import cost_lines, placed
+from provisioner.clouds.aws.instance_catalogue import market, spot_price
 from provisioner.clouds.aws.instance_types import Market
-from provisioner.clouds.aws.market import market, spot_price
 from provisioner.costs.prices import CostLine, hourly
 from provisioner.errors import ProvisionerError, UnavailableError
 from provisioner.models import Environment, MachineSize, Role
