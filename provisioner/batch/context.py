@@ -11,6 +11,7 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
 from provisioner.clouds import Cloud
+from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import Settings
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
@@ -22,7 +23,6 @@ from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_i
 from provisioner.images import build
 from provisioner.models import Record
 from provisioner.progress import Progress, Silence
-from provisioner.registry import Where, open_cloud
 from provisioner.session import Session
 from provisioner.store.home import Home
 from provisioner.ttl import parse_duration

@@ -25,11 +25,11 @@ from pydantic import (
 )
 
 from provisioner import strict_yaml
+from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record
-from provisioner.registry import CLOUDS, DEFAULT_CLOUD
 from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
 

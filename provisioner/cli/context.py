@@ -21,6 +21,7 @@ import typer
 
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
 from provisioner.cli.streams import stderr
+from provisioner.clouds.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
 from provisioner.environment.allowlist import parse_destination, resolve
@@ -28,7 +29,6 @@ from provisioner.errors import HostError, Interrupted, ProvisionerError, UsageEr
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.models import Destination, Environment
-from provisioner.registry import DEFAULT_CLOUD, Where, open_cloud
 from provisioner.session import Session
 from provisioner.signals import Interrupts
 from provisioner.store.home import Home

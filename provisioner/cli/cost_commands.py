@@ -23,10 +23,10 @@ from provisioner.cli.context import (
 )
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
+from provisioner.clouds.registry import Where
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.estimate import Forecast, forecast
-from provisioner.registry import Where
 from provisioner.ttl import BUILDER_LIMIT, words
 
 MICRO_USD = "_micro_usd"

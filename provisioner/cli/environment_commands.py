@@ -27,6 +27,7 @@ from provisioner.cli.context import (
 )
 from provisioner.cli.output import Result
 from provisioner.cli.record_commands import environment_data
+from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
@@ -36,7 +37,6 @@ from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
-from provisioner.registry import Where
 from provisioner.session import Session
 
 SubmissionOption = Annotated[

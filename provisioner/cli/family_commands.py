@@ -6,9 +6,9 @@ import typer
 
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
+from provisioner.clouds.registry import Where
 from provisioner.errors import HostError
 from provisioner.images import build
-from provisioner.registry import Where
 from provisioner.session import Phases
 from provisioner.terraform import requirements
 

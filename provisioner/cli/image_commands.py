@@ -9,7 +9,7 @@ import typer
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
 from provisioner.images.build import build_all
-from provisioner.registry import Where
+from provisioner.clouds.registry import Where
 from provisioner.session import Phases, Session
 
 

@@ -17,8 +17,8 @@ from provisioner.cli.context import (
 from provisioner.cli.output import Result, table
 from provisioner.environment import sweep
 from provisioner.environment.extend import extend as extend_environment
+from provisioner.clouds.registry import Where
 from provisioner.errors import StillThereError
-from provisioner.registry import Where
 from provisioner.ttl import parse_duration
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.costs.prices import CostLine, cost, worst_hourly
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task
 from provisioner.images import build
-from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, MachineSize, Record, Role
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from provisioner.clock import now
+from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.errors import UnavailableError
 from provisioner.family.files import digest_files
 from provisioner.family.loader import TaskFamily, check_build_steps, family_digest
@@ -28,7 +29,6 @@ from provisioner.images.provisioning import (
     read_setup,
     run_steps,
 )
-from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.machines.create import AUX_USER
 from provisioner.models import BaseImage, FileBuildStep, MachineSize, SetupData, VMSpec
 from provisioner.remote.driver import TaskDriver

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
+from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
-from provisioner.machine_types import MINIMUM_DISK_GIB
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.output_tee import OutputTee

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.errors import UnavailableError
-from provisioner.family.manifest import Resources
-from provisioner.machine_types import (
+from provisioner.clouds.sizing import (
     check_local_limits,
     check_local_memory,
     size_of_aux_vm,
     size_of_primary,
     smallest_size,
 )
+from provisioner.errors import UnavailableError
+from provisioner.family.manifest import Resources
 from provisioner.models import GpuSpec, MachineSize, VMSpec
 
 GPU = GpuSpec(count_range=(1, 1), model="h100")

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
+from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import Price
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.machine_types import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
 from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpec
 
 # The Task Standard's names of GPUs where AWS sells them under another.

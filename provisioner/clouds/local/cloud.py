@@ -20,11 +20,7 @@ from typing import Any
 from provisioner.clock import now
 from provisioner.clouds import Ending, Found
 from provisioner.clouds.local import egress_proxy, images, kvm, machine, orphans, qemu, watchdog
-from provisioner.config import Settings
-from provisioner.costs.prices import CostLine
-from provisioner.errors import InfrastructureError, StillThereError, TerraformError
-from provisioner.family.manifest import Resources
-from provisioner.machine_types import (
+from provisioner.clouds.sizing import (
     BUILDER_CPUS,
     BUILDER_MEMORY_GIB,
     check_local_limits,
@@ -32,6 +28,10 @@ from provisioner.machine_types import (
     size_of_aux_vm,
     size_of_primary,
 )
+from provisioner.config import Settings
+from provisioner.costs.prices import CostLine
+from provisioner.errors import InfrastructureError, StillThereError, TerraformError
+from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair

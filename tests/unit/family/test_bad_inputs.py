@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.clouds.sizing import check_local_limits, size_of_aux_vm
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import check_build_steps, parse_build_steps
@@ -20,7 +21,6 @@ from provisioner.family.manifest import parse_manifest
 from provisioner.family.scores import ScoreKind, classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data, require_task
 from provisioner.family.vm_spec import parse_vm_spec
-from provisioner.machine_types import check_local_limits, size_of_aux_vm
 from provisioner.models import MachineSize, TaskSetup
 
 GOOD_MODULE = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"
