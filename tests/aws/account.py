@@ -10,6 +10,7 @@ import boto3
 from moto.ec2.models.amis import AMIS
 
 from provisioner.clock import now
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import Settings
 from provisioner.machines import reservations
@@ -63,12 +64,12 @@ class Account:
         """A controller with a home of its own, in which an image is ready."""
         home = new_home(self._directory / name)
         settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
-        images = ImageStore(home)
-        if not images.finished(IMAGE):
+        store = ImageStore(home)
+        if not store.finished(IMAGE):
             directory = home.images / ".building-tests"
             directory.mkdir()
             images.write(images.Ami(id=AMI, region=REGION, ours=False), directory)
-            images.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
+            store.finish(Image(name=IMAGE, kind="family", created_at=now(), cloud="aws"), directory)
         return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
 
     def record(self, session: Session, region: str) -> Environment:

@@ -1,7 +1,7 @@
 """The local cloud: QEMU machines on the controller itself. No account, no root, no daemon.
 
 A machine is a directory in its environment's directory; terraform/local starts and ends it through
-clouds/machine.py. Whether it lives is asked of the kernel (locks, processes), never of a record.
+clouds/local/machine.py. Whether it lives is asked of the kernel (locks, processes), never of a record.
 """
 
 from __future__ import annotations

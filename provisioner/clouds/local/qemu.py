@@ -1,6 +1,6 @@
 """QEMU's command line (pure) and its QMP socket. Standard library only: it starts inside Terraform.
 
-Must never start a process itself; clouds/machine.py does.
+Must never start a process itself; clouds/local/machine.py does.
 """
 
 from __future__ import annotations

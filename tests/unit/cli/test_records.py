@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.family.loader import load_family
 from provisioner.images.build import family_image_name
 from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup
@@ -53,7 +54,7 @@ def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch:
     """Finished images of the family, as far as their records go; built with GIVEN=1, which --env-file repeats."""
     monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
     images = ImageStore(Home(provisioner.home))
-    digest = images.digest(None)
+    digest = base_image_digest(None)
     name = family_image_name(load_family(FAMILY), f"base-primary-{digest}", {"GIVEN": "1"})
     for one, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
         directory = provisioner.home / "images" / f".{one}"

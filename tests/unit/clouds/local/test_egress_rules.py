@@ -1,4 +1,4 @@
-"""The relay's decisions: what an allowlist entry may be, what it covers, and which frames may pass."""
+"""The egress proxy's decisions: what an allowlist entry may be, what it covers, and which frames may pass."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
-from pathlib import Path
 
-from provisioner.clouds.aws.instance_catalogue import parse_prices, parse_types, shipped
+from provisioner.clouds.aws.instance_catalogue import SNAPSHOT, parse_prices, parse_types, shipped
 
 
 def product(name: str, price: str, unit: str = "Hrs", currency: str = "USD") -> str:
@@ -64,6 +63,5 @@ def test_the_snapshot_says_what_it_is_and_prices_every_type() -> None:
 
 
 def test_the_snapshot_names_no_type_twice() -> None:
-    text = Path("provisioner/clouds/aws/snapshot.json")
-    names = [one["name"] for one in json.loads((Path(__file__).parents[2] / text).read_text())["types"]]
+    names = [instance_type["name"] for instance_type in json.loads(SNAPSHOT.read_bytes())["types"]]
     assert len(names) == len(set(names))

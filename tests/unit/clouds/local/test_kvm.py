@@ -13,7 +13,7 @@ import pytest
 
 from provisioner.clouds.local import kvm
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
