@@ -45,7 +45,7 @@ def lives(pid: int) -> bool:
 
 
 def test_a_trial_does_not_outlive_a_controller_that_was_killed(stand_in: Path, tmp_path: Path) -> None:
-    program = "from pathlib import Path; from provisioner.clouds import kvm; kvm._boots(Path('/nowhere'))"
+    program = "from pathlib import Path; from provisioner.clouds.local import kvm; kvm._boots(Path('/nowhere'))"
     controller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     pid = wait_for(tmp_path / "pid")
     assert lives(pid)
