@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
-from provisioner.clouds import Cloud
+from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
 from provisioner.models import Phase

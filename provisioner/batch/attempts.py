@@ -33,7 +33,7 @@ from provisioner.batch.steps import (
 )
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
-from provisioner.clouds import Found
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.environment import lifecycle, operations
 from provisioner.errors import (
     BudgetError,
@@ -277,7 +277,7 @@ class Attempt:
                 continue
             self.session.progress.phase_started("waiting for what a dead worker may have begun")
             self._sleep(seconds)
-            self.session.cloud.clear(Found(environment=name, things=(), region=entry.region))
+            self.session.cloud.clear(EnvironmentResources(environment=name, region=entry.region))
             self.session.ledger.settle_late(name, now())
 
     def _others_have_reservations(self) -> bool:
@@ -312,7 +312,7 @@ class Attempt:
                 lifecycle.destroy(self.session, record)
                 return
             for entry in self.session.ledger.entries(unsettled=True, environment=self.id):
-                complete = self.session.cloud.clear(Found(environment=self.id, things=(), region=entry.region))
+                complete = self.session.cloud.clear(EnvironmentResources(environment=self.id, region=entry.region))
                 # If only this home uses the ledger, there would be a record of anything that was created.
                 private = not self.session.database
                 if private or came_up or complete or entry.launched_at + MAX_CREATION <= now():

@@ -10,7 +10,7 @@ from provisioner.batch.apply_batcher import ApplyBatcher
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
-from provisioner.clouds import Cloud
+from provisioner.clouds.cloud import Cloud
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import Settings
 from provisioner.costs.budgets import Spending

@@ -38,7 +38,7 @@ def classify_loss(session: Session, environment: Environment, error: MachineLost
         return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
     try:
         endings = {
-            role: session.cloud.ending(environment, role)
+            role: session.cloud.termination_reason(environment, role)
             for role, alive in machines_alive(session, environment).items()
             if not alive
         }

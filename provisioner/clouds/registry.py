@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from provisioner.clouds import Cloud
+from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings, checked
 from provisioner.errors import UsageError
 from provisioner.store.home import Home

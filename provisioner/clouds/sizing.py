@@ -1,13 +1,8 @@
-"""From what a task asks for to the size of a machine. It asks no cloud, and reads nothing.
-
-Of the host it asks one thing, and only if the caller does not say: how many CPUs it has.
-"""
+"""Turns what a task asks for into the size of a machine, whatever the cloud. Pure: it asks neither host nor cloud."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable
 
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
@@ -28,9 +23,6 @@ MINIMUM_MEMORY_GIB = 0.5
 # A machine in which an image is built.
 BUILDER_CPUS = 2
 BUILDER_MEMORY_GIB = 4.0
-
-# More vCPUs than this for each one of the host only wait for each other.
-CPU_OVERCOMMIT = 16
 
 _MIB_PER_GIB = 1024
 
@@ -89,65 +81,3 @@ def size_of_aux_vm(spec: VMSpec) -> MachineSize:
     """
     disk_gib = CUDA_DISK_GIB if spec.base_image_type == "ubuntu-20.04-cuda" else MINIMUM_DISK_GIB
     return smallest_size(spec.cpu_count_range, spec.ram_gib_range, disk_gib)
-
-
-def check_local_limits(
-    size: MachineSize,
-    *,
-    host_memory_gib: float,
-    host_cpus: int | None = None,
-    host_architecture: str = "x64",
-    gpu: bool = False,
-    spec: VMSpec | None = None,
-) -> None:
-    """Checks that the local cloud can give a machine.
-
-    Args:
-        size: the machine's size.
-        host_memory_gib: the host's memory.
-        host_cpus: the host's CPUs; by default, those that this process sees.
-        host_architecture: `x64` or `arm64`, in the Task Standard's words.
-        gpu: whether a primary machine asks for a GPU.
-        spec: the aux VM's spec; None for a primary machine.
-
-    Raises:
-        UnavailableError: it cannot; the hint says what to use instead.
-    """
-    machine = "aux VM" if spec else "primary machine"
-    if gpu or (spec and spec.gpu_spec):
-        raise UnavailableError(f"The {machine} asks for a GPU, which local machines do not have.", hint=_ELSEWHERE)
-    if spec and spec.base_image_type == "ubuntu-20.04-cuda":
-        raise UnavailableError("The aux VM asks for ubuntu-20.04-cuda, which exists only on AWS.", hint=_ELSEWHERE)
-    if spec and spec.cpu_architecture not in (None, host_architecture):
-        raise UnavailableError(
-            f"The aux VM asks for an {spec.cpu_architecture} CPU, and this host's is {host_architecture}.",
-            hint=_ELSEWHERE,
-        )
-    if size.memory_gib > host_memory_gib:
-        raise UnavailableError(
-            f"The {machine} asks for {size.memory_gib:g} GiB of memory, and this host has {host_memory_gib:.1f} GiB.",
-            hint=f"{_ELSEWHERE} Or ask for less in {'ram_gib_range' if spec else 'memory_gb of the manifest'}.",
-        )
-    most_cpus = CPU_OVERCOMMIT * (host_cpus or os.cpu_count() or 1)
-    if size.cpus > most_cpus:
-        raise UnavailableError(
-            f"The {machine} asks for {size.cpus} vCPUs, and this host can give {most_cpus} at most.",
-            hint=f"{_ELSEWHERE} Or ask for less in {'cpu_count_range' if spec else 'cpus of the manifest'}.",
-        )
-
-
-def check_local_memory(sizes: Iterable[MachineSize], *, host_memory_gib: float) -> None:
-    """Checks that the host can hold an environment's machines at once.
-
-    Raises:
-        UnavailableError: it cannot.
-    """
-    wanted = sum(size.memory_gib for size in sizes)
-    if wanted > host_memory_gib:
-        raise UnavailableError(
-            f"The machines ask for {wanted:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
-            hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
-        )
-
-
-_ELSEWHERE = "Use --cloud aws."

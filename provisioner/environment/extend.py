@@ -41,7 +41,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
             environment.id, later, reservations.worst_cost(longer), lambda entry: _limits(session, entry)
         )
         environment = session.environments.save(longer)
-        session.cloud.move_limit(environment)
+        session.cloud.move_ttl(environment)
         _move_timers(session, environment)
         return environment
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from provisioner.clock import now
-from provisioner.clouds import Found
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import ProvisionerError
 from provisioner.machines.destroy import destroy_machines
@@ -51,7 +51,13 @@ class Stray(Record):
 
 
 def judge(
-    found: Found, record: Environment | None, *, attended: bool, home: str, at: datetime, older_than: timedelta
+    found: EnvironmentResources,
+    record: Environment | None,
+    *,
+    attended: bool,
+    home: str,
+    at: datetime,
+    older_than: timedelta,
 ) -> str | None:
     """Why something may be removed; None: it may not. Pure.
 
@@ -111,7 +117,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     for known in records.values():
         region = known.placement.get("region", "")
         if regions is None or not region or region in regions:
-            survey.setdefault((known.id, region), Found(environment=known.id, things=(), region=region))
+            survey.setdefault((known.id, region), EnvironmentResources(environment=known.id, region=region))
     at = now()
     strays = []
     for (name, region), found in sorted(survey.items()):
@@ -123,7 +129,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
         if reason:
             strays.append(
                 Stray(
-                    environment=name, cloud=session.cloud.name, region=region, things=found.things, reason=reason,
+                    environment=name, cloud=session.cloud.name, region=region, things=found.resources, reason=reason,
                     recorded=record is not None,
                 )
             )  # fmt: skip
@@ -189,7 +195,9 @@ def _clear(session: Session, stray: Stray, shared: Ledger | None) -> Stray:
     """Removes what this home knows nothing of."""
     session.progress.note(f"Removing {stray.environment}: {stray.reason}")
     try:
-        session.cloud.clear(Found(environment=stray.environment, things=stray.things, region=stray.region))
+        session.cloud.clear(
+            EnvironmentResources(environment=stray.environment, resources=stray.things, region=stray.region)
+        )
         for ledger in (session.ledger, shared):
             if ledger:
                 ledger.settle_late(stray.environment, now())

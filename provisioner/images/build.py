@@ -73,7 +73,7 @@ def base_image(session: Session, base: BaseImage) -> str:
     vendor = name
     sha = hashlib.sha256(f"{vendor} {preparation_digest(session, base)}".encode())
     name = f"base-{base.role}-{sha.hexdigest()[:16]}"
-    with session.images.building(name, session.progress, session.cloud.holds) as directory:
+    with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             if not session.cloud.adopt(name, directory):
                 session.progress.note(f"Building the base image for the {base.role} machine (once; some minutes)")
@@ -94,7 +94,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     kind = BaseImage(role="primary")
     base = base_image(session, kind)
     name = family_image_name(family, base, session.variables)
-    with session.images.building(name, session.progress, session.cloud.holds) as directory:
+    with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             builder = Builder(label=family.name, base=kind, image=base, disk_gib=disk_gib(family))
             if session.cloud.adopt(name, directory):
@@ -172,7 +172,7 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
         return base
     check_build_steps(spec.build_steps, family.directory)
     name = aux_image_name(family, base, spec)
-    with session.images.building(name, session.progress, session.cloud.holds) as directory:
+    with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
 
             def fill(driver: TaskDriver, connection: Connection) -> None:

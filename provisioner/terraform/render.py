@@ -12,29 +12,14 @@ from typing import Any
 
 from jinja2 import Environment as Jinja
 from jinja2 import FileSystemLoader, StrictUndefined, Template
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
 from provisioner import package_data
+from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.models import Destination, Record, Role
 
 VALUES = "environments.auto.tfvars.json"
 NETWORK_VALUES = "network.auto.tfvars.json"
-# Variables that a cloud's module takes beside those that all take, with their Terraform types.
-EXTRA_VARIABLES: dict[str, dict[str, str]] = {
-    "local": {"directory": "string"},
-    "aws": {
-        "vpc_id": "string",
-        "subnet_id": "string",
-        "controller_cidrs": "set(string)",
-        "instance_types": "map(string)",
-        "user_data": "map(string)",
-        "spot": "bool",
-        "allowlist": "object({ cidr = string, zone = string, gateway_id = string })",
-        "expires_at": "string",
-        "scheduler_role_arn": "string",
-        "tags": "map(string)",
-    },
-}
 
 
 class MachineSpec(Record):
@@ -51,17 +36,19 @@ class EnvironmentSpec(Record):
     """One environment, as the modules' variables describe it.
 
     Args:
-        extra: the cloud's own variables; see EXTRA_VARIABLES.
+        variables: those that only this cloud's module takes.
     """
 
     environment_id: str
     full_internet: bool
     allowed_destinations: tuple[Destination, ...] = ()
     machines: dict[Role, MachineSpec]
-    extra: dict[str, Any] = Field(default_factory=dict)
+    variables: SerializeAsAny[ModuleVariables]
 
 
-def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
+def render_stack(
+    cloud: str, variables: type[ModuleVariables], environments: Mapping[str, EnvironmentSpec]
+) -> dict[str, str]:
     """The files of a stack's Terraform root.
 
     The modules are copied into it, so that what created a stack can always destroy it, whatever version of
@@ -69,12 +56,13 @@ def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dic
 
     Args:
         cloud: whose modules.
+        variables: those that only this cloud's module takes.
         environments: the stack's environments by id.
 
     Returns:
         path relative to the stack's directory -> text.
     """
-    main = _template("stack.tf.j2").render(extra_variables=EXTRA_VARIABLES[cloud])
+    main = _template("stack.tf.j2").render(extra_variables=variables.terraform_types())
     return _module(cloud, "environment") | {"main.tf": main} | render_values(environments)
 
 
@@ -109,6 +97,6 @@ def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]
 
 
 def _values(spec: EnvironmentSpec) -> dict[str, object]:
-    data = spec.model_dump(exclude={"extra", "allowed_destinations"})
-    allowed = [{"cidr": one.cidr, "port": one.port} for one in spec.allowed_destinations]
-    return {**data, **spec.extra, "allowed_destinations": allowed}
+    data = spec.model_dump(exclude={"variables", "allowed_destinations"})
+    allowed = [{"cidr": allowed.cidr, "port": allowed.port} for allowed in spec.allowed_destinations]
+    return {**data, **spec.variables.model_dump(mode="json"), "allowed_destinations": allowed}

@@ -53,7 +53,7 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     assert [(s["Action"], list(s["Condition"])) for s in rights] == [("ec2:TerminateInstances", ["StringLike"])]
 
     later = session.environments.update(made, expires_at=made.expires_at + timedelta(hours=1))
-    session.cloud.move_limit(later)
+    session.cloud.move_ttl(later)
     moved = scheduler.get_schedule(GroupName="provisioner", Name=made.id)
     assert moved["ScheduleExpression"] == f"at({later.expires_at:%Y-%m-%dT%H:%M:%S})"
     assert moved["Target"]["Input"] == schedule["Target"]["Input"]
@@ -62,7 +62,7 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
             tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
             assert tags["provisioner:expires-at"] == f"{later.expires_at:%Y-%m-%dT%H:%M:%SZ}"
     # A lease is no drift, and neither is the moved limit.
-    session.cloud.renew(later)
+    session.cloud.renew_lease(later)
     log = session.home.stacks / made.stack / "terraform.log"
     log.unlink()
     create_machines(session, [later])
@@ -182,8 +182,8 @@ def test_what_the_cloud_shows_only_later_is_found_all_the_same(
     # Terraform was killed with nothing in its state, and EC2 does not tell of the new instance yet.
     (session.home.stacks / made.stack / "terraform.tfstate").unlink()
     made = session.environments.update(made, endpoints={})
-    shown, first = session.cloud.left, iter([list[str]()])
-    monkeypatch.setattr(session.cloud, "left", lambda one: next(first, None) or shown(one))
+    shown, first = session.cloud.remaining, iter([list[str]()])
+    monkeypatch.setattr(session.cloud, "remaining", lambda one: next(first, None) or shown(one))
     monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.1)
     destroy_machines(session, made)
     assert account.everything() == NOTHING

@@ -14,7 +14,7 @@ from moto.ec2.models.instances import StateReason
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.errors import HostError
-from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Destination, Environment
@@ -99,7 +99,7 @@ def test_an_offline_environment_has_three_layers_around_it_and_leaves_nothing(
 
     destroy_machines(session, made)
     assert account.everything() == NOTHING
-    assert session.cloud.left(made) == []
+    assert session.cloud.remaining(made) == []
     assert not (session.home.stacks / made.stack).exists()
 
 
@@ -180,7 +180,7 @@ def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
     off = ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_instance(found[made[0].id]["InstanceId"])
     off.stop()
     off.state_reason = StateReason("Instance initiated shutdown", "Client.InstanceInitiatedShutdown")
-    assert [session.cloud.ending(one, "primary").by_itself for one in made[:2]] == [True, False]
+    assert [session.cloud.termination_reason(one, "primary").from_within for one in made[:2]] == [True, False]
     # A finished one goes alone; the others stay.
     destroy_machines(session, made[0])
     assert len(account.everything()["instances"]) == 19
@@ -196,19 +196,19 @@ def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(acc
     region = "eu-west-1"
     first, second = account.session("first", (region,)), account.session("second", (region,))
 
-    def lay_foundation(session: Session) -> None:
-        create_shared_network(session, account.record(session, region))
+    def create_shared_network(session: Session) -> None:
+        machines.create_shared_network(session, account.record(session, region))
 
-    lay_foundation(first)
-    lay_foundation(second)
+    create_shared_network(first)
+    create_shared_network(second)
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
     assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
     assert not list(second.home.stacks.glob("network*"))
 
     stranger = account.session("third", (region,), controller_cidrs=("198.51.100.1/32",))
     with pytest.raises(HostError, match="made by another controller"):
-        lay_foundation(stranger)
-    lay_foundation(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
+        create_shared_network(stranger)
+    create_shared_network(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
     found = find_network(Api(None, region), region)
     assert found is not None
     assert found.controllers == {CONTROLLER, "198.51.100.1/32"}

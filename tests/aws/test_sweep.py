@@ -15,7 +15,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.clouds.aws import tagged_resources
 from provisioner.environment import sweep
-from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.create import create_machines
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
@@ -103,9 +103,9 @@ def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEn
     assert left == {tended.id, idle.id}
 
     # Far past its limit, another controller takes it away, unless its own still renews the lease.
-    session.cloud.move_limit(session.environments.update(tended, expires_at=now() - timedelta(hours=1)))
-    session.cloud.renew(tended)
-    session.cloud.move_limit(session.environments.update(idle, expires_at=now() - timedelta(hours=1)))
+    session.cloud.move_ttl(session.environments.update(tended, expires_at=now() - timedelta(hours=1)))
+    session.cloud.renew_lease(tended)
+    session.cloud.move_ttl(session.environments.update(idle, expires_at=now() - timedelta(hours=1)))
     assert swept(other) == [idle.id]
     abandon(session, tended)
     assert sorted(swept(session)) == sorted([tended.id, idle.id])
@@ -133,7 +133,7 @@ def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     account: Account, environment: MakeEnvironment, victim: str
 ) -> None:
     session = account.session()
-    create_shared_network(session, account.record(session, REGION))
+    machines.create_shared_network(session, account.record(session, REGION))
     directory = session.home.root.parent
     controller = subprocess.Popen([sys.executable, "-c", CREATE, str(directory)], start_new_session=True)
     deadline = time.monotonic() + 120

@@ -49,7 +49,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     finally:
         lifecycle.destroy(session, environment)
     lifecycle.destroy(session, environment)
-    assert session.cloud.left(environment) == []
+    assert session.cloud.remaining(environment) == []
     assert not session.environments.directory(environment.id).exists()
     assert not (session.home.stacks / environment.stack).exists()
     [entry] = [one for one in session.ledger.entries() if one.environment == environment.id]
@@ -68,7 +68,7 @@ def _end_at_its_limit(session: Session, environment: Environment) -> None:
     with connect(session, environment, "primary") as connection:
         stopped = connection.run(["systemctl", "stop", "provisioner-limit.timer"])
         assert stopped.exit_code == 0, stopped.stderr
-        session.cloud.move_limit(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
+        session.cloud.move_ttl(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
         # A local machine's watchdog looks every half minute, the tests' account's scheduler more often.
         with pytest.raises(MachineLostError):
             connection.run(["sleep", "180"])

@@ -1,4 +1,4 @@
-"""The relay with the real passt, its machine played by the test: it sends Ethernet frames into the socket pair."""
+"""The egress proxy with the real passt. The test plays the machine: it sends Ethernet frames into the socket pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import egress_proxy
+from provisioner.clouds.local import egress_rules
 
 SILENCE_SECONDS = 0.5
 START_SECONDS = 8.0
@@ -50,10 +50,10 @@ def checksum(data: bytes) -> int:
 
 
 class Machine:
-    """A machine's card and the relay at its other end."""
+    """A machine's card and the proxy at its other end."""
 
     MAC = bytes.fromhex("525400000003")
-    GATEWAY_MAC = bytes.fromhex(egress_proxy.GATEWAY_MAC.replace(":", ""))
+    GATEWAY_MAC = bytes.fromhex(egress_rules.GATEWAY_MAC.replace(":", ""))
 
     def __init__(self, *options: str) -> None:
         self.card, theirs = socket.socketpair()
@@ -66,14 +66,14 @@ class Machine:
                 str(theirs.fileno()),
                 *options,
             ]
-            self.relay = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.proxy = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._stream = b""
         self._arp()
 
     def _arp(self) -> None:
         """Asks for the gateway until it answers: then passt works."""
-        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + self.MAC + socket.inet_aton(egress_proxy.GUEST_ADDRESS)
-        question += bytes(6) + socket.inet_aton(egress_proxy.GATEWAY)
+        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + self.MAC + socket.inet_aton(egress_rules.GUEST_ADDRESS)
+        question += bytes(6) + socket.inet_aton(egress_rules.GATEWAY)
         self._send(b"\xff" * 6, 0x806, question)
         answer = self._receive(lambda frame: frame[12:14] == b"\x08\x06", START_SECONDS)
         assert answer is not None, "no answer from the gateway"
@@ -98,7 +98,7 @@ class Machine:
             self._stream += data
 
     def _ip(self, protocol: int, address: str, make: Callable[[bytes], bytes]) -> None:
-        ends = socket.inet_aton(egress_proxy.GUEST_ADDRESS) + socket.inet_aton(address)
+        ends = socket.inet_aton(egress_rules.GUEST_ADDRESS) + socket.inet_aton(address)
         payload = make(ends)
         header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 1, 0x4000, 64, protocol, 0)
         header = header[:10] + struct.pack("!H", checksum(header + ends)) + ends
@@ -135,17 +135,17 @@ class Machine:
         return self._receive(lambda frame: frame[23:24] == b"\x01", SILENCE_SECONDS) is not None
 
     def passt(self) -> int:
-        pid = self.relay.pid
+        pid = self.proxy.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def close(self) -> None:
-        """Unplugs the card, as QEMU's end does, and waits for the relay."""
+        """Unplugs the card, as QEMU's end does, and waits for the proxy."""
         self.card.close()
         try:
-            self.relay.wait(5)
+            self.proxy.wait(5)
         finally:
-            self.relay.kill()
-            self.relay.wait()
+            self.proxy.kill()
+            self.proxy.wait()
 
 
 @contextlib.contextmanager
@@ -234,18 +234,18 @@ def test_nothing_beside_the_allowlist_is_reached(host: Host) -> None:
                 "127.0.0.1",
                 "127.8.8.8",
                 "0.0.0.0",
-                egress_proxy.GATEWAY,
-                egress_proxy.GUEST_ADDRESS,
+                egress_rules.GATEWAY,
+                egress_rules.GUEST_ADDRESS,
                 "198.51.100.1",
             ):
                 assert guest.connect(address, port) != "accepted", f"{address}:{port}"
         assert guest.connect(host.address, other.port) == "silence"  # allowed, but for another network
         assert guest.connect("203.0.113.9", host.port) == "silence"
         assert guest.connect(host.address, 22) == "refused"
-        for address in (host.address, "127.0.0.1", "0.0.0.0", egress_proxy.GATEWAY, "255.255.255.255"):
+        for address in (host.address, "127.0.0.1", "0.0.0.0", egress_rules.GATEWAY, "255.255.255.255"):
             guest.datagram(address, host.port)
         assert not guest.ping(host.address)
-        assert not guest.ping(egress_proxy.GATEWAY)
+        assert not guest.ping(egress_rules.GATEWAY)
         assert host.reached() == []
         assert other.reached() == []
 
@@ -275,18 +275,18 @@ def test_a_machine_with_full_internet_reaches_nothing_of_the_host(host: Host) ->
         for address in ("127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", host.address, "255.255.255.255"):
             assert guest.connect(address, host.port) == "silence", address
             guest.datagram(address, host.port)
-        assert guest.connect(egress_proxy.GATEWAY, host.port) != "accepted"
+        assert guest.connect(egress_rules.GATEWAY, host.port) != "accepted"
         assert host.reached() == []
 
 
 @pytest.mark.parametrize("options", [("--full-internet",), ("--allow", "203.0.113.7/32:443")])
-@pytest.mark.parametrize("victim", ["relay", "passt", "card"])
+@pytest.mark.parametrize("victim", ["proxy", "passt", "card"])
 def test_no_process_outlives_another(victim: str, options: tuple[str, ...]) -> None:
     with machine(*options) as guest:
         passt = guest.passt()
         if victim == "card":
             guest.card.close()
         else:
-            os.kill(passt if victim == "passt" else guest.relay.pid, signal.SIGKILL)
+            os.kill(passt if victim == "passt" else guest.proxy.pid, signal.SIGKILL)
         assert wait_until_gone(passt)
-        assert (guest.relay.wait(5) == 0) is (victim == "card")
+        assert (guest.proxy.wait(5) == 0) is (victim == "card")

@@ -192,5 +192,5 @@ def test_machines_go_even_when_terraform_has_gone(
 ) -> None:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", "no-such-terraform")
     destroy_machines(lab.session, created)
-    assert lab.session.cloud.left(created) == []
+    assert lab.session.cloud.remaining(created) == []
     assert not (lab.session.home.stacks / created.stack).exists()

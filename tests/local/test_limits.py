@@ -60,7 +60,7 @@ def seconds_to_power_off(session: Session, environment: Environment, role: Role)
 def processes(session: Session, environment: Environment) -> dict[int, str]:
     """Our programs that work for an environment."""
     things = [
-        thing for one in orphans.survey(session.home) if one.environment == environment.id for thing in one.things
+        thing for one in orphans.survey(session.home) if one.environment == environment.id for thing in one.resources
     ]
     return {int(thing.split()[1]): thing for thing in things if thing.startswith("process ")}
 
@@ -84,7 +84,7 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
     for role in environment.machines:
         left = seconds_to_power_off(session, environment, role)
         assert abs(left - (extended.expires_at - now()).total_seconds()) < 30
-        limit = session.environments.directory(environment.id) / role / "limit"
+        limit = session.environments.directory(environment.id) / role / "expires_at"
         assert float(limit.read_text()) == extended.expires_at.timestamp()
     [entry] = [one for one in session.ledger.entries(unsettled=True) if one.environment == environment.id]
     assert entry.expires_at == extended.expires_at
@@ -100,7 +100,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     for pid, what in processes(session, environment).items():
         if "watchdog" in what:
             os.kill(pid, signal.SIGKILL)
-    session.cloud.move_limit(soon)
+    session.cloud.move_ttl(soon)
     program = (GUEST / "limit.sh").read_text()
     with connect(session, soon, "primary") as connection:
         connection.run(["sh", "-c", program, "limit", str(int(soon.expires_at.timestamp())), "move"])

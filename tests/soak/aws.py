@@ -15,7 +15,7 @@ import boto3
 
 from provisioner.clouds.aws import schedules
 from provisioner.environment import sweep
-from provisioner.machines.create import create_machines, create_shared_network
+from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -42,7 +42,7 @@ class AwsWork:
         }  # fmt: skip
         self._account = Account(self._directory)
         self._session = self._account.session()
-        create_shared_network(self._session, self._account.record(self._session, REGION))
+        machines.create_shared_network(self._session, self._account.record(self._session, REGION))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +65,7 @@ class AwsWork:
     def unlimited(self) -> list[str]:
         """Instances that nothing would end."""
         ec2 = self._account.client()
-        scheduled = set(schedules.names(self._session.cloud._api, REGION))  # type: ignore[attr-defined]
+        scheduled = set(schedules.names(self._session.cloud.account.api, REGION))  # type: ignore[attr-defined]
         found = []
         for reservation in ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:

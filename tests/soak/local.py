@@ -84,7 +84,7 @@ class LocalWork:
         for record in EnvironmentStore(self._home).readable():
             for role in record.machines:
                 directory = self._home.environments / record.id / role
-                if (directory / "qemu.pid").exists() and not (directory / "limit").exists():
+                if (directory / "qemu.pid").exists() and not (directory / "expires_at").exists():
                     found.append(f"{record.id} {role} has no limit")
         return found
 
@@ -96,7 +96,7 @@ class LocalWork:
 
     def left(self) -> list[str]:
         """What is still there and should not be."""
-        found = [thing for one in orphans.survey(self._home) for thing in one.things]
+        found = [thing for one in orphans.survey(self._home) for thing in one.resources]
         found += [str(path) for path in self._home.images.glob(".*")]
         found += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
         found += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
@@ -131,4 +131,4 @@ class LocalWork:
         return int(bool(running or self.left()))
 
     def _running(self) -> list[str]:
-        return [thing for one in orphans.survey(self._home) for thing in one.things if thing.startswith("process ")]
+        return [thing for one in orphans.survey(self._home) for thing in one.resources if thing.startswith("process ")]

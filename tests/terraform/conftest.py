@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.models import Role
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_stack
 from provisioner.terraform.stack import Stack
@@ -51,12 +52,12 @@ class Site:
             environment_id=name,
             full_internet=False,
             machines={role: machine(image) for role in roles},
-            extra={"directory": str(self.root / name)},
+            variables=LocalVariables(directory=str(self.root / name)),
         )
 
     def write(self, *specs: EnvironmentSpec) -> None:
         """Writes the stack with these environments."""
-        self.stack.write(render_stack("local", {spec.environment_id: spec for spec in specs}))
+        self.stack.write(render_stack("local", LocalVariables, {spec.environment_id: spec for spec in specs}))
 
     @property
     def directory(self) -> Path:

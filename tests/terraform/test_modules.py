@@ -10,11 +10,22 @@ from pathlib import Path
 import pytest
 
 from provisioner import package_data
+from provisioner.clouds.aws.stacks import AwsVariables
+from provisioner.clouds.local.cloud import LocalVariables
+from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.terraform.process import terraform_environment
-from provisioner.terraform.render import EXTRA_VARIABLES, EnvironmentSpec, render_stack
+from provisioner.terraform.render import EnvironmentSpec, render_stack
 from tests.terraform.conftest import machine
 
 ROOT = package_data.directory("terraform")
+VARIABLES: dict[str, ModuleVariables] = {
+    "local": LocalVariables(directory="/nowhere/one"),
+    "aws": AwsVariables(
+        vpc_id="vpc-1", subnet_id="subnet-1", controller_cidrs=("192.0.2.1/32",),
+        instance_types={"primary": "t3.micro", "aux": "t3.micro"}, user_data={}, spot=False, allowlist=None,
+        expires_at="2026-01-31T23:59:59", scheduler_role_arn="arn:aws:iam::1:role/one", tags={},
+    ),
+}  # fmt: skip
 MODULES = sorted({path.parent for path in ROOT.rglob("versions.tf") if ".terraform" not in path.parts})
 
 
@@ -36,15 +47,15 @@ def copy(module: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(module, tmp_path / "module", ignore=shutil.ignore_patterns(".terraform*")))
 
 
-def rendered(cloud: str, tmp_path: Path) -> Path:
+def rendered(variables: ModuleVariables, cloud: str, tmp_path: Path) -> Path:
     """A rendered root with one environment."""
     spec = EnvironmentSpec(
         environment_id="one",
         full_internet=False,
         machines={"primary": machine(), "aux": machine()},
-        extra=dict.fromkeys(EXTRA_VARIABLES[cloud], "/nowhere/one"),
+        variables=variables,
     )
-    for name, text in render_stack(cloud, {"one": spec}).items():
+    for name, text in render_stack(cloud, type(variables), {"one": spec}).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -84,9 +95,9 @@ def test_every_variable_is_typed_described_and_never_null(module: Path) -> None:
             assert f"\n  {word}" in block, block.splitlines()[0]
 
 
-@pytest.mark.parametrize("cloud", EXTRA_VARIABLES)
+@pytest.mark.parametrize("cloud", VARIABLES)
 def test_a_rendered_root_is_formatted_and_valid(cloud: str, tmp_path: Path) -> None:
-    root = rendered(cloud, tmp_path)
+    root = rendered(VARIABLES[cloud], cloud, tmp_path)
     require(terraform(root, "fmt", "-check", "-recursive", "-diff"))
     require(terraform(root, "init", "-backend=false", "-input=false"))
     require(terraform(root, "validate"))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.errors import TerraformError
 from provisioner.terraform.render import render_stack
 from provisioner.terraform.stack import Stack
@@ -179,7 +180,7 @@ def test_a_stack_borrows_what_init_made_of_the_same_files(site: Site) -> None:
     site.stack.apply(silent)
     assert "Initializing" in site.stack.log_text()
     second = Stack(site.root / "second")
-    second.write(render_stack("local", {"two": site.spec("two")}))
+    second.write(render_stack("local", LocalVariables, {"two": site.spec("two")}))
     second.apply(silent)
     assert "Initializing" not in second.log_text()
     assert site.done("start") == ["one/primary", "two/primary"]
@@ -191,6 +192,6 @@ def test_a_stack_borrows_nothing_that_leads_nowhere(site: Site) -> None:
     [lent] = (site.root / ".initialised").iterdir()
     (lent / ".terraform" / "provider").symlink_to(site.root / "a-mirror-that-is-gone")
     second = Stack(site.root / "second")
-    second.write(render_stack("local", {"two": site.spec("two")}))
+    second.write(render_stack("local", LocalVariables, {"two": site.spec("two")}))
     second.apply(silent)
     assert "Initializing" in second.log_text()

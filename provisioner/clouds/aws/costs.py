@@ -11,7 +11,7 @@ from datetime import date
 from decimal import Decimal
 
 from provisioner.clouds.aws.instance_catalogue import ADDRESS, STORAGE
-from provisioner.clouds.aws.instance_types import Market
+from provisioner.clouds.aws.instance_types import Catalogue
 from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role
@@ -27,7 +27,7 @@ CREDITS = Price(
 
 def cost_lines(
     sizes: Mapping[Role, MachineSize],
-    market: Market,
+    catalogue: Catalogue,
     *,
     full_internet: bool,
     spot: Mapping[Role, Decimal] | None = None,
@@ -43,8 +43,8 @@ def cost_lines(
     Raises:
         UnavailableError: a price is not known. It never counts as none.
     """
-    prices = market.prices
-    vcpus = {one.name: one.vcpus for one in market.types}
+    prices = catalogue.prices
+    vcpus = {instance_type.name: instance_type.vcpus for instance_type in catalogue.types}
     lines = []
     for role, size in sizes.items():
         found = [_price(prices, name, f"instance type {name}") for name in size.types]

@@ -1,4 +1,4 @@
-"""The last of a machine's boot: its host key from the console, its hosts file, and the end of the metadata service."""
+"""Completes a machine's boot: host key from the console, hosts file, metadata service switched off."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 
-SEAL_SECONDS = 180.0
+HARDEN_SECONDS = 180.0
 HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
 HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
 CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
 
 
 def host_key(console: str) -> str | None:
-    """The key that cloud-init printed on the console at the first boot; None: not yet."""
+    """Returns the key that cloud-init printed on the console at the first boot; None if it has not yet."""
     block = HOST_KEYS.search(console.replace("\r", ""))
     key = HOST_KEY.search(block[1]) if block else None
     return f"{key[1]} {key[2]}" if key else None
 
 
-def seal(api: Api, environment: Environment, connections: Mapping[Role, Connection]) -> None:
-    """Writes the hosts files, and switches the metadata service off once cloud-init is done with it.
+def harden(api: Api, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+    """Writes the hosts files, and switches the metadata service off once cloud-init no longer needs it.
 
     Raises:
         InfrastructureError: AWS did not confirm that in time.
@@ -36,7 +36,7 @@ def seal(api: Api, environment: Environment, connections: Mapping[Role, Connecti
     ec2 = api.client("ec2", region)
     for role, connection in connections.items():
         try:
-            connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=SEAL_SECONDS)
+            connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=HARDEN_SECONDS)
         except TimeoutError as error:
             raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
         connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
@@ -44,16 +44,18 @@ def seal(api: Api, environment: Environment, connections: Mapping[Role, Connecti
     with asking("Switching the metadata service off"):
         for instance in machines:
             ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
-    deadline = time.monotonic() + SEAL_SECONDS
+    deadline = time.monotonic() + HARDEN_SECONDS
     while not all(
-        _sealed(one) for one in tagged_resources.instances(api, region, environment.id) if one["InstanceId"] in machines
+        _metadata_is_off(instance)
+        for instance in tagged_resources.instances(api, region, environment.id)
+        if instance["InstanceId"] in machines
     ):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
         time.sleep(0.5)
 
 
-def _sealed(instance: dict[str, Any]) -> bool:
+def _metadata_is_off(instance: dict[str, Any]) -> bool:
     options = instance["MetadataOptions"]
     return bool(options["HttpEndpoint"] == "disabled" and options["State"] == "applied")
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from provisioner.clock import now
+from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import Api, asking, code_of, tagged, tags_of
+from provisioner.clouds.cloud import Images
 from provisioner.errors import ImageBuildError, InfrastructureError
-from provisioner.models import Architecture, BaseImage, Distribution, Record
+from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
+from provisioner.progress import Progress
 from provisioner.store.files import write_atomically
+from provisioner.store.images import Image, ImageStore
 
 FILE = "ami.json"
 IMAGE_TAG = "provisioner:image"
@@ -153,3 +160,68 @@ def _gone(delete: Any, fine: str, **what: str) -> None:
     except ClientError as error:
         if code_of(error) != fine:
             raise
+
+
+def ami_id(account: Account, store: ImageStore, name: str) -> str:
+    """Returns the id of the AMI of an image, by its directory or by its tag.
+
+    Raises:
+        InfrastructureError: there is no such AMI in the account's region.
+    """
+    if store.finished(name):
+        return read(store.path(name)).id
+    ami = find(account.api, account.region, name)
+    if ami is None:
+        raise InfrastructureError(f"The image {name} is gone from {account.region}.", hint="Run the command again.")
+    return ami.id
+
+
+class AwsImages(Images):
+    """Images that are AMIs in the account's region; their directories only describe them."""
+
+    account: Account
+    store: ImageStore
+    name: str
+
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
+        """Returns the name of the distribution's newest AMI, from which a builder makes the base image."""
+        account = self.account
+        vendor_id, full_name = vendor_ami(account.api, account.region, base)
+        where = sha256(f"{account.identity.account} {account.region} {vendor_id}".encode()).hexdigest()[:8]
+        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', full_name.lower()).strip('-')[:60]}-{where}"
+        with self.store.building(name, progress) as directory:
+            if directory is not None:
+                write(Ami(id=vendor_id, region=account.region, ours=False), directory)
+                self.store.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
+        return name
+
+    def has_image(self, image: Path) -> bool:
+        """Whether the AMI that a directory describes still exists."""
+        return exists(self.account.api, read(image))
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        """Finds the AMI by its tag."""
+        ami = find(self.account.api, self.account.region, name)
+        if ami:
+            write(ami, destination)
+        return ami is not None
+
+    def keep_when_off(self, environment: Environment) -> None:
+        """Has the instance stop when it is powered off; until now that would have terminated it."""
+        instance = environment.endpoints["primary"].instance_id
+        with asking("Letting the builder stop"):
+            self.account.api.client("ec2", environment.placement["region"]).modify_instance_attribute(
+                InstanceId=instance, InstanceInitiatedShutdownBehavior={"Value": "stop"}
+            )
+
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
+        """Makes an AMI of the stopped builder."""
+        account, region = self.account, environment.placement["region"]
+        instance = environment.endpoints["primary"].instance_id or ""
+        write(create(account.api, region, instance, name, account.tags(environment)), destination)
+
+    def discard(self, image: Path) -> None:
+        """Deregisters the AMI and deletes its snapshots; the distributions' own stay."""
+        ami = read(image)
+        if ami.ours:
+            remove(self.account.api, ami)

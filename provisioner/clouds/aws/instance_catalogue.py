@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from provisioner.clock import now
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.instance_types import InstanceType, Market
+from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
 from provisioner.costs.prices import Price, Usd
 from provisioner.errors import ProvisionerError, UsageError
 from provisioner.models import Architecture, Record
@@ -54,8 +54,8 @@ class Snapshot(PriceList):
     types: tuple[InstanceType, ...]
 
 
-def market(api: Api, region: str, kept: Path, lists: Iterable[Path] = (), own: Path | None = None) -> Market:
-    """The market of a region.
+def load_catalogue(api: Api, region: str, kept: Path, lists: Iterable[Path] = (), own: Path | None = None) -> Catalogue:
+    """Puts together the catalogue of a region.
 
     Args:
         kept: file that keeps the API's answers for a day.
@@ -74,13 +74,13 @@ def market(api: Api, region: str, kept: Path, lists: Iterable[Path] = (), own: P
     prices |= live.prices
     if own:
         prices |= read_price_list(own).of(region)
-    return Market(types=live.types or known.types, prices=prices)
+    return Catalogue(types=live.types or known.types, prices=prices)
 
 
-def _live(api: Api, region: str, kept: Path) -> Market:
+def _live(api: Api, region: str, kept: Path) -> Catalogue:
     """What was asked in the last day, else what the API says; without what it does not say."""
     try:
-        known = Market.model_validate_json(kept.read_bytes())
+        known = Catalogue.model_validate_json(kept.read_bytes())
         if now().timestamp() - kept.stat().st_mtime < KEEP_SECONDS:
             return known
     except (OSError, ValidationError):
@@ -88,13 +88,13 @@ def _live(api: Api, region: str, kept: Path) -> Market:
     try:
         types = _ask_types(api, region)
     except ProvisionerError:
-        return Market(types=(), prices={})
+        return Catalogue(types=(), prices={})
     try:
         prices = _ask_prices(api, region)
     except ProvisionerError:
         prices = {}
     today = now().date()
-    found = Market(
+    found = Catalogue(
         types=types,
         prices={name: Price(usd=usd, source="AWS Price List API", as_of=today) for name, usd in prices.items()},
     )
@@ -109,10 +109,10 @@ def snapshot() -> Snapshot:
     return Snapshot.model_validate_json(SNAPSHOT.read_bytes())
 
 
-def shipped(region: str) -> Market:
-    """The market by the shipped snapshot alone."""
+def shipped(region: str) -> Catalogue:
+    """Returns the catalogue of a region by the shipped snapshot alone."""
     known = snapshot()
-    return Market(types=known.types, prices=known.of(region))
+    return Catalogue(types=known.types, prices=known.of(region))
 
 
 def read_price_list(path: Path) -> PriceList:

@@ -13,7 +13,7 @@ from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_
 from provisioner.costs.prices import Price
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
-from provisioner.models import Architecture, GpuSpec, MachineSize, Record, VMSpec
+from provisioner.models import Architecture, GpuSpec, MachineSize, Record, Role, VMSpec
 
 # The Task Standard's names of GPUs where AWS sells them under another.
 GPU_NAMES = {"a10": {"a10", "a10g"}}
@@ -50,7 +50,7 @@ class Need(Record):
     gpu: GpuSpec | None = None
 
 
-class Market(Record):
+class Catalogue(Record):
     """What EC2 sells in a region and for how much.
 
     Args:
@@ -66,7 +66,7 @@ class Market(Record):
         return {one.name: self.prices[one.name].usd for one in self.types if one.name in self.prices}
 
 
-def choose_machines(resources: Resources, aux: VMSpec | None, market: Market) -> dict[str, MachineSize]:
+def choose_machines(resources: Resources, aux: VMSpec | None, catalogue: Catalogue) -> dict[Role, MachineSize]:
     """The machines of one environment by role, of the cheapest types that fit.
 
     Raises:
@@ -76,7 +76,7 @@ def choose_machines(resources: Resources, aux: VMSpec | None, market: Market) ->
     least = size_of_primary(resources)
     # A family's code and build steps know one architecture; only a spec can leave it open.
     need = Need(cpus=(least.cpus, math.inf), memory_gib=(least.memory_gib, math.inf), architecture="x64", gpu=gpu)
-    chosen = {"primary": _size(need, least.disk_gib, "primary machine", market)}
+    chosen: dict[Role, MachineSize] = {"primary": _size(need, least.disk_gib, "primary machine", catalogue)}
     if aux:
         need = Need(
             cpus=aux.cpu_count_range,
@@ -84,18 +84,18 @@ def choose_machines(resources: Resources, aux: VMSpec | None, market: Market) ->
             architecture=aux.cpu_architecture,
             gpu=aux.gpu_spec,
         )
-        chosen["aux"] = _size(need, size_of_aux_vm(aux).disk_gib, "aux VM", market)
+        chosen["aux"] = _size(need, size_of_aux_vm(aux).disk_gib, "aux VM", catalogue)
     return chosen
 
 
-def choose_builder(architecture: Architecture, disk_gib: int, market: Market) -> MachineSize:
+def choose_builder(architecture: Architecture, disk_gib: int, catalogue: Catalogue) -> MachineSize:
     """The machine in which an image is built: cheap, and no smaller than a local builder."""
     need = Need(cpus=(BUILDER_CPUS, math.inf), memory_gib=(BUILDER_MEMORY_GIB, math.inf), architecture=architecture)
-    return _size(need, disk_gib, "image builder", market)
+    return _size(need, disk_gib, "image builder", catalogue)
 
 
-def _size(need: Need, disk_gib: int, what: str, market: Market) -> MachineSize:
-    types = cheapest(need, what, market.types, market.hourly_usd)
+def _size(need: Need, disk_gib: int, what: str, catalogue: Catalogue) -> MachineSize:
+    types = cheapest(need, what, catalogue.types, catalogue.hourly_usd)
     first = types[0]
     # An image boots on one architecture: the cheapest decides.
     alike = [one.name for one in types if one.architecture == first.architecture]

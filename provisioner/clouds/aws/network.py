@@ -74,7 +74,52 @@ def find_network(api: Api, region: str) -> Network | None:
     return found if whole else None
 
 
-def raze_network(api: Api, region: str, home: str) -> None:
+class Networks:
+    """The networks of regions, each looked up once.
+
+    Args:
+        api: the account's.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[str, Network] = {}
+
+    def keep(self, region: str, network: Network) -> None:
+        """Remembers a region's network as it is now."""
+        self._known[region] = network
+
+    def forget(self, region: str) -> None:
+        """Has a region's network looked up again the next time."""
+        self._known.pop(region, None)
+
+    def get(self, region: str) -> Network:
+        """Returns a region's network.
+
+        Raises:
+            InfrastructureError: it does not exist, or not completely.
+        """
+        network = self._find(region)
+        if network is None:
+            raise InfrastructureError(f"The network in {region} is missing or incomplete.")
+        return network
+
+    def zones(self, region: str) -> list[str]:
+        """Returns the zones that have subnets, or that will get them."""
+        network = self._find(region)
+        return list(network.subnets["online"]) if network else zones_of(self._api, region)
+
+    def taken(self, region: str) -> tuple[str, ...]:
+        """Returns the networks of the offline VPC's subnets, as far as they are known without asking."""
+        return self._known[region].taken if region in self._known else ()
+
+    def _find(self, region: str) -> Network | None:
+        if region not in self._known and (network := find_network(self._api, region)):
+            self._known[region] = network
+        return self._known.get(region)
+
+
+def remove_network(api: Api, region: str, home: str) -> None:
     """Removes what a home has made of a region's network; AWS refuses what is in use. Safe to repeat.
 
     Args:

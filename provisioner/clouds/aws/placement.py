@@ -1,79 +1,93 @@
-"""Where to create an environment, and where to go on when EC2 lacks the capacity. Pure.
-
-A place is a zone, an instance type per role, and a market (spot or on-demand). They are tried zone by zone, then type
-by type, then on demand; the region is the operator's business (--region, more than once).
-"""
+"""Places environments in zones, and moves on to the next place when EC2 has no capacity."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from hashlib import sha256
 
-from provisioner.models import MachineSize
-
-Level = Literal["zone", "type", "market"]
-
-# Error code -> (what has to change, why). EC2 API reference, "Error codes".
-SHORTAGES: dict[str, tuple[Level, str]] = {
-    "InsufficientInstanceCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
-    "UnfulfillableCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
-    "InsufficientHostCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
-    "Unsupported": ("zone", "{zone} does not offer {types}"),
-    "VcpuLimitExceeded": ("type", "the account's vCPU quota is too small for {types}"),
-    "InstanceLimitExceeded": ("type", "the account's quota is too small for {types}"),
-    "MaxSpotInstanceCountExceeded": ("market", "the account's quota of spot instances is used up"),
-    "SpotMaxPriceTooLow": ("market", "the spot price is above the on-demand price"),
-}
+from provisioner.clouds.aws import places, tagged_resources
+from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT
+from provisioner.clouds.aws.network import Networks, allowlist_subnet
+from provisioner.clouds.cloud import Placement
+from provisioner.errors import CapacityError, HostError, TerraformError
+from provisioner.models import Environment
 
 
-# The provider repeats a request that it got no answer to; what these codes are for was then made by the first one.
-REPETITIONS = (
-    "InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate", "RouteAlreadyExists",
-    "Resource.AlreadyAssociated", "ConflictException",
-)  # fmt: skip
+class AwsPlacement(Placement):
+    """Zones, instance types and markets of one region, tried one after the other."""
+
+    account: Account
+    networks: Networks
+    spot: bool
+    assigned_subnets: set[str]
+    """Subnets that this process has given to environments with an allowlist."""
+    repeated: set[str]
+    """Environments whose creation was repeated after AWS's answer was lost."""
+
+    def place(self, environment: Environment) -> dict[str, str]:
+        """Chooses the cheapest types in a zone; zones take turns from environment to environment."""
+        return self._places(environment)[0]
+
+    def next_place(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        """Chooses the next zone, type or market, depending on what EC2 says it lacks.
+
+        Raises:
+            CapacityError: there is no other.
+            HostError: AWS refuses these credentials.
+        """
+        for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
+            if code := next((code for code in codes if re.search(rf"\b{code}\b", error.said)), None):
+                raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
+        current = environment.placement
+        if places.is_repetition(error.said) and environment.id not in self.repeated:
+            self.repeated.add(environment.id)
+            tagged_resources.remove(self.account.api, current["region"], environment.id)
+            return "AWS's answer was lost, and what it had created is in the way; creating it again", current
+        shortage = places.shortage(error.said)
+        if shortage is None:
+            return None
+        level, explanation = shortage
+        reason = explanation.format(types=_types(current, environment), zone=current["zone"])
+        following = places.next_place(self._places(environment), current, level)
+        if following is None:
+            raise CapacityError(
+                f"{environment.id} could not be created: {reason}, and there is nothing else to try.",
+                hint="Allow another --region, widen the spec's ranges, or ask AWS for a larger quota.",
+                details=error.details,
+            )
+        where = f"{_types(following, environment)} in {following['zone']} ({following['market']})"
+        return f"{reason}; trying {where}", following
+
+    def _places(self, environment: Environment) -> list[dict[str, str]]:
+        """All places for an environment, in the order in which they are tried."""
+        region = environment.placement.get("region", self.account.region)
+        zones = sorted(self.networks.zones(region))
+        turn = int.from_bytes(sha256(environment.id.encode()).digest()[:2], "big") % len(zones)
+        # A spot instance cannot be stopped, and a builder must be.
+        spot = self.spot and environment.kind == "task"
+        sizes = {str(role): machine.size for role, machine in environment.machines.items()}
+        where = {
+            "region": region,
+            "account": self.account.identity.account,
+            "profile": self.account.profile,
+            "state": self.account.state,
+            **self._allowlist(environment, region),
+        }
+        return [{**where, **place} for place in places.places(sizes, zones[turn:] + zones[:turn], spot=spot)]
+
+    def _allowlist(self, environment: Environment, region: str) -> dict[str, str]:
+        """The environment's own subnet, chosen once and for all; nothing for an environment without an allowlist."""
+        if not environment.allowed_destinations:
+            return {}
+        subnet = environment.placement.get("allowlist")
+        if subnet is None:
+            subnet = allowlist_subnet(environment.id, {*self.networks.taken(region), *self.assigned_subnets})
+            self.assigned_subnets.add(subnet)
+        return {"allowlist": subnet}
 
 
-def is_repetition(said: str) -> bool:
-    """Whether a failure says that something is there already, which only a lost answer explains."""
-    return any(re.search(rf"\b{re.escape(code)}\b", said) for code in REPETITIONS)
-
-
-def places(sizes: Mapping[str, MachineSize], zones: Sequence[str], *, spot: bool) -> list[dict[str, str]]:
-    """All places for an environment, the best first.
-
-    Args:
-        sizes: the machines by role, each with its types.
-        zones: availability zones that have a subnet, the best first.
-        spot: whether spot comes before on-demand.
-    """
-    found = []
-    for market in ("spot", "on-demand") if spot else ("on-demand",):
-        for rank in range(max(len(size.types) for size in sizes.values())):
-            types = {role: size.types[min(rank, len(size.types) - 1)] for role, size in sizes.items()}
-            found += [{"market": market, **types, "zone": zone} for zone in zones]
-    return found
-
-
-def shortage(said: str) -> tuple[Level, str] | None:
-    """What a failure says of capacity or quota: what has to change, and why; None: it says nothing of them."""
-    for code, found in SHORTAGES.items():
-        # As a whole word: UnsupportedOperation is another error.
-        if re.search(rf"\b{code}\b", said):
-            return found
-    return None
-
-
-def next_place(all_places: Sequence[dict[str, str]], current: Mapping[str, str], level: Level) -> dict[str, str] | None:
-    """The first place after the current one that differs in what has to change; None: there is none."""
-    at = next((index for index, one in enumerate(all_places) if one.items() <= current.items()), len(all_places))
-    for one in all_places[at + 1 :]:
-        if level == "zone" or _beside(one, level) != _beside(current, level):
-            return one
-    return None
-
-
-def _beside(place: Mapping[str, str], level: Level) -> tuple[str | None, ...]:
-    if level == "market":
-        return (place["market"],)
-    return (place["market"], place["primary"], place.get("aux"))
+def _types(place: Mapping[str, str], environment: Environment) -> str:
+    """The instance types of a place, in words."""
+    return " and ".join(dict.fromkeys(place[role] for role in environment.machines))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.costs import cost_lines, placed
-from provisioner.clouds.aws.instance_catalogue import market, spot_price
-from provisioner.clouds.aws.instance_types import Market
+from provisioner.clouds.aws.instance_catalogue import load_catalogue, spot_price
+from provisioner.clouds.aws.instance_types import Catalogue
 from provisioner.costs.prices import CostLine, hourly
 from provisioner.errors import ProvisionerError, UnavailableError
 from provisioner.models import Environment, MachineSize, Role
@@ -35,17 +35,17 @@ class Pricing:
         self._own = own
 
     @cached_property
-    def market(self) -> Market:
-        """What EC2 sells, and for how much.
+    def catalogue(self) -> Catalogue:
+        """What EC2 sells in the region, and for how much.
 
         Raises:
             UsageError: the operator's price list is not valid.
         """
-        return market(self._api, self._region, self._kept, self._lists, self._own)
+        return load_catalogue(self._api, self._region, self._kept, self._lists, self._own)
 
     def sources(self) -> str:
         """Where the prices are from, and of when."""
-        known = sorted({(price.as_of, price.source) for price in self.market.prices.values()}, reverse=True)
+        known = sorted({(price.as_of, price.source) for price in self.catalogue.prices.values()}, reverse=True)
         return "; ".join(f"{source} ({as_of})" for as_of, source in known) or "none known here"
 
     def costs(
@@ -60,7 +60,7 @@ class Pricing:
             UnavailableError: a price is not known.
         """
         spot = self._spot(self._region, spot_zone, {role: size.types[0] for role, size in sizes.items()})
-        return cost_lines(sizes, self.market, full_internet=full_internet, spot=spot)
+        return cost_lines(sizes, self.catalogue, full_internet=full_internet, spot=spot)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """What a placed environment costs where it is, in US dollars; what is not known counts as its worst."""
@@ -69,7 +69,7 @@ class Pricing:
         zone = placement["zone"] if placement["market"] == "spot" else None
         spot = self._spot(placement["region"], zone, {role: placement[role] for role in sizes})
         try:
-            lines = cost_lines(sizes, self.market, full_internet=environment.full_internet, spot=spot)
+            lines = cost_lines(sizes, self.catalogue, full_internet=environment.full_internet, spot=spot)
         except UnavailableError:
             return environment.worst_usd_per_hour
         return min(hourly(lines), environment.worst_usd_per_hour)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 
 from provisioner.clouds.guest_files import GUEST
+from provisioner.models import Environment, Role
+from provisioner.store.home import Home
 
 
 def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: datetime) -> str:
@@ -34,3 +37,8 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: 
     }
     # JSON is YAML.
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"
+
+
+def path(home: Home, environment: Environment, role: Role) -> Path:
+    """Returns where a machine's user data lies, in the environment's directory."""
+    return home.environments / environment.id / f"user-data-{role}"

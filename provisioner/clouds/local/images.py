@@ -9,11 +9,15 @@ import hashlib
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from provisioner.clock import now
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
 from provisioner.errors import HostError, ImageBuildError
+from provisioner.models import Role
+from provisioner.progress import Progress
+from provisioner.store.images import Image, ImageStore
 
 SUITE = "bookworm"
 SOURCES = (
@@ -23,6 +27,8 @@ SOURCES = (
 )
 # The virtual size; the file is sparse and holds about 1 GiB.
 DISK_GIB = 16
+# They lie beside each image's disk.
+BOOT_FILES = ("vmlinuz", "initrd.img")
 
 
 def digest(ca_bundle: Path | None) -> str:
@@ -39,6 +45,43 @@ def digest(ca_bundle: Path | None) -> str:
     if ca_bundle:
         sha.update(ca_bundle.read_bytes())
     return sha.hexdigest()[:16]
+
+
+def base_image(store: ImageStore, role: Role, ca_bundle: Path | None, progress: Progress) -> str:
+    """Returns the name of the base image for a role; both roles' are built together if one is missing.
+
+    Args:
+        store: the home's images.
+        ca_bundle: extra CA certificates that the images trust, PEM.
+        progress: told of the build.
+
+    Raises:
+        HostError: a program is missing.
+        ImageBuildError: a program failed.
+    """
+    version = digest(ca_bundle)
+    names: dict[Role, str] = {"primary": f"base-primary-{version}", "aux": f"base-aux-{version}"}
+    if not all(store.finished(name) for name in names.values()):
+        _build_base_images(store, f"base-{version}", names, ca_bundle, progress)
+    return names[role]
+
+
+def _build_base_images(
+    store: ImageStore, lock: str, names: Mapping[Role, str], ca_bundle: Path | None, progress: Progress
+) -> None:
+    with store.building(lock, progress) as directory:
+        if directory is None or all(store.finished(name) for name in names.values()):
+            return
+        progress.note("Building the base images (once; one or two minutes)")
+        build(directory, ca_bundle, progress.output)
+        for role, name in names.items():
+            finished = directory / role
+            finished.mkdir(mode=0o700)
+            (directory / f"{role}.raw").rename(finished / "disk.raw")
+            for file_name in (*BOOT_FILES, "build.log"):
+                os.link(directory / file_name, finished / file_name)
+            if not store.finished(name):
+                store.finish(Image(name=name, kind="base", created_at=now()), finished)
 
 
 def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], None]) -> None:

@@ -165,7 +165,7 @@ def _smbios_strings(public_key: str) -> tuple[str, ...]:
 
 
 def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
-    """Starts the relay on one end of a socket pair; `allowed` None means the whole internet.
+    """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet.
 
     It ends when QEMU closes the other end, so there is nothing to stop by hand; its pid is kept all the same.
     """
@@ -196,7 +196,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def network_pid(directory: Path) -> int | None:
-    """The pid of the machine's passt or relay if it still lives."""
+    """The pid of the machine's egress proxy if it still lives."""
     try:
         known = json.loads((directory / "network.json").read_text())
         state = Path(f"/proc/{known['pid']}/stat").read_text().rpartition(")")[2].split()[0]

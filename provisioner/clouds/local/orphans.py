@@ -12,27 +12,31 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provisioner.clouds import Found
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.store.files import remove_tree
 from provisioner.store.home import Home
 
 
-def survey(home: Home) -> list[Found]:
+def survey(home: Home) -> list[EnvironmentResources]:
     """One for each environment that has a directory or a process."""
     processes = _processes(home)
     directories = {path.name: path for path in home.environments.glob("*/")}
-    found = []
+    surveyed = []
     for name in sorted({*processes, *directories}):
-        things = [f"process {pid} ({what})" for pid, what in sorted(processes.get(name, {}).items())]
+        resources = [f"process {pid} ({what})" for pid, what in sorted(processes.get(name, {}).items())]
         created_at = None
         if name in directories:
-            things.append(f"directory {directories[name]}")
+            resources.append(f"directory {directories[name]}")
             with contextlib.suppress(FileNotFoundError):
                 created_at = datetime.fromtimestamp(directories[name].stat().st_mtime, UTC)
-        found.append(Found(environment=name, things=tuple(things), home=home.identity, created_at=created_at))
-    return found
+        surveyed.append(
+            EnvironmentResources(
+                environment=name, resources=tuple(resources), home=home.identity, created_at=created_at
+            )
+        )
+    return surveyed
 
 
 def clear(home: Home, environment: str) -> None:
@@ -76,5 +80,5 @@ def _program(process: Path) -> str | None:
     name = Path(os.fsdecode(argv[0])).name
     if name.startswith("qemu-system-"):
         return "QEMU"
-    modules = [os.fsdecode(argument) for argument in argv if argument.startswith(b"provisioner.clouds.")]
+    modules = [os.fsdecode(argument) for argument in argv if argument.startswith(b"provisioner.clouds.local.")]
     return modules[0].rpartition(".")[2] if modules and b"-m" in argv else None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from provisioner.clouds.local import machine, qemu
 
-LIMIT = "limit"
+EXPIRY = "expires_at"
 # Clocks are set, and files replaced, while it waits.
 LOOK_SECONDS = 30.0
 # QEMU starts a moment after it.
@@ -50,7 +50,7 @@ def main() -> int:
 def _seconds_left() -> float | None:
     """Until the limit; None: there is none any more."""
     try:
-        return float(Path(LIMIT).read_text()) - time.time()
+        return float(Path(EXPIRY).read_text()) - time.time()
     except (OSError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ from provisioner.batch import attempts
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
-from provisioner.clouds import Ending, Found
+from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import lifecycle, operations
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
@@ -53,21 +53,21 @@ class Cloud:
 
     def __init__(self) -> None:
         self.alive_ones = {"primary": True}
-        self.why = Ending()
+        self.why = TerminationReason()
         self.cleared: list[str] = []
         self.complete = True
 
     def alive(self, _: Environment, role: str) -> bool:
         return self.alive_ones[role]
 
-    def ending(self, _environment: Environment, _role: str) -> Ending:
+    def termination_reason(self, _environment: Environment, _role: str) -> TerminationReason:
         return self.why
 
-    def clear(self, found: Found) -> bool:
+    def clear(self, found: EnvironmentResources) -> bool:
         self.cleared.append(found.environment)
         return self.complete
 
-    def renew(self, _: Environment) -> None:
+    def renew_lease(self, _: Environment) -> None:
         pass
 
 
@@ -171,12 +171,12 @@ def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
 @pytest.mark.parametrize(
     ("why", "outcome", "retry"),
     [
-        (Ending("Client.InstanceInitiatedShutdown", by_itself=True), "agent_failed", False),
-        (Ending("Server.SpotInstanceTermination"), "infrastructure_failed", True),
+        (TerminationReason("Client.InstanceInitiatedShutdown", from_within=True), "agent_failed", False),
+        (TerminationReason("Server.SpotInstanceTermination"), "infrastructure_failed", True),
     ],
 )
 def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
-    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, why: Ending, outcome: str, retry: bool
+    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, why: TerminationReason, outcome: str, retry: bool
 ) -> None:
     recorded(attempt)
     cloud.alive_ones, cloud.why = {"primary": False}, why
@@ -184,7 +184,7 @@ def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
     failure = attempt.agent().failure
     assert failure is not None
     assert (failure.outcome, failure.retry) == (outcome, retry)
-    assert why.words in failure.message
+    assert why.message in failure.message
 
 
 def test_a_submission_that_cannot_be_read_is_the_agents_fault(

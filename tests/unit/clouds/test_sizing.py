@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.clouds.sizing import (
-    check_local_limits,
-    check_local_memory,
-    size_of_aux_vm,
-    size_of_primary,
-    smallest_size,
-)
+from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary, smallest_size
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import GpuSpec, MachineSize, VMSpec
@@ -72,36 +66,3 @@ def test_an_aux_vm_with_cuda_has_a_larger_disk() -> None:
     debian = VMSpec(cpu_count_range=(1, 2), ram_gib_range=(2, 4))
     cuda = debian.model_copy(update={"base_image_type": "ubuntu-20.04-cuda", "gpu_spec": GPU})
     assert (size_of_aux_vm(debian).disk_gib, size_of_aux_vm(cuda).disk_gib) == (16, 125)
-
-
-def test_what_the_host_can_give_passes() -> None:
-    spec = VMSpec(cpu_count_range=(2, 4), ram_gib_range=(4, 8), cpu_architecture="x64")
-    check_local_limits(size_of_aux_vm(spec), host_memory_gib=4, host_cpus=2, spec=spec)
-
-
-@pytest.mark.parametrize(
-    ("size", "says"),
-    [
-        (MachineSize(cpus=1, memory_gib=9, disk_gib=16), "memory_gb of the manifest"),
-        (MachineSize(cpus=33, memory_gib=1, disk_gib=16), "cpus of the manifest"),
-    ],
-)
-def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: MachineSize, says: str) -> None:
-    with pytest.raises(UnavailableError) as caught:
-        check_local_limits(size, host_memory_gib=8, host_cpus=2)
-    assert caught.value.hint is not None
-    assert "--cloud aws" in caught.value.hint
-    assert says in caught.value.hint
-
-
-def test_machines_that_fit_one_by_one_but_not_together_are_refused() -> None:
-    sizes = [MachineSize(cpus=1, memory_gib=5, disk_gib=16)] * 2
-    check_local_memory(sizes, host_memory_gib=10)
-    with pytest.raises(UnavailableError, match=r"10 GiB of memory together, and this host has 8\.0 GiB"):
-        check_local_memory(sizes, host_memory_gib=8)
-
-
-def test_cuda_is_refused_locally() -> None:
-    spec = VMSpec(cpu_count_range=(1, 2), ram_gib_range=(2, 4), base_image_type="ubuntu-20.04-cuda")
-    with pytest.raises(UnavailableError, match=r"ubuntu-20\.04-cuda"):
-        check_local_limits(size_of_aux_vm(spec), host_memory_gib=8, host_cpus=2, spec=spec)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provisioner.clouds import Found
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
@@ -30,12 +31,17 @@ def record(status: Status = "ready", *, attended: bool = False, left: timedelta 
     )  # fmt: skip
 
 
-def found(**changes: object) -> Found:
-    return Found(**{"environment": "env", "things": ("instance i-1",), "created_at": NOW - 3 * HOUR, **changes})  # type: ignore[arg-type]
+def found(**changes: object) -> EnvironmentResources:
+    known: dict[str, Any] = {"environment": "env", "resources": ("instance i-1",), "created_at": NOW - 3 * HOUR}
+    return EnvironmentResources(**{**known, **changes})
 
 
 def verdict(
-    one: Found, known: Environment | None = None, *, attended: bool = False, older_than: timedelta = timedelta(0)
+    one: EnvironmentResources,
+    known: Environment | None = None,
+    *,
+    attended: bool = False,
+    older_than: timedelta = timedelta(0),
 ) -> str | None:
     return judge(one, known, attended=attended, home=HERE, at=NOW, older_than=older_than)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.sizing import check_local_limits, size_of_aux_vm
+from provisioner.clouds.local.sizing import check_machine_fits
+from provisioner.clouds.sizing import size_of_aux_vm
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import check_build_steps, parse_build_steps
@@ -86,7 +87,7 @@ def local(**keys: object) -> Callable[[Path], object]:
 
     def check(_: Path) -> None:
         parsed = parse_vm_spec({**good, **keys}, "spec")
-        check_local_limits(size_of_aux_vm(parsed), host_memory_gib=8, host_cpus=2, spec=parsed)
+        check_machine_fits(size_of_aux_vm(parsed), host_memory_gib=8, host_cpus=2, spec=parsed)
 
     return check
 
@@ -281,7 +282,7 @@ VM_SPECS = [
     Bad("more CPUs than sensible", local(cpu_count_range=[64, 96]), "asks for 64 vCPUs, and this host can give 32"),
     Bad(
         "a GPU for the primary machine, locally",
-        lambda _: check_local_limits(MachineSize(cpus=1, memory_gib=1, disk_gib=16), host_memory_gib=8, gpu=True),
+        lambda _: check_machine_fits(MachineSize(cpus=1, memory_gib=1, disk_gib=16), host_memory_gib=8, gpu=True),
         "The primary machine asks for a GPU",
     ),
 ]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from provisioner import package_data
+from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.models import Destination
 from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
 
@@ -18,11 +19,13 @@ def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object)
     """An offline environment with one machine."""
     machine = MachineSpec(image=image, cpus=2, memory_gib=1.5, disk_gib=8, public_key="ssh-ed25519 AAAA")
     known = {"environment_id": name, "full_internet": False, "machines": {"primary": machine}}
-    return EnvironmentSpec.model_validate({**known, "extra": {"directory": f"/nowhere/{name}"}, **changes})
+    return EnvironmentSpec.model_validate(
+        {**known, "variables": LocalVariables(directory=f"/nowhere/{name}"), **changes}
+    )
 
 
 def test_a_stack_carries_a_copy_of_its_module() -> None:
-    files = render_stack("local", {"one": spec()})
+    files = render_stack("local", LocalVariables, {"one": spec()})
     module = package_data.directory("terraform") / "local" / "environment"
     copied = {name.rsplit("/", 1)[1]: text for name, text in files.items() if name.startswith("modules/")}
     assert copied == {path.name: path.read_text() for path in module.glob("*.tf")}
@@ -30,9 +33,9 @@ def test_a_stack_carries_a_copy_of_its_module() -> None:
 
 
 def test_the_root_is_the_same_whatever_the_environments_are() -> None:
-    one = render_stack("local", {"one": spec()})
+    one = render_stack("local", LocalVariables, {"one": spec()})
     many = render_stack(
-        "local", {"two": spec("two", image='${file("/etc/passwd")}{{ 7 * 7 }}'), "three": spec("three")}
+        "local", LocalVariables, {"two": spec("two", image='${file("/etc/passwd")}{{ 7 * 7 }}'), "three": spec("three")}
     )
     assert {name for name in one if one[name] != many[name]} == {VALUES}
 

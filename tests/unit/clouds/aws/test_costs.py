@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws.costs import cost_lines, placed
-from provisioner.clouds.aws.instance_catalogue import market, parse_prices, read_price_list, shipped, snapshot
+from provisioner.clouds.aws.instance_catalogue import load_catalogue, parse_prices, read_price_list, shipped, snapshot
 from provisioner.clouds.aws.price_files import fetch
 from provisioner.costs.prices import Price, hourly, worst_hourly
 from provisioner.errors import InfrastructureError, UnavailableError, UsageError
@@ -96,7 +96,7 @@ def test_the_operators_prices_go_before_all_others(tmp_path: Path) -> None:
         path.write_text(json.dumps(told))
 
     def price() -> tuple[Decimal, str]:
-        found = market(api, "us-east-1", kept, [refreshed], own if own.exists() else None).prices["t3.small"]
+        found = load_catalogue(api, "us-east-1", kept, [refreshed], own if own.exists() else None).prices["t3.small"]
         return found.usd, found.source
 
     assert price()[0] == Decimal("0.0208")
@@ -109,7 +109,7 @@ def test_the_operators_prices_go_before_all_others(tmp_path: Path) -> None:
     price_list(own, "0.01", "our contract")
     assert price() == (Decimal("0.01"), "our contract")
     with pytest.raises(UsageError, match="cannot be read"):
-        market(api, "us-east-1", kept, [], tmp_path / "missing.json")
+        load_catalogue(api, "us-east-1", kept, [], tmp_path / "missing.json")
 
 
 def product(attributes: dict[str, str], unit: str, price: str) -> str:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.clouds.aws.instance_catalogue import shipped
-from provisioner.clouds.aws.instance_types import InstanceType, Market, Need, cheapest, choose_builder, choose_machines
+from provisioner.clouds.aws.instance_types import (
+    Catalogue,
+    InstanceType,
+    Need,
+    cheapest,
+    choose_builder,
+    choose_machines,
+)
 from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import GpuSpec, VMSpec
@@ -124,5 +131,5 @@ def test_what_is_chosen_fits_and_nothing_that_fits_is_cheaper(types: list[Instan
         assert prices[chosen[0].name] == min(prices[one.name] for one in fitting)
 
 
-def test_a_market_survives_being_kept() -> None:
-    assert Market.model_validate_json(MARKET.model_dump_json()) == MARKET
+def test_a_catalogue_survives_being_kept() -> None:
+    assert Catalogue.model_validate_json(MARKET.model_dump_json()) == MARKET

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from provisioner.clouds.local import egress_proxy
+from provisioner.clouds.local import egress_rules
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from provisioner.clouds.local import egress_proxy
     ],
 )
 def test_an_allowlist_entry_is_a_network_and_a_port(text: str, network: str, port: int) -> None:
-    assert egress_proxy.parse_allow(text) == egress_proxy.Rule(ipaddress.IPv4Network(network), port)
+    assert egress_rules.parse_allow(text) == egress_rules.Rule(ipaddress.IPv4Network(network), port)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_an_allowlist_entry_is_a_network_and_a_port(text: str, network: str, por
 )
 def test_an_entry_that_is_malformed_or_touches_the_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        egress_proxy.parse_allow(text)
+        egress_rules.parse_allow(text)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_an_entry_that_is_malformed_or_touches_the_host_is_refused(text: str) ->
     ],
 )
 def test_a_port_is_allowed_for_its_own_network_only(address: str, port: int, allowed: bool) -> None:
-    rules = [egress_proxy.parse_allow("203.0.113.7/32:443"), egress_proxy.parse_allow("198.51.100.0/24:8443")]
-    assert egress_proxy.allows(rules, address, port) is allowed
+    rules = [egress_rules.parse_allow("203.0.113.7/32:443"), egress_rules.parse_allow("198.51.100.0/24:8443")]
+    assert egress_rules.allows(rules, address, port) is allowed
 
 
 def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
@@ -88,7 +88,7 @@ def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
      |-- 192.0.2.0
         /24 link UNICAST
 """
-    assert [str(network) for network in egress_proxy.host_networks(table)] == [
+    assert [str(network) for network in egress_rules.host_networks(table)] == [
         "127.0.0.0/8",
         "192.0.2.2/32",
         "192.0.2.255/32",
@@ -107,8 +107,8 @@ def framed(frame: bytes) -> bytes:
 
 
 @pytest.fixture
-def frames() -> egress_proxy.FrameFilter:
-    frames = egress_proxy.FrameFilter()
+def frames() -> egress_rules.FrameFilter:
+    frames = egress_rules.FrameFilter()
     frames.deny([ipaddress.IPv4Network("192.0.2.2/32")])
     return frames
 
@@ -134,12 +134,12 @@ def frames() -> egress_proxy.FrameFilter:
         (bytes(13), False),
     ],
 )
-def test_only_arp_and_ipv4_to_other_hosts_pass(frames: egress_proxy.FrameFilter, frame: bytes, passes: bool) -> None:
+def test_only_arp_and_ipv4_to_other_hosts_pass(frames: egress_rules.FrameFilter, frame: bytes, passes: bool) -> None:
     for _ in range(2):  # the second verdict may come from memory
         assert frames.feed(framed(frame)) == (framed(frame) if passes else b"")
 
 
-def test_frames_are_found_however_the_stream_is_cut(frames: egress_proxy.FrameFilter) -> None:
+def test_frames_are_found_however_the_stream_is_cut(frames: egress_rules.FrameFilter) -> None:
     good = framed(ipv4("203.0.113.7"))
     stream = good + framed(ipv4("127.0.0.1")) + framed(b"") + good
     for size in (1, 3, 5, 40, len(stream)):
@@ -147,13 +147,13 @@ def test_frames_are_found_however_the_stream_is_cut(frames: egress_proxy.FrameFi
         assert b"".join(frames.feed(piece) for piece in pieces) == good + good
 
 
-def test_a_new_address_of_the_host_is_denied_at_once(frames: egress_proxy.FrameFilter) -> None:
+def test_a_new_address_of_the_host_is_denied_at_once(frames: egress_rules.FrameFilter) -> None:
     frame = framed(ipv4("203.0.113.7"))
     assert frames.feed(frame) == frame
     frames.deny([ipaddress.IPv4Network("203.0.113.7/32")])
     assert frames.feed(frame) == b""
 
 
-def test_a_stream_with_an_impossible_length_is_given_up(frames: egress_proxy.FrameFilter) -> None:
+def test_a_stream_with_an_impossible_length_is_given_up(frames: egress_rules.FrameFilter) -> None:
     with pytest.raises(ValueError, match="bytes"):
         frames.feed(b"\xff\xff\xff\xff")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.clouds.aws.network import allowlist_subnet
-from provisioner.clouds.aws.placement import Level, next_place, places, shortage
+from provisioner.clouds.aws.places import Level, next_place, places, shortage
 from provisioner.errors import InfrastructureError
 from provisioner.models import MachineSize
 

@@ -1,0 +1,100 @@
+"""The AWS account that a controller works in: its credentials, its identity, and the marks on what it creates."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+from provisioner.clouds.aws import tagged_resources
+from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.network import HOME_TAG, controller_networks
+from provisioner.config import Settings
+from provisioner.models import Environment
+from provisioner.store.home import Home
+
+# The provider's own retries: by default it waits many minutes for capacity; what to try next is ours to decide.
+PROVIDER_RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose the credentials are.
+
+    Args:
+        account: the account's number.
+        arn: of the user or role.
+    """
+
+    account: str
+    arn: str
+
+
+class Account:
+    """One set of credentials in one region.
+
+    Args:
+        home: the provisioner home.
+        settings: the operator's settings.
+        region: None for the settings' or boto3's own.
+        profile: of the AWS configuration; None for the settings' or boto3's own.
+        state: `s3://bucket/prefix` for Terraform's state, empty for local files; None for what the settings say.
+
+    Raises:
+        UsageError: no such profile, or no region.
+    """
+
+    def __init__(
+        self, home: Home, settings: Settings, region: str | None, profile: str | None, state: str | None
+    ) -> None:
+        self.home = home
+        self.settings = settings
+        self.profile = profile or settings.profile or ""
+        self.state = settings.state if state is None else state
+        self.api = Api(self.profile, region or settings.region)
+        self.region = self.api.region
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The account and the user or role, as AWS says."""
+        with asking("Asking AWS who we are"):
+            answer = self.api.client("sts").get_caller_identity()
+        return Identity(account=str(answer["Account"]), arn=str(answer["Arn"]))
+
+    @cached_property
+    def controllers(self) -> frozenset[str]:
+        """The networks from which this controller reaches machines."""
+        return controller_networks(self.settings.controller_cidrs)
+
+    @cached_property
+    def owner(self) -> str:
+        """The operator's user name, for tags."""
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError):
+            return "unknown"
+
+    def tags(self, environment: Environment) -> dict[str, str]:
+        """Returns the tags of everything that an environment consists of, besides its id."""
+        return {
+            tagged_resources.OWNER_TAG: self.owner,
+            HOME_TAG: self.home.identity,
+            "provisioner:stack": environment.stack,
+            "provisioner:batch": environment.batch or "none",
+            tagged_resources.CREATED_TAG: tagged_resources.timestamp(environment.created_at),
+        }
+
+    def root_files(self, region: str, stack: str) -> dict[str, str]:
+        """Returns the files of a Terraform root that configure the provider and, unless it is local, the state."""
+        login = {"region": region, **({"profile": self.profile} if self.profile else {})}
+        # Leases are renewed without Terraform.
+        ignored = {"keys": [tagged_resources.LEASE_TAG]}
+        provider = {"provider": {"aws": [{**login, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}]}}
+        files = {"provider.tf.json": json.dumps(provider, indent=2)}
+        if self.state:
+            bucket, _, prefix = self.state.removeprefix("s3://").partition("/")
+            key = "/".join(part for part in (prefix.strip("/"), stack, "terraform.tfstate") if part)
+            backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **login}
+            files["backend.tf.json"] = json.dumps({"terraform": {"backend": {"s3": backend}}}, indent=2)
+        return files

@@ -1,0 +1,108 @@
+"""EC2 instances from their user data to their end. What exists is asked of EC2 by tag, never of a record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from provisioner.clock import now
+from provisioner.clouds.aws import hardening, schedules, tagged_resources, user_data
+from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.api import asking
+from provisioner.clouds.cloud import Machines, TerminationReason
+from provisioner.errors import InfrastructureError
+from provisioner.models import Environment, Role
+from provisioner.remote.ssh import Connection
+from provisioner.store.leases import LEASE
+
+# EC2 is asked no more often whether a machine runs.
+ALIVE_SECONDS = 3.0
+# EC2 API reference, StateReason: the machine was shut down from within.
+SWITCHED_OFF = "Client.InstanceInitiatedShutdown"
+
+
+class AwsMachines(Machines):
+    """EC2 instances of one account."""
+
+    account: Account
+    last_answers: dict[tuple[str, Role], tuple[float, bool]]
+    """By environment and role: when EC2 was last asked whether the machine runs, and its answer."""
+
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        """Writes each machine's user data to the environment's directory."""
+        for role in environment.machines:
+            path = user_data.path(self.account.home, environment, role)
+            path.write_text(user_data.cloud_config(role, authorized_keys.get(role, {}), environment.expires_at))
+
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        """Returns the key that cloud-init printed on the console at the first boot."""
+        return hardening.host_key(self.console(environment, role))
+
+    def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        """Writes the hosts files, and switches the metadata service off.
+
+        Raises:
+            InfrastructureError: AWS did not confirm that in time.
+        """
+        hardening.harden(self.account.api, environment, connections)
+
+    def alive(self, environment: Environment, role: Role) -> bool:
+        """Whether EC2 calls the machine anything but stopped or terminated."""
+        key = (environment.id, role)
+        asked_at, answer = self.last_answers.get(key, (0.0, False))
+        if time.monotonic() - asked_at > ALIVE_SECONDS:
+            name = _instance_id(environment, role)
+            states = {instance["InstanceId"]: instance["State"]["Name"] for instance in self._instances(environment)}
+            answer = states.get(name, "terminated") not in ("stopped", "terminated")
+            self.last_answers[key] = (time.monotonic(), answer)
+        return answer
+
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        """Returns EC2's state reason, such as `Server.SpotInstanceTermination: ...`."""
+        name = _instance_id(environment, role)
+        for instance in self._instances(environment):
+            if instance["InstanceId"] == name:
+                reason = instance.get("StateReason") or {}
+                code = str(reason.get("Code") or "")
+                return TerminationReason(str(reason.get("Message") or code), from_within=code == SWITCHED_OFF)
+        return TerminationReason()
+
+    def _instances(self, environment: Environment) -> list[dict[str, Any]]:
+        if "region" not in environment.placement:  # nothing was placed yet, so nothing was created
+            return []
+        return tagged_resources.instances(self.account.api, environment.placement["region"], environment.id)
+
+    def console(self, environment: Environment, role: Role) -> str:
+        """Returns the end of the serial console, as EC2 keeps it."""
+        instance = _instance_id(environment, role)
+        if instance is None:
+            return ""
+        try:
+            with asking("Reading the console"):
+                ec2 = self.account.api.client("ec2", environment.placement["region"])
+                return str(ec2.get_console_output(InstanceId=instance, Latest=True).get("Output", ""))
+        except InfrastructureError:  # an instance that is gone, or has only just been created, has none
+            return ""
+
+    def gateways(self, environment: Environment) -> list[str]:
+        """Lists the subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
+        block = "10.214.0" if environment.full_internet else "10.215.0"
+        return [f"{block}.1", f"{block}.2"]
+
+    def move_ttl(self, environment: Environment) -> None:
+        """Moves the schedule, and what the tags say of it."""
+        api, region = self.account.api, environment.placement["region"]
+        schedules.move(api, region, environment.id, environment.expires_at)
+        expiry = {tagged_resources.EXPIRY_TAG: tagged_resources.timestamp(environment.expires_at)}
+        tagged_resources.retag(api, region, environment.id, expiry)
+
+    def renew_lease(self, environment: Environment) -> None:
+        """Records in a tag until when other controllers should assume that this one is alive."""
+        until = {tagged_resources.LEASE_TAG: tagged_resources.timestamp(now() + LEASE)}
+        tagged_resources.retag(self.account.api, environment.placement["region"], environment.id, until)
+
+
+def _instance_id(environment: Environment, role: Role) -> str | None:
+    endpoint = environment.endpoints.get(role)
+    return endpoint.instance_id if endpoint else None

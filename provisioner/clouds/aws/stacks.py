@@ -1,0 +1,136 @@
+"""What Terraform is given on AWS: the region's shared network, and each environment's variables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from provisioner.clouds.aws import images, schedules, tagged_resources, user_data
+from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.network import HOME_TAG, NETWORK_TAG, Networks, find_network, remove_network, zones_of
+from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
+from provisioner.clouds.module_variables import ModuleVariables, TerraformType
+from provisioner.errors import HostError
+from provisioner.models import Environment, Record, Role
+from provisioner.store.images import ImageStore
+
+# RunInstances: a bucket of five requests, refilled twice a second (EC2 API request throttling).
+PARALLELISM = 5
+
+
+class AllowlistSubnet(Record):
+    """Where the subnet of an environment with an allowlist lies.
+
+    Args:
+        cidr: its network.
+        zone: its availability zone.
+        gateway_id: the offline VPC's internet gateway.
+    """
+
+    cidr: str
+    zone: str
+    gateway_id: str
+
+
+class AwsVariables(ModuleVariables):
+    """The variables that only terraform/aws/environment takes; its variables.tf describes them."""
+
+    vpc_id: Annotated[str, TerraformType("string")]
+    subnet_id: Annotated[str, TerraformType("string")]
+    controller_cidrs: Annotated[tuple[str, ...], TerraformType("set(string)")]
+    instance_types: Annotated[dict[Role, str], TerraformType("map(string)")]
+    user_data: Annotated[dict[Role, str], TerraformType("map(string)")]
+    spot: Annotated[bool, TerraformType("bool")]
+    allowlist: Annotated[
+        AllowlistSubnet | None, TerraformType("object({ cidr = string, zone = string, gateway_id = string })")
+    ]
+    expires_at: Annotated[str, TerraformType("string")]
+    scheduler_role_arn: Annotated[str, TerraformType("string")]
+    tags: Annotated[dict[str, str], TerraformType("map(string)")]
+
+
+class AwsStacks(Stacks):
+    """Stacks in one account."""
+
+    account: Account
+    networks: Networks
+    store: ImageStore
+    module_variables = AwsVariables
+    parallelism = PARALLELISM
+
+    def stack_values(self, environment: Environment) -> StackValues:
+        """Returns the AMIs, network, instance types, user data, schedule and tags."""
+        account, placement = self.account, environment.placement
+        network = self.networks.get(placement["region"])
+        kind = "online" if environment.full_internet else "offline"
+        allowlist = None
+        if environment.allowed_destinations:
+            allowlist = AllowlistSubnet(
+                cidr=placement["allowlist"], zone=placement["zone"], gateway_id=network.gateways["offline"]
+            )
+        variables = AwsVariables(
+            vpc_id=network.vpcs[kind],
+            subnet_id=network.subnets[kind][placement["zone"]],
+            controller_cidrs=tuple(sorted(network.controllers)),
+            instance_types={role: placement[role] for role in environment.machines},
+            user_data={
+                role: user_data.path(account.home, environment, role).read_text() for role in environment.machines
+            },
+            spot=placement["market"] == "spot",
+            allowlist=allowlist,
+            expires_at=schedules.moment(environment.expires_at),
+            scheduler_role_arn=schedules.role_arn(account.identity.account, placement["region"]),
+            tags=account.tags(environment),
+        )
+        machines = environment.machines.items()
+        return StackValues(
+            images={role: images.ami_id(account, self.store, machine.image) for role, machine in machines},
+            variables=variables,
+        )
+
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        """Returns the provider's configuration, and the state's backend unless it is local."""
+        return self.account.root_files(environment.placement["region"], environment.stack)
+
+    def shared_network(self, environment: Environment) -> SharedNetwork | None:
+        """Returns the region's network if it is missing, incomplete, or closed to this controller's address.
+
+        Raises:
+            HostError: another controller created it, and its state is not shared.
+        """
+        account, region = self.account, environment.placement["region"]
+        network = find_network(account.api, region)
+        known = network.controllers if network else frozenset()
+        stack = f"network-aws-{account.identity.account}-{region}"
+        directory = account.home.stacks / stack
+        interrupted = (directory / UNFINISHED).exists()
+        if network and account.controllers <= known and not interrupted:
+            self.networks.keep(region, network)
+            return None
+        if network and not account.state and not directory.exists():
+            raise HostError(
+                f"The network in {region} was created by another controller, and lets in only "
+                f"{', '.join(sorted(known))}.",
+                hint="Share its Terraform state (--state s3://bucket/prefix), or let that controller add "
+                f"{', '.join(sorted(account.controllers))} to its controller_cidrs.",
+            )
+        self.networks.forget(region)  # it is about to change
+        values = {
+            "region": region,
+            "availability_zones": zones_of(account.api, region),
+            "controller_cidrs": sorted(known | account.controllers),
+            "tags": {
+                NETWORK_TAG: region,
+                HOME_TAG: account.home.identity,
+                tagged_resources.OWNER_TAG: account.owner,
+            },
+        }
+        return SharedNetwork(
+            stack=stack,
+            values=values,
+            root_files=account.root_files(region, stack),
+            new=network is None or interrupted,
+        )
+
+    def remove_shared_network(self, environment: Environment) -> None:
+        """Removes what this home has created of the region's network."""
+        remove_network(self.account.api, environment.placement["region"], self.account.home.identity)

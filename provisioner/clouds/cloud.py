@@ -1,0 +1,315 @@
+"""The interface of a cloud, composed of small parts. A cloud defines only what it really does.
+
+Whatever most clouds do not need has a default here, which says what a cloud without it does. Nothing else lives here,
+and no cloud imports the registry that lists it.
+"""
+# ruff: noqa: B027 - to do nothing is a default like any other
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from provisioner.clouds.module_variables import ModuleVariables
+
+if TYPE_CHECKING:
+    from provisioner.costs.prices import CostLine
+    from provisioner.errors import TerraformError
+    from provisioner.family.manifest import Resources
+    from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+    from provisioner.progress import Progress
+    from provisioner.remote.ssh import Connection
+
+
+UNFINISHED = "unfinished"
+"""File in a shared network's stack while Terraform makes it: if killed, Terraform forgets what it was just making."""
+
+
+@dataclass(frozen=True)
+class StackValues:
+    """What a cloud adds to the Terraform variables of one environment.
+
+    Args:
+        images: each role's image, as the cloud's Terraform module names it.
+        variables: the variables that only this cloud's module takes.
+    """
+
+    images: Mapping[Role, str]
+    variables: ModuleVariables
+
+
+@dataclass(frozen=True)
+class SharedNetwork:
+    """The stack of a cloud's Terraform module `network`, which several environments share.
+
+    Args:
+        stack: the stack's name.
+        values: the module's variables.
+        root_files: what the cloud adds to the Terraform root.
+        new: whether it is created for the first time; otherwise environments may be using it while it changes.
+    """
+
+    stack: str
+    values: dict[str, Any]
+    root_files: dict[str, str]
+    new: bool
+
+
+@dataclass(frozen=True)
+class TerminationReason:
+    """Why a machine no longer runs, as far as the cloud says.
+
+    Args:
+        message: in the cloud's words; empty where it gives none.
+        from_within: whether the machine was switched off from inside.
+    """
+
+    message: str = ""
+    from_within: bool = False
+
+
+@dataclass(frozen=True)
+class EnvironmentResources:
+    """What exists in a cloud under the id of one environment, however it got there.
+
+    Args:
+        environment: the id that the resources' tags or paths name.
+        resources: a description of each.
+        region: where they are; empty where a cloud has no regions.
+        home: the identity of the provisioner home that created them; empty where it is not known.
+        owner: who created them.
+        created_at, expires_at, leased_until: as the tags and the cloud say; None where they do not.
+    """
+
+    environment: str
+    resources: tuple[str, ...] = ()
+    region: str = ""
+    home: str = ""
+    owner: str = ""
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    leased_until: datetime | None = None
+
+
+class Requirements:
+    """What the controller needs before it can use the cloud."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Lists what this controller lacks, as (problem, remedy). By default, nothing."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Lists what is worth knowing about the cloud's configuration. By default, nothing."""
+        return []
+
+
+class Sizing(ABC):
+    """Which machines an environment gets, and what they cost."""
+
+    @abstractmethod
+    def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        """Chooses the smallest, or cheapest, machines that satisfy a task's manifest and its aux VM's spec.
+
+        Raises:
+            UnavailableError: the cloud cannot provide them.
+        """
+
+    @abstractmethod
+    def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
+        """Chooses the machine in which an image is built."""
+
+    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+        """Estimates what an environment costs per hour. By default nothing: nobody sends a bill.
+
+        Args:
+            spot: whether the environment may use the spot market, if the operator asked for it.
+
+        Raises:
+            UnavailableError: a price is not known.
+        """
+        return ()
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        """Returns what a created environment costs where it is, in US dollars. By default zero.
+
+        Never raises for want of a price.
+        """
+        return Decimal(0)
+
+
+class Images(ABC):
+    """Where machines' images come from and how long they stay."""
+
+    @abstractmethod
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
+        """Returns the name of a base image, building it if necessary; or of the vendor's image to build it from."""
+
+    @abstractmethod
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
+        """Turns the disk of the powered-off builder into an image, described in the directory `destination`."""
+
+    def has_image(self, image: Path) -> bool:
+        """Whether machines can boot from the finished image that a directory describes.
+
+        By default True: the image is its directory.
+        """
+        return True
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        """Describes in a directory an image that another controller has built. By default there are none.
+
+        Returns:
+            whether the cloud has such an image.
+        """
+        return False
+
+    def keep_when_off(self, environment: Environment) -> None:
+        """Lets a builder's machine survive powering itself off. By default it does so anyway."""
+
+    def discard(self, image: Path) -> None:
+        """Removes what an image consists of outside its directory. By default nothing. Safe to repeat."""
+
+
+class Placement:
+    """Where in the cloud an environment is created, and where next if there is no capacity."""
+
+    region: str = ""
+    """Where in the cloud environments start; empty where it has no regions."""
+
+    def place(self, environment: Environment) -> dict[str, str]:
+        """Chooses where to create the environment first. By default there is only one place, without a name."""
+        return {}
+
+    def next_place(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        """Decides whether a failure has to do with where the environment was to be created.
+
+        Returns:
+            the reason, and where to try next; None if the place is not to blame, as by default it never is.
+
+        Raises:
+            CapacityError: the place is to blame, and there is no other to try.
+        """
+        return None
+
+    def fallback(self) -> Cloud | None:
+        """Returns the same cloud in the next region that the operator allows; None, the default, if there is none."""
+        return None
+
+
+class Stacks(ABC):
+    """What Terraform is given to create environments."""
+
+    module_variables: ClassVar[type[ModuleVariables]]
+    """The variables that only this cloud's module takes."""
+    parallelism: int | None = None
+    """How many resources Terraform may create at once; None for Terraform's default."""
+
+    @abstractmethod
+    def stack_values(self, environment: Environment) -> StackValues:
+        """Returns what this cloud adds to the environment's Terraform variables."""
+
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        """Returns what this cloud adds to the files of the environment's Terraform root. By default nothing."""
+        return {}
+
+    def shared_network(self, environment: Environment) -> SharedNetwork | None:
+        """Returns the network that has to be created or changed before the environment can be created.
+
+        None if it is there already, or, as by default, if environments share nothing.
+        """
+        return None
+
+    def remove_shared_network(self, environment: Environment) -> None:
+        """Removes what an interrupted attempt of this home created of a shared network. Safe to repeat."""
+
+
+class Machines(ABC):
+    """Machines from their boot to their end."""
+
+    @abstractmethod
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        """Writes what the machines boot with. Called before Terraform runs.
+
+        Args:
+            authorized_keys: for each role, user -> lines of authorized_keys.
+        """
+
+    @abstractmethod
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        """Returns the machine's SSH host key as `TYPE BASE64`, from the cloud; None if it is not known yet."""
+
+    def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        """Makes the last changes to machines that are up, before anything of the task runs in them.
+
+        By default machines boot hardened.
+        """
+
+    @abstractmethod
+    def alive(self, environment: Environment, role: Role) -> bool:
+        """Asks the cloud whether the machine runs."""
+
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        """Returns why a machine no longer runs. By default the cloud does not say."""
+        return TerminationReason()
+
+    def console(self, environment: Environment, role: Role) -> str:
+        """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
+        return ""
+
+    @abstractmethod
+    def gateways(self, environment: Environment) -> list[str]:
+        """Lists addresses at which a machine might reach the controller; the first is its management card's gateway."""
+
+    @abstractmethod
+    def move_ttl(self, environment: Environment) -> None:
+        """Moves what ends the machines from outside to the record's `expires_at`. Safe to repeat."""
+
+    def renew_lease(self, environment: Environment) -> None:
+        """Tells other controllers that this one looks after the environment. By default there are no others."""
+
+
+class CleanUp(ABC):
+    """What really exists, whatever Terraform and the records say, and its removal."""
+
+    @abstractmethod
+    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+        """Lists everything in the cloud that carries our tags or lies in this home.
+
+        Args:
+            regions: where to look; None for all regions.
+        """
+
+    @abstractmethod
+    def clear(self, found: EnvironmentResources) -> bool:
+        """Removes what a survey found. Safe to repeat.
+
+        Returns:
+            whether the environment had been created completely, so that no Terraform that outlived its controller
+            can still create more of it.
+
+        Raises:
+            StillThereError: a resource could not be removed.
+        """
+
+    @abstractmethod
+    def remaining(self, environment: Environment) -> list[str]:
+        """Asks the cloud what still exists of an environment; empty if it is gone."""
+
+    @abstractmethod
+    def remove(self, environment: Environment) -> None:
+        """Removes what Terraform left behind of an environment. Safe to repeat.
+
+        Raises:
+            StillThereError: a resource could not be removed.
+        """
+
+
+class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, CleanUp):
+    """A place where machines run: `name` says which, and terraform/NAME holds its modules."""
+
+    name: str

@@ -1,0 +1,59 @@
+"""Finds out what this host lacks to run machines, and what would make them faster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from provisioner.clouds.local import kvm
+
+# program -> Debian package
+PROGRAMS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mmdebstrap": "mmdebstrap",
+    "passt": "passt",
+    "mke2fs": "e2fsprogs",
+    "unshare": "util-linux",
+    "newuidmap": "uidmap",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+}
+
+
+def problems() -> list[tuple[str, str]]:
+    """Lists what this host lacks, as (problem, remedy)."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)})
+    problems = []
+    if missing:
+        problems.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
+    if os.geteuid() != 0 and "newuidmap" not in missing and not _user_namespaces_work():
+        problems.append(
+            (
+                "This user cannot make user namespaces with subordinate ids.",
+                'sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "$USER"; '
+                "sudo sysctl kernel.unprivileged_userns_clone=1",
+            )
+        )
+    return problems
+
+
+def notes(kvm_answer: Path) -> list[str]:
+    """Lists what works, but could work better.
+
+    Args:
+        kvm_answer: file that keeps the result of this host's KVM trial.
+    """
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return ["No usable /dev/kvm: machines are emulated, and several times slower. Are you in the kvm group?"]
+    if kvm.known_answer(kvm_answer) is False:
+        return ["/dev/kvm is there, but no kernel boots under it: machines are emulated, and several times slower."]
+    return []
+
+
+def _user_namespaces_work() -> bool:
+    probe = ["unshare", "--map-root-user", "--map-auto", "--mount", "true"]
+    return subprocess.run(probe, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0

@@ -1,0 +1,95 @@
+"""Chooses the sizes of local machines, within what this host has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
+from provisioner.errors import UnavailableError
+from provisioner.family.manifest import Resources
+from provisioner.models import MachineSize, Role, VMSpec
+
+# More vCPUs than this for each CPU of the host only wait for one another.
+CPU_OVERCOMMIT = 16
+
+_ELSEWHERE = "Use --cloud aws."
+
+
+def choose_machines(resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+    """Chooses the smallest machines that satisfy a task's manifest and its aux VM's spec.
+
+    Raises:
+        UnavailableError: this host cannot provide them.
+    """
+    memory_gib = _host_memory_gib()
+    sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
+    check_machine_fits(sizes["primary"], host_memory_gib=memory_gib, gpu=resources.gpu is not None)
+    if aux:
+        sizes["aux"] = size_of_aux_vm(aux)
+        check_machine_fits(sizes["aux"], host_memory_gib=memory_gib, spec=aux)
+    check_machines_fit_together(sizes.values(), host_memory_gib=memory_gib)
+    return sizes
+
+
+def _host_memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+
+
+def check_machine_fits(
+    size: MachineSize,
+    *,
+    host_memory_gib: float,
+    host_cpus: int | None = None,
+    host_architecture: str = "x64",
+    gpu: bool = False,
+    spec: VMSpec | None = None,
+) -> None:
+    """Checks that this host can provide a machine.
+
+    Args:
+        size: the machine's size.
+        host_memory_gib: the host's memory.
+        host_cpus: the host's CPUs; by default, those that this process sees.
+        host_architecture: `x64` or `arm64`, in the Task Standard's words.
+        gpu: whether a primary machine asks for a GPU.
+        spec: the aux VM's spec; None for a primary machine.
+
+    Raises:
+        UnavailableError: it cannot; the hint says what to do instead.
+    """
+    machine = "aux VM" if spec else "primary machine"
+    if gpu or (spec and spec.gpu_spec):
+        raise UnavailableError(f"The {machine} asks for a GPU, which local machines do not have.", hint=_ELSEWHERE)
+    if spec and spec.base_image_type == "ubuntu-20.04-cuda":
+        raise UnavailableError("The aux VM asks for ubuntu-20.04-cuda, which exists only on AWS.", hint=_ELSEWHERE)
+    if spec and spec.cpu_architecture not in (None, host_architecture):
+        raise UnavailableError(
+            f"The aux VM asks for an {spec.cpu_architecture} CPU, and this host's is {host_architecture}.",
+            hint=_ELSEWHERE,
+        )
+    if size.memory_gib > host_memory_gib:
+        raise UnavailableError(
+            f"The {machine} asks for {size.memory_gib:g} GiB of memory, and this host has {host_memory_gib:.1f} GiB.",
+            hint=f"{_ELSEWHERE} Or ask for less in {'ram_gib_range' if spec else 'memory_gb of the manifest'}.",
+        )
+    most_cpus = CPU_OVERCOMMIT * (host_cpus or os.cpu_count() or 1)
+    if size.cpus > most_cpus:
+        raise UnavailableError(
+            f"The {machine} asks for {size.cpus} vCPUs, and this host can give {most_cpus} at most.",
+            hint=f"{_ELSEWHERE} Or ask for less in {'cpu_count_range' if spec else 'cpus of the manifest'}.",
+        )
+
+
+def check_machines_fit_together(sizes: Iterable[MachineSize], *, host_memory_gib: float) -> None:
+    """Checks that this host has the memory for all machines of an environment.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    wanted = sum(size.memory_gib for size in sizes)
+    if wanted > host_memory_gib:
+        raise UnavailableError(
+            f"The machines ask for {wanted:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
+            hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
+        )

@@ -1,0 +1,31 @@
+"""The variables that only one cloud's Terraform module takes: their values in Python, their types in Terraform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from provisioner.models import Record
+
+
+@dataclass(frozen=True)
+class TerraformType:
+    """A type as Terraform writes it, for the annotation of a field."""
+
+    expression: str
+
+
+class ModuleVariables(Record):
+    """The variables that a cloud's module `environment` takes besides those that every cloud's takes.
+
+    Each field is one variable, annotated with its TerraformType.
+    """
+
+    @classmethod
+    def terraform_types(cls) -> dict[str, str]:
+        """Returns each variable's type in Terraform's language, by name."""
+        return {
+            name: annotation.expression
+            for name, field in cls.model_fields.items()
+            for annotation in field.metadata
+            if isinstance(annotation, TerraformType)
+        }

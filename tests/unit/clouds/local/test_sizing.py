@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from provisioner.clouds.local.sizing import check_machine_fits, check_machines_fit_together
+from provisioner.clouds.sizing import size_of_aux_vm
+from provisioner.errors import UnavailableError
+from provisioner.models import MachineSize, VMSpec
+
+
+def test_what_the_host_can_give_passes() -> None:
+    spec = VMSpec(cpu_count_range=(2, 4), ram_gib_range=(4, 8), cpu_architecture="x64")
+    check_machine_fits(size_of_aux_vm(spec), host_memory_gib=4, host_cpus=2, spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (MachineSize(cpus=1, memory_gib=9, disk_gib=16), "memory_gb of the manifest"),
+        (MachineSize(cpus=33, memory_gib=1, disk_gib=16), "cpus of the manifest"),
+    ],
+)
+def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: MachineSize, says: str) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        check_machine_fits(size, host_memory_gib=8, host_cpus=2)
+    assert caught.value.hint is not None
+    assert "--cloud aws" in caught.value.hint
+    assert says in caught.value.hint
+
+
+def test_machines_that_fit_one_by_one_but_not_together_are_refused() -> None:
+    sizes = [MachineSize(cpus=1, memory_gib=5, disk_gib=16)] * 2
+    check_machines_fit_together(sizes, host_memory_gib=10)
+    with pytest.raises(UnavailableError, match=r"10 GiB of memory together, and this host has 8\.0 GiB"):
+        check_machines_fit_together(sizes, host_memory_gib=8)
+
+
+def test_cuda_is_refused_locally() -> None:
+    spec = VMSpec(cpu_count_range=(1, 2), ram_gib_range=(2, 4), base_image_type="ubuntu-20.04-cuda")
+    with pytest.raises(UnavailableError, match=r"ubuntu-20\.04-cuda"):
+        check_machine_fits(size_of_aux_vm(spec), host_memory_gib=8, host_cpus=2, spec=spec)
