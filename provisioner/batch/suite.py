@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from provisioner import strict_yaml
-from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD
+from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, clouds_with_places
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
@@ -206,9 +206,10 @@ class Suite(Part):
 
     @field_validator("regions", "spot")
     @classmethod
-    def _are_of_aws(cls, value: Any, others: ValidationInfo) -> Any:
-        if value and others.data.get("cloud") == DEFAULT_CLOUD:
-            raise ValueError("only for cloud: aws")
+    def _need_a_cloud_with_places(cls, value: Any, others: ValidationInfo) -> Any:
+        cloud = others.data.get("cloud")
+        if value and cloud in CLOUDS and not CLOUDS[cloud].has_places:
+            raise ValueError(f"only for cloud: {clouds_with_places()}")
         return value
 
     @field_validator("allow")

@@ -21,7 +21,7 @@ import typer
 
 from provisioner.cli.output import Result, TerminalProgress, render, render_error
 from provisioner.cli.streams import stderr
-from provisioner.clouds.registry import DEFAULT_CLOUD, Where, open_cloud
+from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
 from provisioner.environment.allowlist import parse_destination, resolve
@@ -123,7 +123,10 @@ LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
 }
 WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "cloud": (Annotated[str, typer.Option("--cloud", help="Where machines run: local or aws.")], DEFAULT_CLOUD),
+    "cloud": (
+        Annotated[str, typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.")],
+        DEFAULT_CLOUD,
+    ),
     "region": (
         Annotated[
             list[str] | None,
@@ -223,8 +226,6 @@ def session_of(environment: Environment, opened: Session) -> Session:
     """The same session on the cloud where an environment is, with the ledger that has its hold, if that is known."""
     if environment.shared_ledger and not opened.database:
         opened = replace(opened, database=shared_database())
-    if environment.cloud == opened.cloud.name == DEFAULT_CLOUD:
-        return opened
     where = Where.of(environment.cloud, environment.placement)
     return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
 

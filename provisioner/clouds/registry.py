@@ -1,4 +1,4 @@
-"""Which clouds there are. The only place that asks which one it is."""
+"""Lists the clouds. The only place that chooses one by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Where:
 
     Args:
         regions: the first is used, the others where it lacks capacity.
-        state: None for what the settings say.
+        profile: of the cloud's own configuration; None for the settings'.
+        spot: whether to try the spot market first.
+        state: where Terraform's state is; None for what the settings say.
     """
 
     cloud: str = DEFAULT_CLOUD
@@ -30,16 +32,27 @@ class Where:
 
     @classmethod
     def of(cls, cloud: str, placement: Mapping[str, str]) -> Where:
-        """Where an environment is, by its record."""
+        """Returns where an environment is, according to its record."""
         region = placement.get("region")
         return cls(cloud, (region,) if region else (), placement.get("profile"), state=placement.get("state"))
 
 
-def _local(home: Home, settings: Settings, where: Where) -> Cloud:
+@dataclass(frozen=True)
+class CloudEntry:
+    """A cloud that can be chosen.
+
+    Args:
+        open: makes the Cloud.
+        has_places: whether there is a choice of regions, profiles, markets and states.
+    """
+
+    open: Callable[[Home, Settings, Where], Cloud]
+    has_places: bool
+
+
+def _local(home: Home, settings: Settings, _: Where) -> Cloud:
     from provisioner.clouds.local.cloud import LocalCloud
 
-    if where.regions or where.profile or where.spot or where.state:
-        raise UsageError("--region, --profile, --spot and --state are for --cloud aws.")
     return LocalCloud(home, settings)
 
 
@@ -52,15 +65,26 @@ def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
     return AwsCloud(home, settings, where.regions, where.profile, spot=where.spot, state=where.state)
 
 
-CLOUDS: dict[str, Callable[[Home, Settings, Where], Cloud]] = {"local": _local, "aws": _aws}
+CLOUDS: dict[str, CloudEntry] = {
+    "local": CloudEntry(_local, has_places=False),
+    "aws": CloudEntry(_aws, has_places=True),
+}
+
+
+def clouds_with_places() -> str:
+    """Returns the names of the clouds that have regions and markets, for messages."""
+    return " or ".join(name for name, entry in CLOUDS.items() if entry.has_places)
 
 
 def open_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
-    """The cloud with a name.
+    """Opens the cloud that `where` names.
 
     Raises:
-        UsageError: there is no such cloud, or it knows no such place.
+        UsageError: there is no such cloud, or it has no such place.
     """
     if where.cloud not in CLOUDS:
         raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Known: {', '.join(sorted(CLOUDS))}.")
-    return CLOUDS[where.cloud](home, settings, where)
+    entry = CLOUDS[where.cloud]
+    if not entry.has_places and (where.regions or where.profile or where.spot or where.state):
+        raise UsageError(f"--region, --profile, --spot and --state are for --cloud {clouds_with_places()}.")
+    return entry.open(home, settings, where)
