@@ -8,19 +8,19 @@ from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import MachineSize, VMSpec
 
-# A primary machine whose manifest names no resources.
+# What a primary machine gets if its manifest names no resources.
 DEFAULT_CPUS = 1.0
 DEFAULT_MEMORY_GIB = 1.0
 
-# The base images' file systems are this large, so no disk of ours is smaller. The Task Standard asks for 8.
+# The base images' file systems are this large, so no disk is smaller. The Task Standard asks for 8.
 MINIMUM_DISK_GIB = 16
 # The Task Standard's root volume for ubuntu-20.04-cuda.
 CUDA_DISK_GIB = 125
 
-# Debian 12 with its initramfs does not boot below it.
+# Debian 12 with its initramfs does not boot with less.
 MINIMUM_MEMORY_GIB = 0.5
 
-# A machine in which an image is built.
+# What a machine gets in which an image is built.
 BUILDER_CPUS = 2
 BUILDER_MEMORY_GIB = 4.0
 
@@ -30,12 +30,12 @@ _MIB_PER_GIB = 1024
 def smallest_size(
     cpu_range: tuple[float, float], memory_gib_range: tuple[float, float], disk_gib: int = MINIMUM_DISK_GIB
 ) -> MachineSize:
-    """The smallest machine inside both inclusive ranges: whole vCPUs, memory in whole MiB, at least what boots.
+    """Returns the smallest machine inside both ranges, with whole vCPUs, whole MiB of memory, and enough to boot.
 
     Args:
-        cpu_range: lowest and highest count of vCPUs.
-        memory_gib_range: lowest and highest memory in GiB.
-        disk_gib: the root volume in GiB.
+        cpu_range: lowest and highest number of vCPUs, both included.
+        memory_gib_range: lowest and highest memory in GiB, both included.
+        disk_gib: size of the root volume in GiB.
 
     Raises:
         UnavailableError: no machine lies inside the ranges.
@@ -49,8 +49,8 @@ def smallest_size(
     low, high = memory_gib_range
     if high < MINIMUM_MEMORY_GIB:
         raise UnavailableError(
-            f"At most {high:g} GiB of memory are asked for, and Debian does not boot with less than "
-            f"{MINIMUM_MEMORY_GIB} GiB.",
+            f"The machine may have at most {high:g} GiB of memory, but Debian needs at least "
+            f"{MINIMUM_MEMORY_GIB} GiB to boot.",
             hint="Raise the upper end of ram_gib_range.",
         )
     memory_gib = max(MINIMUM_MEMORY_GIB, math.ceil(low * _MIB_PER_GIB) / _MIB_PER_GIB)
@@ -62,19 +62,19 @@ def smallest_size(
 
 
 def size_of_primary(resources: Resources) -> MachineSize:
-    """The size of a primary machine: what its manifest names, rounded up, or the defaults above.
+    """Returns the size of a primary machine: what its manifest names, rounded up, or the defaults above.
 
-    A GPU is no part of a size: the cloud is told of it, and refuses it or not.
+    A GPU is not part of a size: each cloud decides whether it can provide one.
     """
     cpus = resources.cpus or DEFAULT_CPUS
     memory_gib = resources.memory_gb or DEFAULT_MEMORY_GIB
     disk_gib = max(MINIMUM_DISK_GIB, math.ceil(resources.storage_gb or 0))
-    # A manifest names what is needed at least, so the next larger machine is right too.
+    # A manifest names a minimum, so a larger machine is right too.
     return smallest_size((cpus, math.inf), (memory_gib, math.inf), disk_gib)
 
 
 def size_of_aux_vm(spec: VMSpec) -> MachineSize:
-    """The size of an aux VM: the smallest inside the ranges of its spec. For the GPU see size_of_primary.
+    """Returns the size of an aux VM: the smallest inside the ranges of its spec. For GPUs see size_of_primary.
 
     Raises:
         UnavailableError: no machine lies inside the ranges.

@@ -1,4 +1,4 @@
-"""AWS's API: clients, and errors in the operator's words. The only importer of boto3."""
+"""Makes clients of AWS's API, and turns its errors into the operator's language. The only importer of boto3."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ LOGIN_HINT = (
     "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor --cloud aws`."
 )
 RIGHTS_HINT = "`provisioner aws policy` prints the IAM policy with the rights that are needed."
-# Bounded: what EC2 asks to be repeated later is repeated by boto3 so often, with growing pauses.
+# When EC2 asks for a request to be repeated later, boto3 repeats it this often, with growing pauses.
 CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
 
 
 class Api:
-    """Clients of one set of credentials, found as boto3 finds them.
+    """Clients for one set of credentials, which boto3 finds in its usual way.
 
     Args:
-        profile: of the AWS configuration; None for boto3's own choice.
-        region: None for what the configuration says.
+        profile: of the AWS configuration; None or empty for boto3's own choice.
+        region: None or empty for the one in the configuration.
 
     Raises:
-        UsageError: no such profile, or no region.
+        UsageError: there is no such profile, or no region is set.
     """
 
     def __init__(self, profile: str | None, region: str | None) -> None:
@@ -62,13 +62,13 @@ class Api:
 
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Turns AWS's errors into ours.
+    """Turns AWS's errors into ours while the block runs.
 
     Args:
-        what: what is asked, as in "Listing instances".
+        what: what the request does, as in "Listing instances".
 
     Raises:
-        HostError: no credentials, or credentials that AWS does not accept or that lack a right.
+        HostError: there are no credentials, or AWS does not accept them, or they lack a right.
         InfrastructureError: any other failure.
     """
     try:
@@ -83,26 +83,26 @@ def asking(what: str) -> Iterator[None]:
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
         raise InfrastructureError(message) from error
-    except (BotoCoreError, ResponseParserError) as error:  # the second: a proxy answered, or a broken server
-        said = str(error).splitlines()[0][:300]
-        raise InfrastructureError(f"{what} failed: {said}", hint="Can this machine reach AWS?") from error
+    except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy or a broken server answered
+        text = str(error).splitlines()[0][:300]
+        raise InfrastructureError(f"{what} failed: {text}", hint="Can this machine reach AWS?") from error
 
 
 def code_of(error: ClientError) -> str:
-    """AWS's code of an error."""
+    """Returns AWS's code of an error, such as `UnauthorizedOperation`."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def tags_of(tags: dict[str, str]) -> list[dict[str, str]]:
-    """Tags as the API takes them."""
+    """Returns tags in the form in which the API takes them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tag(resource: Any, key: str) -> str:
-    """The value of a tag in an answer of the API; empty where there is none."""
-    return next((str(one["Value"]) for one in resource.get("Tags", []) if one["Key"] == key), "")
+    """Returns the value of a resource's tag; empty if it has no such tag."""
+    return next((str(pair["Value"]) for pair in resource.get("Tags", []) if pair["Key"] == key), "")
 
 
 def tagged(key: str, *values: str) -> list[dict[str, Any]]:
-    """Filters for what carries a tag with one of these values."""
+    """Returns filters for resources that carry a tag with one of these values."""
     return [{"Name": f"tag:{key}", "Values": list(values)}]

@@ -1,6 +1,6 @@
-"""What an environment's machines cost on EC2: instances, volumes and public addresses. Pure.
+"""Adds up what an environment's machines cost on EC2: instances, volumes and public addresses. Pure.
 
-What is not in it: data that leaves AWS, which nobody knows before, and the images, which stay.
+Not included are data that leaves AWS, which cannot be known in advance, and the images, which stay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role
 
 BURSTABLE = re.compile(r"t\d")
-# The same for all sizes, markets and regions; T4g's are a little cheaper.
+# CPU credits cost the same for all sizes, markets and regions; those of T4g a little less.
 CREDITS = Price(
     usd=Decimal("0.05"),
     source="aws.amazon.com/ec2/pricing/on-demand, unlimited mode",
@@ -32,23 +32,23 @@ def cost_lines(
     full_internet: bool,
     spot: Mapping[Role, Decimal] | None = None,
 ) -> tuple[CostLine, ...]:
-    """What costs money by the hour, one line for each thing.
+    """Lists what costs money by the hour, one line for each item.
 
-    Burstable types are counted as if their CPUs never rested: what they do above their baseline costs extra.
+    Burstable types are counted as if their CPUs never rested, since load above their baseline costs extra.
 
     Args:
-        spot: price of an hour on the spot market by role, where that market comes first. On demand comes after it, so
-            that the worst case does not get cheaper.
+        spot: the price of an hour on the spot market by role, if that market is tried first. The worst case stays the
+            same, since the on-demand market is tried next.
 
     Raises:
-        UnavailableError: a price is not known. It never counts as none.
+        UnavailableError: a price is not known. It never counts as zero.
     """
     prices = catalogue.prices
     vcpus = {instance_type.name: instance_type.vcpus for instance_type in catalogue.types}
     lines = []
     for role, size in sizes.items():
-        found = [_price(prices, name, f"instance type {name}") for name in size.types]
-        dearest, first = max(found, key=lambda price: price.usd), found[0]
+        type_prices = [_price(prices, name, f"instance type {name}") for name in size.types]
+        dearest, first = max(type_prices, key=lambda price: price.usd), type_prices[0]
         lines.append(
             CostLine(
                 what=f"{role}: {size.types[0]}" + (" (spot)" if spot and role in spot else ""),
@@ -79,14 +79,14 @@ def cost_lines(
 
 
 def placed(sizes: Mapping[Role, MachineSize], placement: Mapping[str, str]) -> dict[Role, MachineSize]:
-    """The sizes with the one instance type each that the placement names."""
+    """Returns the sizes, each with the one instance type that the placement names."""
     return {role: size.model_copy(update={"types": (placement[role],)}) for role, size in sizes.items()}
 
 
 def _price(prices: Mapping[str, Price], name: str, what: str) -> Price:
     if name not in prices:
         raise UnavailableError(
-            f"The price of {what} is not known, and an unknown price is never taken for none.",
+            f"The price of {what} is not known, and an unknown price never counts as zero.",
             hint="May these credentials call pricing:GetProducts? `provisioner aws refresh-prices` reads AWS's public "
             "price lists, and `prices` in the configuration names a list of your own.",
         )

@@ -40,15 +40,15 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         except TimeoutError as error:
             raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
         connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
-    machines = [endpoint.instance_id for endpoint in environment.endpoints.values()]
+    instance_ids = [endpoint.instance_id for endpoint in environment.endpoints.values()]
     with asking("Switching the metadata service off"):
-        for instance in machines:
-            ec2.modify_instance_metadata_options(InstanceId=instance, HttpEndpoint="disabled")
+        for instance_id in instance_ids:
+            ec2.modify_instance_metadata_options(InstanceId=instance_id, HttpEndpoint="disabled")
     deadline = time.monotonic() + HARDEN_SECONDS
     while not all(
         _metadata_is_off(instance)
         for instance in tagged_resources.instances(api, region, environment.id)
-        if instance["InstanceId"] in machines
+        if instance["InstanceId"] in instance_ids
     ):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")

@@ -1,4 +1,4 @@
-"""Images as AMIs: the distributions' own, found by owner and name, and ours, found by tag."""
+"""Images as AMIs: the distributions' own are found by owner and name, ours by tag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from provisioner.store.images import Image, ImageStore
 
 FILE = "ami.json"
 IMAGE_TAG = "provisioner:image"
-# A first snapshot of some GiB takes two to ten minutes.
+# A first snapshot of a few GiB takes two to ten minutes.
 AVAILABLE_SECONDS = 3600
 POLL_SECONDS = 2.0
 
@@ -38,10 +38,10 @@ ARCHITECTURES: dict[Architecture, tuple[str, str]] = {"x64": ("x86_64", "amd64")
 
 
 class Ami(Record):
-    """What an image's directory says of it, in ami.json.
+    """What an image's directory says of its AMI, in ami.json.
 
     Args:
-        ours: made by a provisioner, and so removed by one.
+        ours: whether a provisioner created it, and so removes it.
     """
 
     id: str
@@ -50,17 +50,17 @@ class Ami(Record):
 
 
 def read(image: Path) -> Ami:
-    """What an image's directory says."""
+    """Reads which AMI an image's directory describes."""
     return Ami.model_validate_json((image / FILE).read_bytes())
 
 
 def write(ami: Ami, image: Path) -> None:
-    """Describes an AMI in a directory."""
+    """Writes the description of an AMI to a directory."""
     write_atomically(image / FILE, ami.model_dump_json(indent=2))
 
 
 def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
-    """The id and name of the newest AMI of a distribution.
+    """Returns the id and name of the newest AMI of a distribution.
 
     Raises:
         ImageBuildError: the region has none.
@@ -73,28 +73,28 @@ def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
         {"Name": "state", "Values": ["available"]},
     ]
     with asking(f"Looking for the AMI of {base.distribution}"):
-        # Ubuntu 20.04 is out of support, and its AMIs are deprecated; they still start.
-        found = api.client("ec2", region).describe_images(Owners=[owner], Filters=filters, IncludeDeprecated=True)
-    if not found["Images"]:
+        # Ubuntu 20.04 is out of support and its AMIs are deprecated, but they still start.
+        answer = api.client("ec2", region).describe_images(Owners=[owner], Filters=filters, IncludeDeprecated=True)
+    if not answer["Images"]:
         raise ImageBuildError(
             f"{region} has no AMI of {base.distribution} for {base.architecture}.", hint="Use another --region."
         )
-    newest = max(found["Images"], key=lambda image: str(image["CreationDate"]))
+    newest = max(answer["Images"], key=lambda image: str(image["CreationDate"]))
     return str(newest["ImageId"]), str(newest["Name"])
 
 
 def exists(api: Api, ami: Ami) -> bool:
-    """Whether an AMI is still there and can be used."""
+    """Whether an AMI still exists and can be used."""
     filters = [{"Name": "image-id", "Values": [ami.id]}, {"Name": "state", "Values": ["available"]}]
     with asking(f"Looking for {ami.id}"):
         return bool(api.client("ec2", ami.region).describe_images(Filters=filters, IncludeDeprecated=True)["Images"])
 
 
 def find(api: Api, region: str, name: str) -> Ami | None:
-    """The AMI of ours that is tagged with an image's name, once it can be used; None if there is none."""
+    """Finds our AMI that is tagged with an image's name, and waits until it can be used; None if there is none."""
     with asking(f"Looking for the image {name}"):
-        found = api.client("ec2", region).describe_images(Owners=["self"], Filters=tagged(IMAGE_TAG, name))["Images"]
-    for image in sorted(found, key=lambda one: str(one["ImageId"])):
+        images = api.client("ec2", region).describe_images(Owners=["self"], Filters=tagged(IMAGE_TAG, name))["Images"]
+    for image in sorted(images, key=lambda image: str(image["ImageId"])):
         if image["State"] in ("available", "pending"):
             return wait_until_available(api, Ami(id=image["ImageId"], region=region, ours=True))
     return None
@@ -104,28 +104,28 @@ def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, s
     """Turns a stopped instance's root volume into an AMI, and waits for it.
 
     Raises:
-        InfrastructureError: AWS could not make it.
+        InfrastructureError: AWS could not create it.
     """
-    ours = tags_of({**tags, IMAGE_TAG: name, "Name": name})
-    kinds = [{"ResourceType": kind, "Tags": ours} for kind in ("image", "snapshot")]
+    our_tags = tags_of({**tags, IMAGE_TAG: name, "Name": name})
+    kinds = [{"ResourceType": kind, "Tags": our_tags} for kind in ("image", "snapshot")]
     with asking("Creating the AMI"):
         try:
-            made = api.client("ec2", region).create_image(
+            created = api.client("ec2", region).create_image(
                 InstanceId=instance_id, Name=name, Description="provisioner", TagSpecifications=kinds
             )
         except ClientError as error:
-            # The name is a hash of the contents: another controller was faster, or a killed one got this far.
-            if code_of(error) == "InvalidAMIName.Duplicate" and (known := find(api, region, name)):
-                return known
+            # The name is a hash of the contents: another controller was faster, or was killed after it got this far.
+            if code_of(error) == "InvalidAMIName.Duplicate" and (existing := find(api, region, name)):
+                return existing
             raise
-    return wait_until_available(api, Ami(id=made["ImageId"], region=region, ours=True))
+    return wait_until_available(api, Ami(id=created["ImageId"], region=region, ours=True))
 
 
 def wait_until_available(api: Api, ami: Ami) -> Ami:
     """Waits until machines can start from an AMI.
 
     Raises:
-        InfrastructureError: AWS could not make it, or not in time.
+        InfrastructureError: AWS could not create it, or not in time.
     """
     deadline = time.monotonic() + AVAILABLE_SECONDS
     while True:
@@ -151,14 +151,14 @@ def remove(api: Api, ami: Ami) -> None:
             ec2.deregister_image(ImageId=ami.id)
             for device in image.get("BlockDeviceMappings", []):
                 if snapshot := device.get("Ebs", {}).get("SnapshotId"):
-                    _gone(ec2.delete_snapshot, "InvalidSnapshot.NotFound", SnapshotId=snapshot)
+                    _delete(ec2.delete_snapshot, "InvalidSnapshot.NotFound", SnapshotId=snapshot)
 
 
-def _gone(delete: Any, fine: str, **what: str) -> None:
+def _delete(delete: Any, ignored_code: str, **identity: str) -> None:
     try:
-        delete(**what)
+        delete(**identity)
     except ClientError as error:
-        if code_of(error) != fine:
+        if code_of(error) != ignored_code:
             raise
 
 

@@ -1,5 +1,8 @@
-"""What EC2 sells in a region and for how much, in layers: the operator's own prices over what the account's API says,
-over what `refresh-prices` kept, over a shipped snapshot."""
+"""Puts together what EC2 sells in a region and for how much.
+
+Prices come in layers, the first that knows one wins: the operator's own list, the account's API, what `refresh-prices`
+kept, and the shipped snapshot.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ KEEP_SECONDS = 24 * 3600
 # AWS Price List API, "Service endpoints": it answers for all regions from a few.
 PRICING_REGION = "us-east-1"
 ARCHITECTURES: dict[str, Architecture] = {"x86_64": "x64", "arm64": "arm64"}
-# Names of prices that are no instance type's: a GiB-month of a volume, and an hour of a public address.
+# Names of the other prices: a GiB-month of a volume, and an hour of a public address.
 STORAGE, ADDRESS = "gp3", "ipv4"
 ADDRESS_GROUP, ADDRESS_USAGE = "VPCPublicIPv4Address", "PublicIPv4:InUseAddress"
 
 
 class PriceList(Record):
-    """Prices by region and name, as the snapshot, the operator's own file and `refresh-prices` write them.
+    """Prices by region and name: the form of the snapshot, the operator's own list and what `refresh-prices` keeps.
 
     Args:
         prices: region -> instance type, `gp3` (a GiB-month) or `ipv4` (an hour) -> US dollars.
@@ -43,13 +46,13 @@ class PriceList(Record):
     prices: dict[str, dict[str, Usd]]
 
     def of(self, region: str) -> dict[str, Price]:
-        """The prices of a region."""
-        found = self.prices.get(region, {})
-        return {name: Price(usd=usd, source=self.source, as_of=self.date) for name, usd in found.items()}
+        """Returns the prices of a region."""
+        prices = self.prices.get(region, {})
+        return {name: Price(usd=usd, source=self.source, as_of=self.date) for name, usd in prices.items()}
 
 
 class Snapshot(PriceList):
-    """The shipped price list, with the instance types that it prices."""
+    """The shipped price list, with the instance types in it."""
 
     types: tuple[InstanceType, ...]
 
@@ -58,15 +61,15 @@ def load_catalogue(api: Api, region: str, kept: Path, lists: Iterable[Path] = ()
     """Puts together the catalogue of a region.
 
     Args:
-        kept: file that keeps the API's answers for a day.
-        lists: price lists that `refresh-prices` has written, where they exist.
-        own: the operator's price list; its prices go before all others.
+        kept: file in which the API's answers are kept for a day.
+        lists: price lists that `refresh-prices` may have written.
+        own: the operator's price list, which takes precedence over all others.
 
     Raises:
         UsageError: the operator's price list is not valid.
     """
-    known = shipped(region)
-    prices = dict(known.prices)
+    snapshot_catalogue = shipped(region)
+    prices = dict(snapshot_catalogue.prices)
     for path in lists:
         if path.exists():
             prices |= read_price_list(path).of(region)
@@ -74,52 +77,52 @@ def load_catalogue(api: Api, region: str, kept: Path, lists: Iterable[Path] = ()
     prices |= live.prices
     if own:
         prices |= read_price_list(own).of(region)
-    return Catalogue(types=live.types or known.types, prices=prices)
+    return Catalogue(types=live.types or snapshot_catalogue.types, prices=prices)
 
 
 def _live(api: Api, region: str, kept: Path) -> Catalogue:
-    """What was asked in the last day, else what the API says; without what it does not say."""
+    """What the API said within the last day, or says now. What it does not say is missing."""
     try:
-        known = Catalogue.model_validate_json(kept.read_bytes())
+        kept_catalogue = Catalogue.model_validate_json(kept.read_bytes())
         if now().timestamp() - kept.stat().st_mtime < KEEP_SECONDS:
-            return known
+            return kept_catalogue
     except (OSError, ValidationError):
         pass
     try:
-        types = _ask_types(api, region)
+        types = _fetch_types(api, region)
     except ProvisionerError:
         return Catalogue(types=(), prices={})
     try:
-        prices = _ask_prices(api, region)
+        prices = _fetch_prices(api, region)
     except ProvisionerError:
         prices = {}
     today = now().date()
-    found = Catalogue(
+    catalogue = Catalogue(
         types=types,
         prices={name: Price(usd=usd, source="AWS Price List API", as_of=today) for name, usd in prices.items()},
     )
     if prices:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(kept, found.model_dump_json())
-    return found
+        write_atomically(kept, catalogue.model_dump_json())
+    return catalogue
 
 
 def snapshot() -> Snapshot:
-    """The shipped snapshot."""
+    """Reads the shipped snapshot."""
     return Snapshot.model_validate_json(SNAPSHOT.read_bytes())
 
 
 def shipped(region: str) -> Catalogue:
     """Returns the catalogue of a region by the shipped snapshot alone."""
-    known = snapshot()
-    return Catalogue(types=known.types, prices=known.of(region))
+    shipped_list = snapshot()
+    return Catalogue(types=shipped_list.types, prices=shipped_list.of(region))
 
 
 def read_price_list(path: Path) -> PriceList:
-    """A price list from a file.
+    """Reads a price list from a file.
 
     Raises:
-        UsageError: it cannot be read, or a price in it is zero or none.
+        UsageError: it cannot be read, or a price in it is zero or missing.
     """
     try:
         return PriceList.model_validate_json(path.read_bytes())
@@ -131,12 +134,12 @@ def read_price_list(path: Path) -> PriceList:
         raise UsageError(f"The price list {path} is not valid: {where}: {problem['msg']}") from error
 
 
-def _ask_types(api: Api, region: str) -> tuple[InstanceType, ...]:
+def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
     filters = [
         {"Name": "current-generation", "Values": ["true"]},
         {"Name": "bare-metal", "Values": ["false"]},
         {"Name": "supported-virtualization-type", "Values": ["hvm"]},
-        # Its machines tell their console, and by it their host key, at once.
+        # Only Nitro machines show their console, and on it their host key, at once.
         {"Name": "hypervisor", "Values": ["nitro"]},
     ]
     with asking("Listing instance types"):
@@ -145,35 +148,37 @@ def _ask_types(api: Api, region: str) -> tuple[InstanceType, ...]:
 
 
 def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
-    """Instance types from the rows of DescribeInstanceTypes; those with other CPUs or accelerators are left out."""
-    found = []
+    """Reads instance types from the rows of DescribeInstanceTypes, without those with other CPUs or accelerators."""
+    types = []
     for row in rows:
-        named = [ARCHITECTURES[a] for a in row["ProcessorInfo"]["SupportedArchitectures"] if a in ARCHITECTURES]
+        architectures = [
+            ARCHITECTURES[name] for name in row["ProcessorInfo"]["SupportedArchitectures"] if name in ARCHITECTURES
+        ]
         gpus = row.get("GpuInfo", {}).get("Gpus", [])
         others = {"FpgaInfo", "InferenceAcceleratorInfo", "NeuronInfo", "MediaAcceleratorInfo"} & row.keys()
-        if not named or others or len(gpus) > 1:
+        if not architectures or others or len(gpus) > 1:
             continue
-        found.append(
+        types.append(
             InstanceType(
                 name=row["InstanceType"],
                 vcpus=row["VCpuInfo"]["DefaultVCpus"],
                 memory_gib=row["MemoryInfo"]["SizeInMiB"] / 1024,
-                architecture=named[0],
+                architecture=architectures[0],
                 gpu_model=str(gpus[0]["Name"]).lower() if gpus else None,
                 gpu_count=int(gpus[0]["Count"]) if gpus else 0,
             )
         )
-    return tuple(found)
+    return tuple(types)
 
 
-def _ask_prices(api: Api, region: str) -> dict[str, Decimal]:
+def _fetch_prices(api: Api, region: str) -> dict[str, Decimal]:
     machines = {
         "operatingSystem": "Linux",
         "preInstalledSw": "NA",
         "tenancy": "Shared",
         "capacitystatus": "Used",
     }
-    questions: list[tuple[str, Mapping[str, str]]] = [
+    queries: list[tuple[str, Mapping[str, str]]] = [
         ("AmazonEC2", machines),
         ("AmazonEC2", {"productFamily": "Storage", "volumeApiName": STORAGE}),
         ("AmazonVPC", {"group": ADDRESS_GROUP}),
@@ -181,22 +186,23 @@ def _ask_prices(api: Api, region: str) -> dict[str, Decimal]:
     texts: list[str] = []
     with asking("Listing prices"):
         pages = api.client("pricing", PRICING_REGION).get_paginator("get_products")
-        for service, terms in questions:
+        for service, terms in queries:
             filters = [
                 {"Type": "TERM_MATCH", "Field": field, "Value": value}
                 for field, value in {"regionCode": region, **terms}.items()
             ]
-            texts += [t for page in pages.paginate(ServiceCode=service, Filters=filters) for t in page["PriceList"]]
+            texts += [
+                text for page in pages.paginate(ServiceCode=service, Filters=filters) for text in page["PriceList"]
+            ]
     return parse_prices(texts)
 
 
 def parse_prices(products: Iterable[str]) -> dict[str, Decimal]:
-    """US dollars on demand by name, from the JSON texts of GetProducts.
+    """Reads on-demand prices in US dollars by name, from the JSON texts of GetProducts.
 
-    What has two prices is dearer here than it may be, never cheaper; what costs nothing, or is not in US dollars, has
-    no price.
+    Of two prices the higher one counts. Prices of zero, or in another currency, are left out.
     """
-    found: dict[str, Decimal] = {}
+    prices: dict[str, Decimal] = {}
     for text in products:
         product = json.loads(text)
         name, unit = _priced(product["product"])
@@ -207,12 +213,12 @@ def parse_prices(products: Iterable[str]) -> dict[str, Decimal]:
                 except InvalidOperation:
                     continue
                 if name and price > 0 and dimension.get("unit") == unit:
-                    found[name] = max(found.get(name, price), price)
-    return found
+                    prices[name] = max(prices.get(name, price), price)
+    return prices
 
 
 def _priced(product: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The name of what a product's price is for, and the unit that it is counted in."""
+    """What a product's price is for, and the unit in which it is counted."""
     attributes = product["attributes"]
     if attributes.get("volumeApiName") == STORAGE:
         return STORAGE, "GB-Mo"
@@ -222,11 +228,11 @@ def _priced(product: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def spot_price(api: Api, region: str, zone: str, instance_type: str) -> Decimal | None:
-    """US dollars for an hour of a spot instance now; None: AWS does not say."""
+    """Asks what an hour of a spot instance costs now, in US dollars; None if AWS does not say."""
     with asking("Asking for the spot price"):
         rows = api.client("ec2", region).describe_spot_price_history(
             InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], AvailabilityZone=zone,
             StartTime=now(), MaxResults=10,
         )["SpotPriceHistory"]  # fmt: skip
-    found = [Decimal(row["SpotPrice"]) for row in rows if row["AvailabilityZone"] == zone]
-    return max((price for price in found if price > 0), default=None)
+    prices = [Decimal(row["SpotPrice"]) for row in rows if row["AvailabilityZone"] == zone]
+    return max((price for price in prices if price > 0), default=None)

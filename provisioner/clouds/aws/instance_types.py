@@ -1,6 +1,6 @@
-"""From what a machine asks for to the cheapest instance type that fits. Pure: catalogue and prices are data.
+"""Chooses the cheapest instance types that satisfy what a machine asks for. Pure: the catalogue is data.
 
-An instance type whose price is unknown or zero is never chosen: an unknown price must not count as none.
+An instance type whose price is unknown or zero is never chosen: an unknown price must not count as zero.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from provisioner.errors import UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import Architecture, GpuSpec, MachineSize, Record, Role, VMSpec
 
-# The Task Standard's names of GPUs where AWS sells them under another.
+# The Task Standard's names of GPUs that AWS sells under other names.
 GPU_NAMES = {"a10": {"a10", "a10g"}}
-# So many types are tried, one after the other, where the cheapest have no capacity.
+# How many types are tried, one after another, while the cheapest have no capacity.
 ALTERNATIVES = 4
 
 
@@ -37,11 +37,11 @@ class InstanceType(Record):
 
 
 class Need(Record):
-    """What a machine asks for; both ends of each range belong to it.
+    """What a machine asks for. Both ends of each range are included.
 
     Args:
-        architecture: None leaves it to the price.
-        gpu: None means no GPU.
+        architecture: None for the cheapest.
+        gpu: None for no GPU.
     """
 
     cpus: tuple[float, float]
@@ -62,19 +62,23 @@ class Catalogue(Record):
 
     @property
     def hourly_usd(self) -> dict[str, Decimal]:
-        """US dollars for an hour on demand, by instance type."""
-        return {one.name: self.prices[one.name].usd for one in self.types if one.name in self.prices}
+        """The price of an hour on demand in US dollars, by instance type."""
+        return {
+            instance_type.name: self.prices[instance_type.name].usd
+            for instance_type in self.types
+            if instance_type.name in self.prices
+        }
 
 
 def choose_machines(resources: Resources, aux: VMSpec | None, catalogue: Catalogue) -> dict[Role, MachineSize]:
-    """The machines of one environment by role, of the cheapest types that fit.
+    """Chooses the machines of one environment by role, of the cheapest types that fit.
 
     Raises:
-        UnavailableError: no type fits, or none of those that do has a price.
+        UnavailableError: no type fits, or none that fits has a price.
     """
     gpu = GpuSpec(count_range=resources.gpu.count_range, model=resources.gpu.model) if resources.gpu else None
     least = size_of_primary(resources)
-    # A family's code and build steps know one architecture; only a spec can leave it open.
+    # A family's code and build steps are made for one architecture; only an aux VM's spec can leave it open.
     need = Need(cpus=(least.cpus, math.inf), memory_gib=(least.memory_gib, math.inf), architecture="x64", gpu=gpu)
     chosen: dict[Role, MachineSize] = {"primary": _size(need, least.disk_gib, "primary machine", catalogue)}
     if aux:
@@ -89,7 +93,7 @@ def choose_machines(resources: Resources, aux: VMSpec | None, catalogue: Catalog
 
 
 def choose_builder(architecture: Architecture, disk_gib: int, catalogue: Catalogue) -> MachineSize:
-    """The machine in which an image is built: cheap, and no smaller than a local builder."""
+    """Chooses the machine in which an image is built: the cheapest no smaller than a local builder."""
     need = Need(cpus=(BUILDER_CPUS, math.inf), memory_gib=(BUILDER_MEMORY_GIB, math.inf), architecture=architecture)
     return _size(need, disk_gib, "image builder", catalogue)
 
@@ -97,59 +101,59 @@ def choose_builder(architecture: Architecture, disk_gib: int, catalogue: Catalog
 def _size(need: Need, disk_gib: int, what: str, catalogue: Catalogue) -> MachineSize:
     types = cheapest(need, what, catalogue.types, catalogue.hourly_usd)
     first = types[0]
-    # An image boots on one architecture: the cheapest decides.
-    alike = [one.name for one in types if one.architecture == first.architecture]
+    # An image boots on one architecture: that of the cheapest type.
+    of_one_architecture = [candidate.name for candidate in types if candidate.architecture == first.architecture]
     return MachineSize(
         cpus=first.vcpus,
         memory_gib=first.memory_gib,
         disk_gib=disk_gib,
         architecture=first.architecture,
-        types=tuple(alike[:ALTERNATIVES]),
+        types=tuple(of_one_architecture[:ALTERNATIVES]),
     )
 
 
 def cheapest(
     need: Need, what: str, types: Iterable[InstanceType], hourly_usd: Mapping[str, Decimal]
 ) -> list[InstanceType]:
-    """The instance types that fit and have a price, the cheapest first.
+    """Lists the instance types that fit and have a price, the cheapest first.
 
     Args:
-        what: what messages call the machine.
+        what: the machine's name in messages.
 
     Raises:
-        UnavailableError: none fits, or none of those that fit has a price.
+        UnavailableError: none fits, or none that fits has a price.
     """
-    fitting = [one for one in types if _fits(one, need)]
+    fitting = [candidate for candidate in types if _fits(candidate, need)]
     if not fitting:
         raise UnavailableError(
             f"The {what} asks for {_words(need)}: EC2 sells no such instance type here.",
             hint="Widen what its spec or manifest asks for, or use another --region.",
         )
-    priced = [one for one in fitting if hourly_usd.get(one.name, Decimal(0)) > 0]
+    priced = [candidate for candidate in fitting if hourly_usd.get(candidate.name, Decimal(0)) > 0]
     if not priced:
-        names = ", ".join(sorted(one.name for one in fitting)[:5])
+        names = ", ".join(sorted(candidate.name for candidate in fitting)[:5])
         raise UnavailableError(
             f"The {what} asks for {_words(need)}: no price is known for any type that fits, such as {names}.",
-            hint="An unknown price is never taken for none. May these credentials call pricing:GetProducts?",
+            hint="An unknown price never counts as zero. May these credentials call pricing:GetProducts?",
         )
-    return sorted(priced, key=lambda one: (hourly_usd[one.name], -one.vcpus, one.name))
+    return sorted(priced, key=lambda candidate: (hourly_usd[candidate.name], -candidate.vcpus, candidate.name))
 
 
-def _fits(one: InstanceType, need: Need) -> bool:
+def _fits(instance_type: InstanceType, need: Need) -> bool:
     return (
-        need.cpus[0] <= one.vcpus <= need.cpus[1]
-        and need.memory_gib[0] <= one.memory_gib <= need.memory_gib[1]
-        and need.architecture in (None, one.architecture)
-        and _gpu_fits(one, need.gpu)
+        need.cpus[0] <= instance_type.vcpus <= need.cpus[1]
+        and need.memory_gib[0] <= instance_type.memory_gib <= need.memory_gib[1]
+        and need.architecture in (None, instance_type.architecture)
+        and _gpu_fits(instance_type, need.gpu)
     )
 
 
-def _gpu_fits(one: InstanceType, gpu: GpuSpec | None) -> bool:
+def _gpu_fits(instance_type: InstanceType, gpu: GpuSpec | None) -> bool:
     if gpu is None:
-        return one.gpu_count == 0
-    wanted = gpu.model.lower()
+        return instance_type.gpu_count == 0
+    model = gpu.model.lower()
     low, high = gpu.count_range
-    return one.gpu_model in GPU_NAMES.get(wanted, {wanted}) and low <= one.gpu_count <= high
+    return instance_type.gpu_model in GPU_NAMES.get(model, {model}) and low <= instance_type.gpu_count <= high
 
 
 def _words(need: Need) -> str:

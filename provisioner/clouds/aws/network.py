@@ -1,4 +1,4 @@
-"""A region's network, shared by all its environments: found again by tag, made by terraform/aws/network."""
+"""A region's network, shared by all its environments. terraform/aws/network creates it; here it is found by tag."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from provisioner.models import Record
 NETWORK_TAG = "provisioner:network"
 HOME_TAG = "provisioner:home"
 KIND_TAG = "provisioner:network-kind"
-# In each VPC; AWS has two to six zones in a region.
+# In each VPC. A region has two to six zones.
 ZONES = 3
-# The upper half of the offline VPC is for environments with an allowlist, 16 addresses each (AWS takes five of them).
+# The upper half of the offline VPC is for environments with an allowlist, 16 addresses each (AWS reserves five).
 ALLOWLIST_BLOCK = ipaddress.IPv4Network("10.215.128.0/17")
 ALLOWLIST_PREFIX = 28
-# "Check IP" of AWS: answers with the caller's public address.
+# AWS's "Check IP" returns the caller's public address.
 CHECK_IP = "https://checkip.amazonaws.com"
 
 
 class Network(Record):
-    """What terraform/aws/network has made, by kind (online, offline).
+    """What terraform/aws/network has created, by kind (online, offline).
 
     Args:
         subnets: zone -> subnet id.
@@ -42,36 +42,48 @@ class Network(Record):
 
 
 def find_network(api: Api, region: str) -> Network | None:
-    """The region's network, or None if there is none, or not all of it."""
+    """Returns the region's network; None if it is missing or incomplete."""
     ec2 = api.client("ec2", region)
-    ours = tagged(NETWORK_TAG, region)
+    of_region = tagged(NETWORK_TAG, region)
     with asking(f"Looking for the network in {region}"):
-        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=ours)["Vpcs"]}
+        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=of_region)["Vpcs"]}
         if set(vpcs) != {"online", "offline"}:
             return None
         inside = [{"Name": "vpc-id", "Values": list(vpcs.values())}]
         pages = ec2.get_paginator("describe_subnets").paginate(Filters=inside)
         subnets = [subnet for page in pages for subnet in page["Subnets"]]
-        gateways = ec2.describe_internet_gateways(Filters=ours)["InternetGateways"]
-        tables = ec2.describe_route_tables(Filters=ours)["RouteTables"]
+        gateways = ec2.describe_internet_gateways(Filters=of_region)["InternetGateways"]
+        tables = ec2.describe_route_tables(Filters=of_region)["RouteTables"]
     kinds = {vpc: kind for kind, vpc in vpcs.items()}
-    routes = [r for table in tables if table["VpcId"] == vpcs["offline"] for r in table["Routes"] if "GatewayId" in r]
-    found = Network(
+    routes = [
+        route
+        for table in tables
+        if table["VpcId"] == vpcs["offline"]
+        for route in table["Routes"]
+        if "GatewayId" in route
+    ]
+    network = Network(
         vpcs=vpcs,
-        gateways={kinds[a["VpcId"]]: g["InternetGatewayId"] for g in gateways for a in g["Attachments"]},
+        gateways={
+            kinds[attachment["VpcId"]]: gateway["InternetGatewayId"]
+            for gateway in gateways
+            for attachment in gateway["Attachments"]
+        },
         subnets={
             kind: {
-                s["AvailabilityZone"]: s["SubnetId"]
-                for s in subnets
-                if s["VpcId"] == vpcs[kind] and tag(s, NETWORK_TAG) == region
+                subnet["AvailabilityZone"]: subnet["SubnetId"]
+                for subnet in subnets
+                if subnet["VpcId"] == vpcs[kind] and tag(subnet, NETWORK_TAG) == region
             }
             for kind in vpcs
         },
-        controllers=frozenset(r["DestinationCidrBlock"] for r in routes if r["GatewayId"].startswith("igw-")),
-        taken=tuple(s["CidrBlock"] for s in subnets if s["VpcId"] == vpcs["offline"]),
+        controllers=frozenset(
+            route["DestinationCidrBlock"] for route in routes if route["GatewayId"].startswith("igw-")
+        ),
+        taken=tuple(subnet["CidrBlock"] for subnet in subnets if subnet["VpcId"] == vpcs["offline"]),
     )
-    whole = set(found.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in found.subnets.values())
-    return found if whole else None
+    complete = set(network.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in network.subnets.values())
+    return network if complete else None
 
 
 class Networks:
@@ -120,18 +132,18 @@ class Networks:
 
 
 def remove_network(api: Api, region: str, home: str) -> None:
-    """Removes what a home has made of a region's network; AWS refuses what is in use. Safe to repeat.
+    """Removes what a home has created of a region's network. AWS refuses to remove what is in use. Safe to repeat.
 
     Args:
         home: the identity of the provisioner home.
 
     Raises:
-        InfrastructureError: something is in use.
+        InfrastructureError: something could not be removed, because it is in use.
     """
     ec2 = api.client("ec2", region)
-    mine = [*tagged(NETWORK_TAG, region), *tagged(HOME_TAG, home)]
-    with asking(f"Removing the half-made network in {region}"):
-        acls = ec2.describe_network_acls(Filters=mine)["NetworkAcls"]
+    of_home = [*tagged(NETWORK_TAG, region), *tagged(HOME_TAG, home)]
+    with asking(f"Removing the incomplete network in {region}"):
+        acls = ec2.describe_network_acls(Filters=of_home)["NetworkAcls"]
         for acl in acls:
             default = [{"Name": "vpc-id", "Values": [acl["VpcId"]]}, {"Name": "default", "Values": ["true"]}]
             for association in acl["Associations"]:
@@ -139,24 +151,24 @@ def remove_network(api: Api, region: str, home: str) -> None:
                     AssociationId=association["NetworkAclAssociationId"],
                     NetworkAclId=ec2.describe_network_acls(Filters=default)["NetworkAcls"][0]["NetworkAclId"],
                 )
-        # Before their tables: with a subnet goes its association.
-        for subnet in ec2.describe_subnets(Filters=mine)["Subnets"]:
+        # Before their route tables: a subnet takes its association along.
+        for subnet in ec2.describe_subnets(Filters=of_home)["Subnets"]:
             ec2.delete_subnet(SubnetId=subnet["SubnetId"])
         for acl in acls:
             ec2.delete_network_acl(NetworkAclId=acl["NetworkAclId"])
-        for table in ec2.describe_route_tables(Filters=mine)["RouteTables"]:
+        for table in ec2.describe_route_tables(Filters=of_home)["RouteTables"]:
             ec2.delete_route_table(RouteTableId=table["RouteTableId"])
-        for gateway in ec2.describe_internet_gateways(Filters=mine)["InternetGateways"]:
-            for attached in gateway["Attachments"]:
-                ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=attached["VpcId"])
+        for gateway in ec2.describe_internet_gateways(Filters=of_home)["InternetGateways"]:
+            for attachment in gateway["Attachments"]:
+                ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=attachment["VpcId"])
             ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
-        for vpc in ec2.describe_vpcs(Filters=mine)["Vpcs"]:
+        for vpc in ec2.describe_vpcs(Filters=of_home)["Vpcs"]:
             ec2.delete_vpc(VpcId=vpc["VpcId"])
         _remove_scheduler(api, region, home)
 
 
 def _remove_scheduler(api: Api, region: str, home: str) -> None:
-    """Removes the group and the role of schedules."""
+    """Removes the schedules' group and role."""
     with contextlib.suppress(api.client("scheduler", region).exceptions.ResourceNotFoundException):
         api.client("scheduler", region).delete_schedule_group(Name=schedules.GROUP)
     iam, name = api.client("iam"), schedules.role_name(region)
@@ -171,7 +183,7 @@ def _remove_scheduler(api: Api, region: str, home: str) -> None:
 
 
 def zones_of(api: Api, region: str) -> list[str]:
-    """The availability zones that get subnets.
+    """Lists the availability zones that get subnets.
 
     Raises:
         InfrastructureError: there are fewer than two.
@@ -186,10 +198,10 @@ def zones_of(api: Api, region: str) -> list[str]:
 
 
 def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
-    """The networks from which this controller reaches machines: as set, else its own public address.
+    """Returns the networks from which this controller reaches machines: as set, or its own public address.
 
     Raises:
-        HostError: it is not set, and cannot be found out.
+        HostError: nothing is set, and the address cannot be determined.
     """
     if given:
         return frozenset(given)
@@ -198,16 +210,16 @@ def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
             return frozenset([f"{ipaddress.IPv4Address(answer.read(64).decode().strip())}/32"])
     except (OSError, ValueError) as error:
         raise HostError(
-            f"This machine's public address could not be found out: {error}",
+            f"This machine's public address could not be determined: {error}",
             hint='Set controller_cidrs = ["192.0.2.1/32"] in the configuration, or PROVISIONER_CONTROLLER_CIDRS.',
         ) from error
 
 
 def allowlist_subnet(environment_id: str, taken: Collection[str]) -> str:
-    """A free network in the offline VPC for an environment with an allowlist. Pure.
+    """Picks a free network in the offline VPC for an environment with an allowlist. Pure.
 
     Raises:
-        InfrastructureError: all are taken.
+        InfrastructureError: none is free.
     """
     count = 1 << (ALLOWLIST_PREFIX - ALLOWLIST_BLOCK.prefixlen)
     first = int.from_bytes(sha256(environment_id.encode()).digest()[:4], "big")
@@ -217,4 +229,4 @@ def allowlist_subnet(environment_id: str, taken: Collection[str]) -> str:
         network = f"{ALLOWLIST_BLOCK.network_address + offset}/{ALLOWLIST_PREFIX}"
         if network not in taken:
             return network
-    raise InfrastructureError("The offline VPC has no room for one more environment with an allowlist.")
+    raise InfrastructureError("The offline VPC has no room for another environment with an allowlist.")

@@ -1,7 +1,7 @@
-"""Where to create an environment, and where to go on when EC2 lacks the capacity. Pure.
+"""Orders the places where an environment can be created, and picks the next one when EC2 lacks capacity. Pure.
 
-A place is a zone, an instance type per role, and a market (spot or on-demand). They are tried zone by zone, then type
-by type, then on demand; the region is the operator's business (--region, more than once).
+A place is a zone, an instance type per role, and a market (spot or on-demand). Zones are tried first, then types, then
+the on-demand market. Another region is tried only if the operator allows it (--region, more than once).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from provisioner.models import MachineSize
 
 Level = Literal["zone", "type", "market"]
 
-# Error code -> (what has to change, why). EC2 API reference, "Error codes".
+# Error code -> (what has to change, explanation). EC2 API reference, "Error codes".
 SHORTAGES: dict[str, tuple[Level, str]] = {
     "InsufficientInstanceCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
     "UnfulfillableCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
@@ -27,7 +27,7 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
 }
 
 
-# The provider repeats a request that it got no answer to; what these codes are for was then made by the first one.
+# The provider repeats a request to which it got no answer. These codes then say that the first one had succeeded.
 REPETITIONS = (
     "InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate", "RouteAlreadyExists",
     "Resource.AlreadyAssociated", "ConflictException",
@@ -35,45 +35,50 @@ REPETITIONS = (
 
 
 def is_repetition(said: str) -> bool:
-    """Whether a failure says that something is there already, which only a lost answer explains."""
+    """Whether a failure says that something exists already, which only a lost answer explains."""
     return any(re.search(rf"\b{re.escape(code)}\b", said) for code in REPETITIONS)
 
 
 def places(sizes: Mapping[str, MachineSize], zones: Sequence[str], *, spot: bool) -> list[dict[str, str]]:
-    """All places for an environment, the best first.
+    """Lists all places for an environment, the best first.
 
     Args:
         sizes: the machines by role, each with its types.
         zones: availability zones that have a subnet, the best first.
         spot: whether spot comes before on-demand.
     """
-    found = []
+    places_in_order = []
     for market in ("spot", "on-demand") if spot else ("on-demand",):
         for rank in range(max(len(size.types) for size in sizes.values())):
             types = {role: size.types[min(rank, len(size.types) - 1)] for role, size in sizes.items()}
-            found += [{"market": market, **types, "zone": zone} for zone in zones]
-    return found
+            places_in_order += [{"market": market, **types, "zone": zone} for zone in zones]
+    return places_in_order
 
 
 def shortage(said: str) -> tuple[Level, str] | None:
-    """What a failure says of capacity or quota: what has to change, and why; None: it says nothing of them."""
-    for code, found in SHORTAGES.items():
+    """Returns what has to change after a failure for want of capacity or quota, and an explanation to format.
+
+    None if the failure has another cause.
+    """
+    for code, explained in SHORTAGES.items():
         # As a whole word: UnsupportedOperation is another error.
         if re.search(rf"\b{code}\b", said):
-            return found
+            return explained
     return None
 
 
 def next_place(all_places: Sequence[dict[str, str]], current: Mapping[str, str], level: Level) -> dict[str, str] | None:
-    """The first place after the current one that differs in what has to change; None: there is none."""
-    at = next((index for index, one in enumerate(all_places) if one.items() <= current.items()), len(all_places))
-    for one in all_places[at + 1 :]:
-        if level == "zone" or _beside(one, level) != _beside(current, level):
-            return one
+    """Returns the first place after the current one that differs in what has to change; None if there is none."""
+    position = next(
+        (index for index, place in enumerate(all_places) if place.items() <= current.items()), len(all_places)
+    )
+    for place in all_places[position + 1 :]:
+        if level == "zone" or _besides_zone(place, level) != _besides_zone(current, level):
+            return place
     return None
 
 
-def _beside(place: Mapping[str, str], level: Level) -> tuple[str | None, ...]:
+def _besides_zone(place: Mapping[str, str], level: Level) -> tuple[str | None, ...]:
     if level == "market":
         return (place["market"],)
     return (place["market"], place["primary"], place.get("aux"))

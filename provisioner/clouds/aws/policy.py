@@ -1,4 +1,4 @@
-"""The rights that the aws cloud needs: the IAM policy, and whether the credentials have them."""
+"""The rights that the aws cloud needs, as an IAM policy, and whether the credentials have them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
 
-# Reading takes no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
+# Read actions take no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
 READ = (
     "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
     "ec2:DescribeRegions", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory",
@@ -20,12 +20,12 @@ READ = (
     "ec2:DescribeVolumes", "ec2:DescribeVpcAttribute", "ec2:DescribeVpcs", "ec2:GetConsoleOutput",
     "pricing:GetProducts", "sts:GetCallerIdentity",
 )  # fmt: skip
-# What makes something new; EC2 checks the tags that come with it.
+# Actions that create a resource; EC2 checks the tags that are given with it.
 CREATE = (
     "ec2:CreateImage", "ec2:CreateInternetGateway", "ec2:CreateNetworkAcl", "ec2:CreateRouteTable",
     "ec2:CreateSecurityGroup", "ec2:CreateSubnet", "ec2:CreateVpc", "ec2:ImportKeyPair", "ec2:RunInstances",
 )  # fmt: skip
-# What changes or removes something; only with our tag.
+# Actions that change or delete a resource; allowed only on resources with our tag.
 CHANGE = (
     "ec2:AuthorizeSecurityGroupEgress", "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry",
     "ec2:CancelSpotInstanceRequests",
@@ -37,14 +37,14 @@ CHANGE = (
     "ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress", "ec2:StopInstances",
     "ec2:TerminateInstances",
 )  # fmt: skip
-# What joins two things, one of which AWS itself may have made, without our tag: a VPC's default network ACL.
+# Actions that join two resources, one of which may be AWS's own and without our tag: a VPC's default network ACL.
 JOIN = (
     "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:DetachInternetGateway", "ec2:DisassociateRouteTable",
     "ec2:ReplaceNetworkAclAssociation", "ec2:ReplaceRouteTableAssociation",
 )  # fmt: skip
 IN_A_VPC = ("ec2:CreateNetworkAcl", "ec2:CreateRouteTable", "ec2:CreateSecurityGroup", "ec2:CreateSubnet")
 RULES = ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*", "ec2:ModifySecurityGroupRules")
-# Schedules carry no tags; they are ours by their group.
+# Schedules carry no tags; their group says that they are ours.
 SCHEDULE = (
     "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:GetSchedule", "scheduler:UpdateSchedule",
 )  # fmt: skip
@@ -60,30 +60,31 @@ ROLE = (
 
 
 def policy(state: str) -> dict[str, Any]:
-    """The IAM policy with the rights that provisioner needs, and no more.
+    """Returns the IAM policy with exactly the rights that provisioner needs.
 
     Args:
-        state: `s3://bucket/prefix` of the state, or empty.
+        state: `s3://bucket/prefix` of Terraform's state, or empty if it is local.
     """
     ours = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
-    made_ours = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
+    tagged_ours = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
     arn = "arn:aws:ec2:*:*:"
     new = ["instance/*", "volume/*", "vpc/*", "subnet/*", "internet-gateway/*", "route-table/*", "network-acl/*"]
     new += ["security-group/*", "security-group-rule/*", "key-pair/*", "image/*", "snapshot/*"]
-    # What a machine starts from and in; a distribution's image is not ours.
+    # What RunInstances uses besides what it creates; a distribution's image is not ours.
     start = ["key-pair/*", "security-group/*", "subnet/*", "network-interface/*", "snapshot/*", "image/*"]
+    while_creating = {"Null": {"ec2:CreateAction": "false"}}
     for_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
     spot = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*"
     statements: list[dict[str, Any]] = [
         _allow("Read", READ, "*"),
-        _allow("CreateTagged", CREATE, [arn + one for one in new], made_ours),
+        _allow("CreateTagged", CREATE, [arn + resource for resource in new], tagged_ours),
         _allow("CreateIn", IN_A_VPC, f"{arn}vpc/*", ours),
-        _allow("StartFrom", ("ec2:RunInstances",), [arn + one for one in start] + ["arn:aws:ec2:*::image/*"]),
+        _allow("StartFrom", ("ec2:RunInstances",), [arn + resource for resource in start] + ["arn:aws:ec2:*::image/*"]),
         _allow("ImageOf", ("ec2:CreateImage",), f"{arn}instance/*", ours),
         _allow("ChangeOurs", CHANGE, "*", ours),
         _allow("RulesOfOurGroups", RULES, f"{arn}security-group-rule/*"),
         _allow("Join", JOIN, "*"),
-        _allow("Tag", ("ec2:CreateTags",), [arn + one for one in new], {"Null": {"ec2:CreateAction": "false"}}),
+        _allow("Tag", ("ec2:CreateTags",), [arn + resource for resource in new], while_creating),
         _allow("TagOurs", ("ec2:CreateTags", "ec2:DeleteTags"), f"{arn}*", ours),
         _allow("SchedulerRole", ROLE, "arn:aws:iam::*:role/provisioner-scheduler-*"),
         _allow("PassRole", ("iam:PassRole",), "arn:aws:iam::*:role/provisioner-scheduler-*", for_scheduler),
@@ -106,12 +107,12 @@ def _allow(name: str, actions: tuple[str, ...], resources: Any, condition: Any =
 
 
 def refused(api: Api, region: str, arn: str) -> list[str]:
-    """The actions that the credentials may not do, as far as AWS lets one ask without doing them.
+    """Lists the actions that the credentials do not allow, as far as they can be tried without effect.
 
-    EC2 answers a dry run with DryRunOperation where it would have done it. What creates nothing is simply called.
+    EC2 answers a dry run with DryRunOperation if it would have succeeded. Actions that only read are simply called.
 
     Args:
-        arn: who the credentials are.
+        arn: the user or role.
     """
     ec2 = api.client("ec2", region)
     tags = [{"Key": "provisioner:owner", "Value": "doctor"}]
@@ -119,7 +120,7 @@ def refused(api: Api, region: str, arn: str) -> list[str]:
     def specification(kind: str) -> list[dict[str, Any]]:
         return [{"ResourceType": kind, "Tags": tags}]
 
-    tries: dict[str, Callable[[], Any]] = {
+    attempts: dict[str, Callable[[], Any]] = {
         "ec2:DescribeInstances": lambda: ec2.describe_instances(MaxResults=5),
         "ec2:DescribeInstanceTypes": lambda: ec2.describe_instance_types(MaxResults=5),
         "ec2:DescribeImages": lambda: ec2.describe_images(Owners=["self"]),
@@ -136,14 +137,14 @@ def refused(api: Api, region: str, arn: str) -> list[str]:
             TagSpecifications=specification("key-pair"),
         ),
     }
-    found = []
-    for action, attempt in tries.items():
+    refused_actions = []
+    for action, attempt in attempts.items():
         with asking(f"Checking {action}"):
             try:
                 attempt()
             except ClientError as error:
                 if code_of(error) in REFUSED:
-                    found.append(action)
+                    refused_actions.append(action)
                 elif code_of(error) != "DryRunOperation":
                     raise
-    return found
+    return refused_actions

@@ -1,7 +1,7 @@
-"""AWS's public price list files, read by URL without credentials: prices for where the API cannot be asked.
+"""Reads AWS's public price list files, by URL and without credentials, for when the API cannot be used.
 
-AWS documentation, "Getting AWS service attributes and price lists manually": an index.csv for each service and region,
-five lines about the file, then a header, then a row for each price.
+AWS documentation, "Getting AWS service attributes and price lists manually": there is an index.csv for each service and
+region, with five lines about the file, a header, and a row for each price.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ def _open(url: str) -> AbstractContextManager[BinaryIO]:
 
 
 def fetch(
-    regions: Iterable[str], types: Collection[str], tell: Callable[[str], None], opened: Open = _open
+    regions: Iterable[str], types: Collection[str], tell: Callable[[str], None], open_url: Open = _open
 ) -> PriceList:
-    """Reads the prices of regions. The files are hundreds of megabytes; none of them is kept.
+    """Reads the prices of regions. The files are hundreds of megabytes in size; none is kept.
 
     Args:
-        types: instance types whose prices are wanted.
-        tell: told what is read.
-        opened: opens a URL.
+        types: the instance types to price.
+        tell: called with a line for each file.
+        open_url: opens a URL.
 
     Raises:
-        InfrastructureError: a file cannot be read, is of another form, or lacks what is looked for.
+        InfrastructureError: a file cannot be read, has another format, or lacks a price.
     """
     prices: dict[str, dict[str, Decimal]] = {}
     published: list[date] = []
     for region in regions:
-        found: dict[str, Decimal] = {}
+        regional: dict[str, Decimal] = {}
         for service in SERVICES:
             url = URL.format(service=service, region=region)
             tell(f"Reading {url}")
             try:
-                with opened(url) as stream:
+                with open_url(url) as stream:
                     when, rows = _rows(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
-                    found |= parse_rows(rows, types)
+                    regional |= parse_rows(rows, types)
             except (OSError, ValueError, KeyError, csv.Error) as error:
                 raise InfrastructureError(
                     f"The price list {url} cannot be read: {type(error).__name__}: {error}",
                     hint="Is the region's name right, and does this machine reach AWS?",
                 ) from error
             published.append(when)
-        if missing := {STORAGE, ADDRESS} - found.keys():
+        if missing := {STORAGE, ADDRESS} - regional.keys():
             raise InfrastructureError(f"AWS's price lists for {region} have no price of {', '.join(sorted(missing))}.")
-        prices[region] = dict(sorted(found.items()))
+        prices[region] = dict(sorted(regional.items()))
     return PriceList(date=min(published), source="AWS price list files", prices=prices)
 
 
@@ -78,8 +78,8 @@ def _rows(text: io.TextIOWrapper) -> tuple[date, Iterator[dict[str, str]]]:
 
 
 def parse_rows(rows: Iterable[dict[str, str]], types: Collection[str]) -> dict[str, Decimal]:
-    """US dollars on demand by name; of two prices, the higher one."""
-    found: dict[str, Decimal] = {}
+    """Reads on-demand prices in US dollars by name; of two prices, the higher one counts."""
+    prices: dict[str, Decimal] = {}
     for row in rows:
         if row.get("TermType") != "OnDemand" or row.get("Currency") != "USD":
             continue
@@ -89,12 +89,12 @@ def parse_rows(rows: Iterable[dict[str, str]], types: Collection[str]) -> dict[s
         except InvalidOperation:
             continue
         if name and price > 0:
-            found[name] = max(found.get(name, price), price)
-    return found
+            prices[name] = max(prices.get(name, price), price)
+    return prices
 
 
 def _name(row: dict[str, str], types: Collection[str]) -> str | None:
-    """What a row's price is for, if it is wanted."""
+    """What a row's price is for; None if it is of no interest."""
     if row.get("Volume API Name") == STORAGE and row["Unit"] == "GB-Mo" and row["Product Family"] == "Storage":
         return STORAGE
     if row.get("Group") == ADDRESS_GROUP and row["Unit"] == "Hrs" and row["usageType"].endswith(ADDRESS_USAGE):

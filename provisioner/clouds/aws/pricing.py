@@ -1,4 +1,4 @@
-"""What things cost in a region, by all that is known there: lists, the account's API, the spot market."""
+"""Prices environments in one region, from price lists, the account's API and the spot market."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provisioner.costs.prices import CostLine, hourly
 from provisioner.errors import ProvisionerError, UnavailableError
 from provisioner.models import Environment, MachineSize, Role
 
-# What `refresh-prices` keeps, in the home's market directory.
+# File that `refresh-prices` writes to the home's market directory.
 PRICE_LIST = "prices.json"
 
 
@@ -23,7 +23,7 @@ class Pricing:
     """The prices of a region for an account.
 
     Args:
-        directory: where answers are kept.
+        directory: where the API's answers are kept.
         own: the operator's price list.
     """
 
@@ -44,17 +44,17 @@ class Pricing:
         return load_catalogue(self._api, self._region, self._kept, self._lists, self._own)
 
     def sources(self) -> str:
-        """Where the prices are from, and of when."""
-        known = sorted({(price.as_of, price.source) for price in self.catalogue.prices.values()}, reverse=True)
-        return "; ".join(f"{source} ({as_of})" for as_of, source in known) or "none known here"
+        """Says where the prices are from, and how old they are."""
+        sources = sorted({(price.as_of, price.source) for price in self.catalogue.prices.values()}, reverse=True)
+        return "; ".join(f"{source} ({as_of})" for as_of, source in sources) or "none known for this region"
 
     def costs(
         self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot_zone: str | None
     ) -> tuple[CostLine, ...]:
-        """What an environment costs by the hour.
+        """Estimates what an environment costs by the hour.
 
         Args:
-            spot_zone: where its machines are tried on the spot market first; None: on demand alone.
+            spot_zone: the zone whose spot market is tried first; None for on demand only.
 
         Raises:
             UnavailableError: a price is not known.
@@ -63,7 +63,10 @@ class Pricing:
         return cost_lines(sizes, self.catalogue, full_internet=full_internet, spot=spot)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
-        """What a placed environment costs where it is, in US dollars; what is not known counts as its worst."""
+        """Returns what a placed environment costs by the hour where it is, in US dollars.
+
+        If a price is not known, the worst case counts.
+        """
         placement = environment.placement
         sizes = placed({role: machine.size for role, machine in environment.machines.items()}, placement)
         zone = placement["zone"] if placement["market"] == "spot" else None
@@ -75,13 +78,13 @@ class Pricing:
         return min(hourly(lines), environment.worst_usd_per_hour)
 
     def _spot(self, region: str, zone: str | None, types: Mapping[Role, str]) -> dict[Role, Decimal]:
-        """The spot prices that AWS tells now, by role."""
-        found: dict[Role, Decimal] = {}
+        """The present spot prices by role, as far as AWS says."""
+        prices: dict[Role, Decimal] = {}
         for role, instance_type in types.items() if zone else ():
             try:
                 price = spot_price(self._api, region, zone or "", instance_type)
-            except ProvisionerError:  # the on-demand price is an upper bound of it
+            except ProvisionerError:  # the on-demand price is an upper bound
                 continue
             if price:
-                found[role] = price
-        return found
+                prices[role] = price
+        return prices

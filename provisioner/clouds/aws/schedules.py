@@ -1,7 +1,7 @@
-"""The limit outside the machines: EventBridge Scheduler terminates them, whatever their root or we do.
+"""Ends machines from outside: EventBridge Scheduler terminates them, whatever their root or the controller does.
 
-One one-shot schedule for each environment, named after it, in the group that terraform/aws/network makes. Terraform
-makes the schedule; what moves it and what removes a forgotten one is here.
+Each environment has a one-time schedule of its name, in the group that terraform/aws/network creates. Terraform creates
+the schedule; this module moves it, and removes one that was forgotten.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ NOT_FOUND = "ResourceNotFoundException"
 
 
 def role_name(region: str) -> str:
-    """The name of the role by which a region's schedules end instances."""
+    """Returns the name of the role with which a region's schedules terminate instances."""
     return f"provisioner-scheduler-{region}"
 
 
 def role_arn(account: str, region: str) -> str:
-    """The role that terraform/aws/network makes for the schedules."""
+    """Returns the ARN of the role that terraform/aws/network creates for the schedules."""
     return f"arn:aws:iam::{account}:role/{role_name(region)}"
 
 
 def moment(when: datetime) -> str:
-    """A time as schedules write it, in UTC (EventBridge Scheduler user guide, "One-time schedules")."""
+    """Formats a time as schedules take it, in UTC (EventBridge Scheduler user guide, "One-time schedules")."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def names(api: Api, region: str, environment_id: str = "") -> Iterator[str]:
-    """The environments that have a schedule.
+    """Lists the environments that have a schedule.
 
     Args:
-        environment_id: only this one; empty for all.
+        environment_id: look only for this one; empty for all.
     """
     with asking("Listing schedules"):
         pages = api.client("scheduler", region).get_paginator("list_schedules")
         only = {"NamePrefix": environment_id} if environment_id else {}
         try:
             for page in pages.paginate(GroupName=GROUP, **only):
-                yield from (one["Name"] for one in page["Schedules"] if environment_id in ("", one["Name"]))
+                scheduled = [str(schedule["Name"]) for schedule in page["Schedules"]]
+                yield from (name for name in scheduled if environment_id in ("", name))
         except ClientError as error:
-            if code_of(error) != NOT_FOUND:  # no group: no network of ours, and so nothing else
+            if code_of(error) != NOT_FOUND:  # without the group there is no network of ours, and so nothing else
                 raise
 
 
@@ -59,10 +60,10 @@ def move(api: Api, region: str, environment_id: str, when: datetime) -> None:
     scheduler = api.client("scheduler", region)
     with asking(f"Moving the schedule of {environment_id}"):
         try:
-            known = scheduler.get_schedule(GroupName=GROUP, Name=environment_id)
+            schedule = scheduler.get_schedule(GroupName=GROUP, Name=environment_id)
         except ClientError as error:
             if code_of(error) == NOT_FOUND:
-                raise InfrastructureError(f"{environment_id} has no schedule that could be moved.") from error
+                raise InfrastructureError(f"{environment_id} has no schedule to move.") from error
             raise
         scheduler.update_schedule(
             GroupName=GROUP,
@@ -70,10 +71,10 @@ def move(api: Api, region: str, environment_id: str, when: datetime) -> None:
             ScheduleExpression=f"at({moment(when)})",
             ScheduleExpressionTimezone="UTC",
             FlexibleTimeWindow={"Mode": "OFF"},
-            # UpdateSchedule puts its defaults in place of all that is not said again.
-            Description=known["Description"],
-            State=known["State"],
-            Target=known["Target"],
+            # UpdateSchedule resets to its default whatever is not given again.
+            Description=schedule["Description"],
+            State=schedule["State"],
+            Target=schedule["Target"],
         )
 
 

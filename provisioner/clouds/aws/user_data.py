@@ -1,4 +1,4 @@
-"""What cloud-init is told at a machine's first boot. Pure. Nothing in it is secret: the machine can read it."""
+"""Writes what cloud-init gets at a machine's first boot. Pure. Nothing in it is secret: the machine can read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provisioner.store.home import Home
 
 
 def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: datetime) -> str:
-    """User data for cloud-init, which also gives root the key pair's public key and makes new host keys.
+    """Returns user data for cloud-init, which also gives root the key pair's public key and creates new host keys.
 
     Args:
         hostname: the machine's name.
@@ -26,7 +26,7 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: 
         for user, lines in sorted(authorized_keys.items())
     ]
     settings = {
-        "users": [],  # not the vendor's: what it may do, and its number, are ours to say
+        "users": [],  # no vendor's user: our own scripts decide what users there are
         "disable_root": False,
         "ssh_pwauth": False,
         "ssh_deletekeys": True,
@@ -35,7 +35,7 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: 
         "write_files": files,
         "bootcmd": [["sh", "-c", limit, "limit", str(int(expires_at.timestamp()))]],
     }
-    # JSON is YAML.
+    # JSON is valid YAML.
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"
 
 

@@ -5,15 +5,15 @@ Usage: python -m provisioner.clouds.local.egress_proxy --fd N (--allow CIDR:PORT
 N is one end of a socket pair whose other end is QEMU's `-netdev stream`. passt turns the machine's packets into
 sockets; this process starts it, watches over it and ends with it. The machine is hostile: it may send any frame.
 
---allow: passt runs in a network namespace without any way out, where the allowlisted networks are local addresses
-  (AnyIP). What listens there was made in the namespace and handed out to this process, which connects each accepted
-  connection to its original destination. IPv4 and TCP only. As the listener accepts first, a destination that
+--allow: passt runs in a network namespace with no way out, where the allowlisted networks are local addresses
+  (AnyIP). The listeners are created in the namespace and handed to this process, which connects each accepted
+  connection to its original destination. IPv4 and TCP only. Since the listener accepts first, a destination that
   refuses looks to the machine like a connection that is reset at once.
 --full-internet: passt runs beside this process, and frames to the host itself are dropped before passt sees them.
   passt alone does not: `--no-map-gw` closes the gateway's address only, and root in the machine reaches the host's
   loopback by packets sent straight to 127.0.0.1, 0.0.0.0 or one of the host's own addresses.
 
-Either way it ends when QEMU closes its end; passt dies with this process, whatever ends it.
+Either way it ends when QEMU closes its end, and passt is killed when this process ends, whatever ends it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HOST_ADDRESSES = Path("/proc/net/fib_trie")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until QEMU or passt ends; returns passt's exit code."""
-    parser = argparse.ArgumentParser(prog="egress_proxy", description="Joins a machine to what it may reach.")
+    parser = argparse.ArgumentParser(prog="egress_proxy", description="Connects a machine to what it may reach.")
     parser.add_argument("--fd", type=int, required=True, help="connected stream socket, the other end QEMU's")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--allow", action="append", metavar="CIDR:PORT", help="an allowlisted destination; repeatable")
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[[], None]) -> int:
     """Forks; the child runs `prepare` and becomes passt on `link`. Returns its pid.
 
-    A fork and not subprocess: the child keeps the namespace's capabilities only until exec, and as nobody it
-    might not be able to read the Python that it would need after it.
+    A fork and not subprocess: the child keeps the namespace's capabilities only until exec, and after it, as the user
+    nobody, it might not be able to read Python's files.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -114,7 +114,7 @@ async def _until_end(pid: int) -> int:
 
 
 async def _full_internet(qemu: socket.socket) -> int:
-    """passt beside us, and every frame of the machine through the filter."""
+    """Runs passt on a second socket pair, and passes every frame of the machine through the filter."""
     ours, theirs = socket.socketpair()
     pid = _start_passt(theirs, ["--dns-forward", RESOLVER], qemu.close)
     theirs.close()
@@ -142,14 +142,14 @@ async def _copy(source: socket.socket, sink: socket.socket, change: Callable[[by
 
 
 async def _follow_host_addresses(frames: FrameFilter) -> None:
-    """Keeps the filter true while the host gains and loses addresses."""
+    """Keeps the filter up to date while the host gains and loses addresses."""
     while True:
         await asyncio.sleep(HOST_ADDRESSES_SECONDS)
         frames.deny(host_networks(HOST_ADDRESSES.read_text()))
 
 
 async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
-    """passt in a namespace without a way out, its listeners here."""
+    """Runs passt in a namespace with no way out, and serves its listeners here."""
     ours, theirs = socket.socketpair()
 
     def prepare() -> None:
@@ -162,7 +162,7 @@ async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
         for end in (ours, theirs):
             end.close()
 
-    # lo, because passt takes its template from the default route's card, and there is no such route here.
+    # lo, because passt copies the configuration of the default route's card, and there is no such route here.
     options = ["--interface", "lo", "--dns", "none", "--no-udp", "--no-icmp"]
     pid = _start_passt(qemu, options, prepare)
     for end in (theirs, qemu):
@@ -185,7 +185,7 @@ async def _accept(listener: socket.socket, rules: Sequence[Rule], slots: asyncio
         await slots.acquire()
         try:
             accepted, _ = await loop.sock_accept(listener)
-        except OSError:  # the machine gave up meanwhile, or the host is out of descriptors
+        except OSError:  # the machine gave up in the meantime, or the host is out of descriptors
             slots.release()
             await asyncio.sleep(0.1)
             continue
@@ -196,7 +196,7 @@ async def _accept(listener: socket.socket, rules: Sequence[Rule], slots: asyncio
 
 
 async def _forward(accepted: socket.socket, rules: Sequence[Rule]) -> None:
-    """Connects one accepted connection to its original destination and pumps both ways until both have ended."""
+    """Connects one accepted connection to its original destination, and copies both ways until both have ended."""
     loop = asyncio.get_running_loop()
     with accepted, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as onward:
         for end in (accepted, onward):
@@ -215,7 +215,7 @@ async def _forward(accepted: socket.socket, rules: Sequence[Rule]) -> None:
 
 
 async def _pump(source: socket.socket, sink: socket.socket, idle: asyncio.Timeout) -> None:
-    """Copies one direction and then ends it, leaving the other open. Every chunk puts off the idle timeout."""
+    """Copies one direction and then ends it, leaving the other open. Every chunk restarts the idle timeout."""
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(source, CHUNK_BYTES):
         idle.reschedule(loop.time() + IDLE_SECONDS)

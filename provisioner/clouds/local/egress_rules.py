@@ -46,7 +46,7 @@ def parse_allow(text: str) -> Rule:
         text: CIDR:PORT, such as 203.0.113.7/32:443.
 
     Raises:
-        ValueError: it is no IPv4 network and TCP port, or it touches addresses that no machine may reach.
+        ValueError: it is not an IPv4 network and TCP port, or it includes addresses that no machine may reach.
     """
     cidr, _, port = text.rpartition(":")
     if not re.fullmatch(r"[0-9.]+(/[0-9]+)?", cidr) or not re.fullmatch(r"[0-9]{1,5}", port):
@@ -65,46 +65,46 @@ def allows(rules: Sequence[Rule], address: str, port: int) -> bool:
 
 
 def host_networks(fib_trie: str) -> tuple[ipaddress.IPv4Network, ...]:
-    """The host's own and broadcast addresses.
+    """Reads the host's own and broadcast addresses.
 
     Args:
-        fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on those below it.
+        fib_trie: the text of /proc/net/fib_trie: an address on one line, `/LENGTH host LOCAL` on the lines below it.
     """
-    found = set()
+    networks = set()
     address = ""
     for line in fib_trie.splitlines():
         if match := re.match(r"\s*\|-- ([0-9.]+)$", line):
             address = match[1]
         elif match := re.match(r"\s*/([0-9]+) \w+ (?:LOCAL|BROADCAST)\b", line):
-            found.add(ipaddress.IPv4Network((address, int(match[1])), strict=False))
-    return tuple(sorted(found))
+            networks.add(ipaddress.IPv4Network((address, int(match[1])), strict=False))
+    return tuple(sorted(networks))
 
 
 class FrameFilter:
-    """Drops what a machine with full internet must not send: all but ARP, and IPv4 to addresses not denied.
+    """Drops what a machine with full internet must not send: everything but ARP, and IPv4 to permitted addresses.
 
-    Frames are Ethernet frames, each after its length in 4 bytes, big endian (QEMU's and passt's stream format).
+    Ethernet frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's stream format).
     """
 
     def __init__(self) -> None:
-        """Starts with NEVER alone denied."""
+        """Starts with only NEVER denied."""
         self._pending = b""
         self._verdicts: dict[bytes, bool] = {}
         self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
 
     def deny(self, networks: Sequence[ipaddress.IPv4Network]) -> None:
-        """Replaces the networks that are denied besides NEVER."""
+        """Replaces the networks that are denied in addition to NEVER."""
         self._denied = (*NEVER, *networks)
         self._verdicts.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next bytes of the machine's stream and returns those frames, now complete, that may pass.
+        """Takes the next bytes of the machine's stream, and returns the frames that are now complete and may pass.
 
         Raises:
-            ValueError: a frame is longer than any that QEMU sends; the stream cannot be followed further.
+            ValueError: a frame is longer than any that QEMU sends, so the stream cannot be followed further.
         """
         stream = self._pending + data
-        kept, start = [], 0
+        passing, start = [], 0
         while len(stream) - start >= 4:
             length = int.from_bytes(stream[start : start + 4], "big")
             if length > MAX_FRAME_BYTES:
@@ -113,10 +113,10 @@ class FrameFilter:
             if end > len(stream):
                 break
             if self._passes(stream[start + 4 : end]):
-                kept.append(stream[start:end])
+                passing.append(stream[start:end])
             start = end
         self._pending = stream[start:]
-        return b"".join(kept)
+        return b"".join(passing)
 
     def _passes(self, frame: bytes) -> bool:
         if frame[12:14] == b"\x08\x06":

@@ -1,6 +1,6 @@
-"""The local cloud's base image: Debian 12 from packages, by mmdebstrap. No root is needed.
+"""Builds the local cloud's base images: Debian 12 from packages, by mmdebstrap. Root is not needed.
 
-The disks hold the file system alone; kernel and initrd lie beside them, as QEMU starts the kernel itself.
+The disks hold only the file system. Kernel and initrd lie beside them, since QEMU starts the kernel itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SOURCES = (
     "deb http://deb.debian.org/debian bookworm-updates main",
     "deb http://deb.debian.org/debian-security bookworm-security main",
 )
-# The virtual size; the file is sparse and holds about 1 GiB.
+# The virtual size. The file is sparse and takes about 1 GiB.
 DISK_GIB = 16
 # They lie beside each image's disk.
 BOOT_FILES = ("vmlinuz", "initrd.img")
 
 
 def digest(ca_bundle: Path | None) -> str:
-    """A name for all that goes into the base image, 16 hexadecimal digits.
+    """Returns a hash of everything that goes into the base image, as 16 hexadecimal digits.
 
     Args:
         ca_bundle: extra CA certificates, PEM.
@@ -53,7 +53,7 @@ def base_image(store: ImageStore, role: Role, ca_bundle: Path | None, progress: 
     Args:
         store: the home's images.
         ca_bundle: extra CA certificates that the images trust, PEM.
-        progress: told of the build.
+        progress: shows the build.
 
     Raises:
         HostError: a program is missing.
@@ -88,9 +88,9 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
     """Builds both disks of the base image into `directory`.
 
     Args:
-        directory: an empty directory; its build.log keeps the output.
+        directory: an empty directory; the output is kept in its build.log.
         ca_bundle: extra CA certificates that the image trusts.
-        on_output: told of each line.
+        on_output: called with each line of output.
 
     Raises:
         HostError: a program is missing.
@@ -111,10 +111,10 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
 
 
 def initramfs_hook() -> str:
-    """mmdebstrap's essential hook: the shell text that makes a tree's initramfs small, before it is first built."""
+    """Returns mmdebstrap's essential hook: shell text that makes a tree's initramfs small before it is first built."""
     files = shlex.quote(str(BASE_IMAGE / "local"))
     kept = "etc/initramfs-tools usr/share/initramfs-tools"
-    # An installed package's files may have lost their modes.
+    # The files of an installed wheel may have lost their modes.
     return f'cd {files} && cp -R --parents {kept} "$1/" && chmod 0755 "$1"/etc/initramfs-tools/hooks/provisioner'
 
 
@@ -132,10 +132,10 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
 
 
 def _contained() -> list[str]:
-    """What a build runs in, so that it ends with its controller, however that ends, and leaves no mount behind.
+    """The command prefix with which a build ends when its controller does, however that ends, and leaves no mount.
 
-    mmdebstrap mounts /dev and /proc into its tree: killed outside a namespace of its own, it would leave them there
-    for whoever removes the tree. An ordinary user becomes root of a user namespace with the subordinate ids.
+    mmdebstrap mounts /dev and /proc into its tree. Killed outside a mount namespace, it would leave them there for
+    whoever removes the tree. An ordinary user becomes root of a user namespace with the subordinate ids.
     """
     user = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
     namespaces = ["unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--"]
@@ -144,7 +144,7 @@ def _contained() -> list[str]:
 
 def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    # What a killed mmdebstrap leaves goes with the directory.
+    # What a killed mmdebstrap leaves behind is removed with the directory.
     environment = {**os.environ, "LC_ALL": "C", "PATH": path, "TMPDIR": str(directory)}
     lines: list[str] = []
     try:

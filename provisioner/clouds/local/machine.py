@@ -1,11 +1,10 @@
-"""One local machine: what terraform/local's provisioners call. Standard library only, for a quick start.
+"""Starts and ends one local machine, for terraform/local's provisioners. Standard library only, for a quick start.
 
 Usage: python -m provisioner.clouds.local.machine prepare|start|destroy
 
 PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (prepare, start) holds its
-settings as JSON, the same that the Terraform module takes. The credentials that the machine boots with lie in
-the directory's `credentials/`, and `accelerator` says kvm or tcg; both were written there by the controller: no key
-passes through Terraform.
+settings as JSON, as the Terraform module takes them. The directory's `credentials/` holds what the machine boots with,
+and `accelerator` says kvm or tcg. The controller wrote both there, so no key passes through Terraform.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from typing import Any
 from provisioner.clouds.local import qemu
 from provisioner.store.locks import holders
 
-# QEMU opens its control socket in well under a second; a busy host may take longer.
+# QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
 QUIT_SECONDS = 5
-# QEMU has it open as long as it lives.
+# QEMU keeps this file open as long as it lives.
 OPEN_FILE = "qemu.open"
 
 
 class MachineError(Exception):
-    """What went wrong, in one line; Terraform shows it to the operator."""
+    """An operation failed. The message is one line, which Terraform shows to the operator."""
 
 
 def main() -> int:
-    """Runs one operation. Errors go to stderr, where Terraform picks them up."""
+    """Runs one operation. Errors go to stderr, from where Terraform reports them."""
     operation = sys.argv[1] if len(sys.argv) == 2 else ""
     operations: dict[str, Callable[[Path], None]] = {"prepare": _prepare, "start": _start, "destroy": destroy}
     if operation not in operations:
@@ -70,11 +69,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _prepare(directory: Path) -> None:
-    """Makes the machine's disk: a copy-on-write layer over its image."""
+    """Creates the machine's disk: a copy-on-write layer over its image."""
     settings = _settings()
     with _locked(directory):
         if not (directory / "credentials").is_dir():
-            raise MachineError("the controller prepared no credentials for it; it was destroyed, or never recorded")
+            raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
         image = Path(settings["image"])
         backing_format = "raw" if image.suffix == ".raw" else "qcow2"
         subprocess.run(
@@ -89,7 +88,7 @@ def _start(directory: Path) -> None:
     settings = _settings()
     with _locked(directory):
         if not (directory / "disk.qcow2").exists():
-            raise MachineError("its disk is gone; it was destroyed in the meantime")
+            raise MachineError("its disk is gone: it was destroyed in the meantime")
         os.chdir(directory)
         if qemu.live_pid(Path("qemu.pid")) is None:
             _launch(directory, settings)
@@ -109,11 +108,11 @@ def _private_address() -> str | None:
     try:
         return Path("credentials/private_address").read_text().split("/")[0]
     except FileNotFoundError:
-        return None  # it has no neighbour
+        return None  # it is alone in its environment
 
 
 def _launch(directory: Path, settings: dict[str, Any]) -> None:
-    """Starts QEMU, and beside it the process that joins it to what it may reach."""
+    """Starts QEMU, its watchdog, and the egress proxy if the machine may reach anything."""
     allowed: list[dict[str, Any]] = settings["allowed_destinations"]
     internet: socket.socket | None = None
     if settings["full_internet"] or allowed:
@@ -133,10 +132,10 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         internet_fd=internet.fileno() if internet else None,
         credentials=_smbios_strings(settings["public_key"]),
     )
-    # Before the machine: there is no moment at which it could run without its limit.
-    _start_beside("provisioner.clouds.local.watchdog")
-    # Not -daemonize: it changes to /, and the private link's relative paths are resolved at every packet.
-    # It takes a moment until QEMU locks its pidfile. What it inherits finds it, should this process be killed by then.
+    # Before QEMU: the machine must never run without its watchdog.
+    _start_program("provisioner.clouds.local.watchdog")
+    # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
+    # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
     with Path("qemu.log").open("wb") as log, Path(OPEN_FILE).open("wb") as inherited:
         process = subprocess.Popen(
             qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -152,7 +151,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
 
 
 def _smbios_strings(public_key: str) -> tuple[str, ...]:
-    """Writes each credential as the SMBIOS string that systemd imports it from, and names the files."""
+    """Writes each credential as an SMBIOS string for systemd to import, and returns the files' names."""
     Path("credentials/authorized_keys.root").write_text(public_key.strip() + "\n")
     Path("smbios").mkdir(mode=0o700, exist_ok=True)
     names = []
@@ -167,28 +166,26 @@ def _smbios_strings(public_key: str) -> tuple[str, ...]:
 def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
     """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet.
 
-    It ends when QEMU closes the other end, so there is nothing to stop by hand; its pid is kept all the same.
+    It ends when QEMU closes the other end. Its pid is kept for `destroy` all the same.
     """
     arguments = ["--fd", str(theirs.fileno()), "--log", "network.log"]
     if allowed is None:
         arguments.append("--full-internet")
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    pid = _start_beside("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
+    pid = _start_program("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
     Path("network.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
 
 
-def _start_beside(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
-    """Starts a program of ours that outlives this one, in the machine's directory; returns its pid."""
+def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
+    """Starts one of our programs in the machine's directory, to outlive this one, and returns its pid."""
     argv = [sys.executable, "-m", module, *arguments]
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(
-        argv, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True, pass_fds=pass_fds
-    ).pid
+    null = subprocess.DEVNULL
+    return subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=pass_fds).pid
 
 
 def _start_time(pid: int) -> str | None:
-    """The process's start time in clock ticks: with the pid it names a process for good (proc(5), stat field 22)."""
+    """The process's start time in clock ticks: with the pid it identifies a process (proc(5), stat field 22)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -196,22 +193,22 @@ def _start_time(pid: int) -> str | None:
 
 
 def network_pid(directory: Path) -> int | None:
-    """The pid of the machine's egress proxy if it still lives."""
+    """Returns the pid of the machine's egress proxy; None if it has ended."""
     try:
-        known = json.loads((directory / "network.json").read_text())
-        state = Path(f"/proc/{known['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+        process = json.loads((directory / "network.json").read_text())
+        state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    if state == "Z" or _start_time(known["pid"]) != known["started"]:
+    if state == "Z" or _start_time(process["pid"]) != process["started"]:
         return None
-    return int(known["pid"])
+    return int(process["pid"])
 
 
 def destroy(directory: Path) -> None:
-    """Ends the machine and removes its directory. Safe to repeat, and at any moment of a start.
+    """Ends the machine and removes its directory. Safe to repeat, and at any moment while it starts.
 
     Raises:
-        MachineError: a process of it would not end.
+        MachineError: one of its processes would not end.
     """
     if not directory.is_dir():
         return
@@ -223,10 +220,13 @@ def destroy(directory: Path) -> None:
 
 
 def end(find: Callable[[], int | None]) -> None:
-    """Asks a process to end, then makes it.
+    """Asks a process to end, then kills it.
+
+    Args:
+        find: returns the process's pid, None once it has ended.
 
     Raises:
-        MachineError: it would not.
+        MachineError: it did not end.
     """
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if (pid := find()) is None:

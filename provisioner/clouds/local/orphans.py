@@ -1,7 +1,7 @@
-"""What lies and runs in a home's environments directory, with or without a record: for the sweep.
+"""Finds and removes what exists in a home's environments directory, with or without a record. For the sweep.
 
 A process belongs to an environment by its working directory, which the kernel still names when the directory is gone.
-Only programs of ours are ever ended: an operator's shell may stand there too.
+Only our own programs are ever ended: an operator's shell may be in the directory, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from provisioner.store.home import Home
 
 
 def survey(home: Home) -> list[EnvironmentResources]:
-    """One for each environment that has a directory or a process."""
+    """Lists the directory and the processes of each environment that has any."""
     processes = _processes(home)
     directories = {path.name: path for path in home.environments.glob("*/")}
     surveyed = []
@@ -48,7 +48,7 @@ def clear(home: Home, environment: str) -> None:
     """
     try:
         for pid in _processes(home).get(environment, {}):
-            machine.end(functools.partial(_still, home, environment, pid))
+            machine.end(functools.partial(_still_running, home, environment, pid))
         remove_tree(home.environments / environment)
     except machine.MachineError as error:
         raise StillThereError(f"{environment}: {error}") from error
@@ -56,26 +56,27 @@ def clear(home: Home, environment: str) -> None:
         raise InfrastructureError(f"{environment}: {error}") from error
 
 
-def _still(home: Home, environment: str, pid: int) -> int | None:
+def _still_running(home: Home, environment: str, pid: int) -> int | None:
     return pid if pid in _processes(home).get(environment, {}) else None
 
 
 def _processes(home: Home) -> dict[str, dict[int, str]]:
     """Environment id -> pid -> program, of our programs that work in one of the home's environments."""
     root = os.path.realpath(home.environments)
-    found: dict[str, dict[int, str]] = {}
+    by_environment: dict[str, dict[int, str]] = {}
     for process in Path("/proc").glob("[0-9]*"):
-        # Processes end while we look; those of other users do not let us.
+        # Processes end while we look, and other users' processes are not readable.
         with contextlib.suppress(OSError):
-            where = str((process / "cwd").readlink()).removesuffix(" (deleted)")
+            working_directory = str((process / "cwd").readlink()).removesuffix(" (deleted)")
             program = _program(process)
-            if program and where.startswith(root + os.sep):
-                found.setdefault(Path(where[len(root) + 1 :]).parts[0], {})[int(process.name)] = program
-    return found
+            if program and working_directory.startswith(root + os.sep):
+                environment = Path(working_directory[len(root) + 1 :]).parts[0]
+                by_environment.setdefault(environment, {})[int(process.name)] = program
+    return by_environment
 
 
 def _program(process: Path) -> str | None:
-    """The name of a program of ours; None for any other."""
+    """The name of the program, if it is ours; None otherwise."""
     argv = (process / "cmdline").read_bytes().split(b"\0")
     name = Path(os.fsdecode(argv[0])).name
     if name.startswith("qemu-system-"):

@@ -1,6 +1,6 @@
-"""QEMU's command line (pure) and its QMP socket. Standard library only: it starts inside Terraform.
+"""QEMU's command line (pure), its pidfile and its QMP socket. Standard library only: Terraform starts it.
 
-Must never start a process itself; clouds/local/machine.py does.
+Never starts a process itself; machine.py does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
 
-# Under emulation `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
+# Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -27,16 +28,16 @@ SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=de
 
 @dataclass(frozen=True)
 class Launch:
-    """All that QEMU's command line depends on. File names are relative to the machine's directory.
+    """Everything that QEMU's command line depends on. File names are relative to the machine's directory.
 
     Args:
         cpus: virtual CPUs.
         memory_mib: memory in MiB.
         kernel, initrd: absolute paths.
         machine_id: 32 hexadecimal digits, systemd's machine id.
-        kvm: whether the host offers KVM to us.
+        kvm: whether KVM works on this host.
         link: (own, peer) socket paths of the private link, or None without an aux VM.
-        internet_fd: file descriptor joined to passt, or None when nothing outside may be reached.
+        internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
         credentials: file names whose contents are SMBIOS strings for systemd.
     """
 
@@ -52,14 +53,14 @@ class Launch:
 
 
 def command(launch: Launch) -> list[str]:
-    """QEMU's argument list for one machine.
+    """Returns QEMU's argument list for one machine.
 
-    The management card is user networking with restrict=on: the guest reaches nothing through it, the
-    host's forwarded port reaches sshd. The kernel picks the port (`:0`), so two machines never race for one.
+    The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
+    of the host reaches sshd. The kernel picks the port (`:0`), so two machines never compete for one.
     """
     boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={launch.machine_id}"
     if not launch.kvm:
-        boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and takes its time for tests
+        boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and is slow at the tests
     argv = [
         "qemu-system-x86_64",
         *("-nodefaults", "-no-user-config", "-display", "none"),
@@ -67,7 +68,7 @@ def command(launch: Launch) -> list[str]:
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
-        # An environment's disk is thrown away: nothing waits for the host's disk to be safe.
+        # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
         *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
@@ -93,9 +94,9 @@ def _card(netdev: str, mac: str) -> str:
 
 
 def live_pid(pidfile: Path) -> int | None:
-    """The pid of the QEMU that holds `pidfile`, or None.
+    """Returns the pid of the QEMU that holds `pidfile`, or None.
 
-    QEMU keeps an fcntl lock on its pidfile as long as it lives, so the answer is immune to reused pids.
+    QEMU keeps an fcntl lock on its pidfile as long as it lives, so a reused pid cannot mislead.
     """
     try:
         with pidfile.open("rb") as file:
@@ -115,10 +116,10 @@ class QMP:
     """One connection to QEMU's QMP socket. The working directory must be the machine's directory.
 
     Args:
-        timeout_seconds: how long to wait for one answer.
+        timeout_seconds: how long to wait for each answer.
 
     Raises:
-        OSError: nobody listens.
+        OSError: QEMU does not listen.
         QMPError: QEMU answered with an error.
     """
 
@@ -154,11 +155,11 @@ class QMP:
         raise QMPError(f"{name}: QEMU closed the connection")
 
 
-def wait_for_qmp(alive: Any, deadline: float) -> QMP:
+def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
     """Connects as soon as QEMU listens.
 
     Args:
-        alive: called between attempts; its falsehood ends the wait.
+        alive: called between attempts; waiting ends when it returns False.
         deadline: in time.monotonic() seconds.
 
     Raises:
@@ -174,7 +175,7 @@ def wait_for_qmp(alive: Any, deadline: float) -> QMP:
 
 
 def forwarded_port(usernet: str) -> int:
-    """The port of 127.0.0.1 that user networking forwards, from the text of `info usernet`.
+    """Reads the port of 127.0.0.1 that user networking forwards, from the text of `info usernet`.
 
     Raises:
         QMPError: the text names no forwarded port.

@@ -49,8 +49,8 @@ def check_machine_fits(
 
     Args:
         size: the machine's size.
-        host_memory_gib: the host's memory.
-        host_cpus: the host's CPUs; by default, those that this process sees.
+        host_memory_gib: the host's memory in GiB.
+        host_cpus: the number of the host's CPUs; by default, those that this process sees.
         host_architecture: `x64` or `arm64`, in the Task Standard's words.
         gpu: whether a primary machine asks for a GPU.
         spec: the aux VM's spec; None for a primary machine.
@@ -73,10 +73,10 @@ def check_machine_fits(
             f"The {machine} asks for {size.memory_gib:g} GiB of memory, and this host has {host_memory_gib:.1f} GiB.",
             hint=f"{_ELSEWHERE} Or ask for less in {'ram_gib_range' if spec else 'memory_gb of the manifest'}.",
         )
-    most_cpus = CPU_OVERCOMMIT * (host_cpus or os.cpu_count() or 1)
-    if size.cpus > most_cpus:
+    maximum_cpus = CPU_OVERCOMMIT * (host_cpus or os.cpu_count() or 1)
+    if size.cpus > maximum_cpus:
         raise UnavailableError(
-            f"The {machine} asks for {size.cpus} vCPUs, and this host can give {most_cpus} at most.",
+            f"The {machine} asks for {size.cpus} vCPUs, and this host can provide at most {maximum_cpus}.",
             hint=f"{_ELSEWHERE} Or ask for less in {'cpu_count_range' if spec else 'cpus of the manifest'}.",
         )
 
@@ -85,11 +85,11 @@ def check_machines_fit_together(sizes: Iterable[MachineSize], *, host_memory_gib
     """Checks that this host has the memory for all machines of an environment.
 
     Raises:
-        UnavailableError: it cannot.
+        UnavailableError: it has not.
     """
-    wanted = sum(size.memory_gib for size in sizes)
-    if wanted > host_memory_gib:
+    memory_gib = sum(size.memory_gib for size in sizes)
+    if memory_gib > host_memory_gib:
         raise UnavailableError(
-            f"The machines ask for {wanted:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
+            f"The machines ask for {memory_gib:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
             hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
         )

@@ -270,7 +270,11 @@ VM_SPECS = [
     Bad("bad build steps", spec(build_steps=[{"type": "ansible"}]), "spec.build_steps, step 1: type must be"),
     Bad("no whole CPU", spec(cpu_count_range=[1.2, 1.8]), "No whole number of vCPUs lies between 1.2 and 1.8"),
     Bad("half a CPU at most", spec(cpu_count_range=[0.1, 0.5]), "No whole number of vCPUs lies between 0.1 and 0.5"),
-    Bad("too little memory to boot", spec(ram_gib_range=[0.1, 0.3]), "At most 0.3 GiB of memory are asked for"),
+    Bad(
+        "too little memory to boot",
+        spec(ram_gib_range=[0.1, 0.3]),
+        "may have at most 0.3 GiB of memory, but Debian needs at least 0.5",
+    ),
     Bad("no whole MiB", spec(ram_gib_range=[1.0001, 1.0002]), "No whole number of MiB lies between"),
     Bad("a GPU, locally", local(gpu_spec=GPU), "The aux VM asks for a GPU"),
     Bad("ARM, locally", local(cpu_architecture="arm64"), "asks for an arm64 CPU, and this host's is x64"),
@@ -279,7 +283,11 @@ VM_SPECS = [
         local(ram_gib_range=[9, 16]),
         "asks for 9 GiB of memory, and this host has 8.0 GiB",
     ),
-    Bad("more CPUs than sensible", local(cpu_count_range=[64, 96]), "asks for 64 vCPUs, and this host can give 32"),
+    Bad(
+        "more CPUs than sensible",
+        local(cpu_count_range=[64, 96]),
+        "asks for 64 vCPUs, and this host can provide at most 32",
+    ),
     Bad(
         "a GPU for the primary machine, locally",
         lambda _: check_machine_fits(MachineSize(cpus=1, memory_gib=1, disk_gib=16), host_memory_gib=8, gpu=True),

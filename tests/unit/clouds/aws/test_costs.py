@@ -66,7 +66,7 @@ def test_where_it_ended_up_decides_what_it_cost() -> None:
 def test_an_unknown_price_refuses(unknown: str) -> None:
     prices = {name: price for name, price in MARKET.prices.items() if name != unknown}
     known = MARKET.model_copy(update={"prices": prices})
-    with pytest.raises(UnavailableError, match="never taken for none"):
+    with pytest.raises(UnavailableError, match="never counts as zero"):
         cost_lines(SIZES, known, full_internet=False)
 
 
