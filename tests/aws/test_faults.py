@@ -149,7 +149,7 @@ def test_an_environment_that_lost_an_answer_is_made_again(
     lost = api.inject(Fault("AuthorizeSecurityGroupEgress", "InternalError", status="500 Error", times=1, done=True))
     created = create(session, environment(session, aux=False))
     assert len(lost.hits) == 1
-    assert any("making it again" in note for note in account.progress.notes)
+    assert any("creating it again" in note for note in account.progress.notes)
     found = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
     assert [i["InstanceId"] for r in found["Reservations"] for i in r["Instances"]] == [
         created.endpoints["primary"].instance_id

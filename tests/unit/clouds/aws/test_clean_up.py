@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from provisioner.clouds.aws import schedules, tagged_resources
+from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.clean_up import AwsCleanUp
+from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.errors import StillThereError
+
+FOUND = EnvironmentResources("env", region="eu-west-1")
+
+
+@pytest.fixture
+def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
+    """The clean-up of an account in which nothing exists."""
+    monkeypatch.setattr(schedules, "names", lambda *_: iter(()))
+    monkeypatch.setattr(tagged_resources, "remove", lambda *_: None)
+    monkeypatch.setattr(tagged_resources, "remaining", lambda *_: [])
+    clean_up = AwsCleanUp()
+    clean_up.account = cast("Account", SimpleNamespace(api=None))
+    return clean_up
+
+
+def test_only_a_schedule_shows_that_an_environment_was_created_completely(
+    clean_up: AwsCleanUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clean_up.clear(FOUND) is False
+    monkeypatch.setattr(schedules, "names", lambda *_: iter(["env"]))
+    assert clean_up.clear(FOUND) is True
+
+
+def test_what_cannot_be_removed_is_named(clean_up: AwsCleanUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tagged_resources, "remaining", lambda *_: ["volume vol-1"])
+    with pytest.raises(StillThereError, match="env is not gone: volume vol-1"):
+        clean_up.clear(FOUND)
