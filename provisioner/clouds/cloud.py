@@ -285,7 +285,7 @@ class CleanUp(ABC):
         """
 
     @abstractmethod
-    def clear(self, found: EnvironmentResources) -> bool:
+    def clear(self, resources: EnvironmentResources) -> bool:
         """Removes what a survey found. Safe to repeat.
 
         Returns:

@@ -34,7 +34,7 @@ class AwsCleanUp(CleanUp):
             regions = self.account.api.client("ec2").describe_regions()["Regions"]
         return sorted(str(region["RegionName"]) for region in regions)
 
-    def clear(self, found: EnvironmentResources) -> bool:
+    def clear(self, resources: EnvironmentResources) -> bool:
         """Removes everything that carries the environment's tag.
 
         Returns:
@@ -43,11 +43,11 @@ class AwsCleanUp(CleanUp):
         Raises:
             StillThereError: a resource could not be removed.
         """
-        api, region = self.account.api, found.region
-        complete = bool(list(schedules.names(api, region, found.environment)))
-        tagged_resources.remove(api, region, found.environment)
-        if remaining := tagged_resources.remaining(api, region, found.environment):
-            raise StillThereError(f"{found.environment} is not gone: {', '.join(remaining)}")
+        api, region = self.account.api, resources.region
+        complete = bool(list(schedules.names(api, region, resources.environment)))
+        tagged_resources.remove(api, region, resources.environment)
+        if remaining := tagged_resources.remaining(api, region, resources.environment):
+            raise StillThereError(f"{resources.environment} is not gone: {', '.join(remaining)}")
         return complete
 
     def remaining(self, environment: Environment) -> list[str]:

@@ -169,9 +169,9 @@ class LocalCloud(Cloud):
         """Lists the directories of this home's environments, and what runs in them, even if they are gone."""
         return orphans.survey(self._home)
 
-    def clear(self, found: EnvironmentResources) -> bool:
+    def clear(self, resources: EnvironmentResources) -> bool:
         """Ends the processes and removes the directory."""
-        orphans.clear(self._home, found.environment)
+        orphans.clear(self._home, resources.environment)
         return True
 
     def remaining(self, environment: Environment) -> list[str]:
