@@ -46,9 +46,10 @@ def classify_loss(session: Session, environment: Environment, error: MachineLost
         message = f"{error.message} The cloud could not be asked: {cloud_error.message}"
         return Failure(outcome="infrastructure_failed", message=truncate(message), retry=True)
     lost = ", ".join(
-        f"{role} machine ({ending.words})" if ending.words else f"{role} machine" for role, ending in endings.items()
+        f"{role} machine ({ending.message})" if ending.message else f"{role} machine"
+        for role, ending in endings.items()
     )
-    if step == "agent" and any(ending.by_itself for ending in endings.values()):
+    if step == "agent" and any(ending.from_within for ending in endings.values()):
         # Not the cloud's fault: a fresh machine would give the agent a second chance.
         message = truncate(f"Switched off from within while the agent worked: {lost}.")
         return Failure(outcome="agent_failed", message=message)

@@ -8,8 +8,8 @@ import typer
 
 from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
 from provisioner.cli.output import Result, table
-from provisioner.images.build import build_all
 from provisioner.clouds.registry import Where
+from provisioner.images.build import build_all
 from provisioner.session import Phases, Session
 
 

@@ -15,9 +15,9 @@ from provisioner.cli.context import (
     shared_database,
 )
 from provisioner.cli.output import Result, table
+from provisioner.clouds.registry import Where
 from provisioner.environment import sweep
 from provisioner.environment.extend import extend as extend_environment
-from provisioner.clouds.registry import Where
 from provisioner.errors import StillThereError
 from provisioner.ttl import parse_duration
 

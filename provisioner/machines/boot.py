@@ -45,7 +45,7 @@ def boot_machines(session: Session, environment: Environment) -> dict[Role, Conn
 
     connections = on_all_machines(environment.machines, reach)
     try:
-        session.cloud.seal(environment, connections)
+        session.cloud.harden(environment, connections)
     except BaseException:
         for connection in connections.values():
             connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from provisioner.clouds import UNFINISHED
+from provisioner.clouds.cloud import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Endpoint, Environment, Role
@@ -60,7 +60,7 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
             outputs = stack.apply(session.progress.note, cloud.parallelism)
             break
         except TerraformError as error:
-            placed |= _elsewhere(session, placed, error)
+            placed |= _placed_anew(session, placed, error)
     return [
         session.environments.update(one, endpoints=_endpoints(outputs, one), usd_per_hour=cloud.usd_per_hour(one))
         for one in placed.values()
@@ -71,30 +71,30 @@ def root_files(session: Session, environments: list[Environment]) -> dict[str, s
     """The files of the Terraform root of placed environments."""
     cloud = session.cloud
     specs = {one.id: _spec(session, one) for one in environments}
-    return render_stack(cloud.name, specs) | cloud.root_files(environments[0])
+    return render_stack(cloud.name, cloud.module_variables, specs) | cloud.root_files(environments[0])
 
 
 def create_shared_network(session: Session, environment: Environment) -> None:
     """Makes what all environments of a place share, unless it is there; one controller of this home at a time."""
     cloud = session.cloud
-    if (wanted := cloud.foundation(environment)) is None:
+    if (network := cloud.shared_network(environment)) is None:
         return
-    with locked(session.home.locks / f"foundation-{wanted.stack}"):
-        if (wanted := cloud.foundation(environment)) is not None:
+    with locked(session.home.locks / f"shared-{network.stack}"):
+        if (network := cloud.shared_network(environment)) is not None:
             session.progress.note("Making the network that all environments there share (once)")
-            directory = session.home.stacks / wanted.stack
+            directory = session.home.stacks / network.stack
             stack, unfinished = Stack(directory), directory / UNFINISHED
             if unfinished.exists():
                 session.progress.note("The last attempt was cut short; removing what it made")
-                cloud.raze(environment)
-            stack.write(render_network(cloud.name, wanted.values) | wanted.root_files)
-            if wanted.new:
+                cloud.remove_shared_network(environment)
+            stack.write(render_network(cloud.name, network.values) | network.root_files)
+            if network.new:
                 write_atomically(unfinished, "")
             stack.apply(session.progress.note, cloud.parallelism)
             unfinished.unlink(missing_ok=True)
 
 
-def _elsewhere(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
+def _placed_anew(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
     """The environments that Terraform failed on, placed anew.
 
     Raises:
@@ -105,13 +105,13 @@ def _elsewhere(session: Session, placed: Mapping[str, Environment], error: Terra
     exhausted: dict[str, CapacityError] = {}
     for name in error.environments & placed.keys() or placed.keys():
         try:
-            found = session.cloud.elsewhere(placed[name], error)
+            next_place = session.cloud.next_place(placed[name], error)
         except CapacityError as nowhere:
             exhausted[name] = nowhere
             continue
-        if found is None:
+        if next_place is None:
             raise error
-        reason, place = found
+        reason, place = next_place
         session.progress.note(f"{name}: {reason}")
         moved[name] = session.environments.update(placed[name], placement=place)
     if exhausted:
@@ -123,7 +123,6 @@ def _elsewhere(session: Session, placed: Mapping[str, Environment], error: Terra
 
 def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
     values = session.cloud.stack_values(environment)
-    images = values.pop("images")
     public_key = session.environments.key(environment.id, "controller").public
     return EnvironmentSpec(
         environment_id=environment.id,
@@ -131,7 +130,7 @@ def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
         allowed_destinations=environment.allowed_destinations,
         machines={
             role: MachineSpec(
-                image=images[role],
+                image=values.images[role],
                 cpus=machine.size.cpus,
                 memory_gib=machine.size.memory_gib,
                 disk_gib=machine.size.disk_gib,
@@ -139,7 +138,7 @@ def _spec(session: Session, environment: Environment) -> EnvironmentSpec:
             )
             for role, machine in environment.machines.items()
         },
-        extra=values,
+        variables=values.variables,
     )
 
 

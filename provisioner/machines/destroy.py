@@ -73,7 +73,7 @@ def _verify(session: Session, environment: Environment) -> list[str]:
             return []
         session.progress.note(f"Still there of {environment.id}: {', '.join(left)}; removing it")
         session.cloud.remove(environment)
-        return session.cloud.left(environment)
+        return session.cloud.remaining(environment)
     except StillThereError as error:
         return [error.message]
     except ProvisionerError as error:
@@ -83,9 +83,9 @@ def _verify(session: Session, environment: Environment) -> list[str]:
 
 def _left(session: Session, environment: Environment) -> list[str]:
     """Asks the cloud what is left; twice only if an apply began and nobody knows how far it came."""
-    left = session.cloud.left(environment)
+    left = session.cloud.remaining(environment)
     if left or environment.endpoints or not environment.placement:
         return left
     # A cloud may take a moment to show what it has just made.
     time.sleep(SECOND_LOOK_SECONDS)
-    return session.cloud.left(environment)
+    return session.cloud.remaining(environment)

@@ -67,7 +67,7 @@ def worst_cost(environment: Environment) -> int:
 def _renew(session: Session, environment: Environment) -> None:
     known = session.environments.reread(environment)
     if known.endpoints:
-        session.cloud.renew(known)
+        session.cloud.renew_lease(known)
 
 
 def runs(session: Session, environment: Environment) -> bool:

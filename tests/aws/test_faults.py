@@ -15,7 +15,7 @@ from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
@@ -172,8 +172,8 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
     # AWS does what it is asked for, and nobody is left to hear of it.
     fault = api.inject(Fault(killed_at, "InternalError", status="500 Error", times=1, done=True, when=kill))
     with pytest.raises(TerraformError):
-        machines.create_shared_network(session, record)
-    machines.create_shared_network(session, record)
+        create_shared_network(session, record)
+    create_shared_network(session, record)
     assert any("cut short" in note for note in account.progress.notes)
     found = find_network(Api(None, region), region)
     assert found is not None

@@ -14,7 +14,7 @@ from moto.ec2.models.instances import StateReason
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.errors import HostError
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Destination, Environment
@@ -196,19 +196,19 @@ def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(acc
     region = "eu-west-1"
     first, second = account.session("first", (region,)), account.session("second", (region,))
 
-    def create_shared_network(session: Session) -> None:
-        machines.create_shared_network(session, account.record(session, region))
+    def create_network(session: Session) -> None:
+        create_shared_network(session, account.record(session, region))
 
-    create_shared_network(first)
-    create_shared_network(second)
+    create_network(first)
+    create_network(second)
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
     assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
     assert not list(second.home.stacks.glob("network*"))
 
     stranger = account.session("third", (region,), controller_cidrs=("198.51.100.1/32",))
     with pytest.raises(HostError, match="created by another controller"):
-        create_shared_network(stranger)
-    create_shared_network(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
+        create_network(stranger)
+    create_network(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
     found = find_network(Api(None, region), region)
     assert found is not None
     assert found.controllers == {CONTROLLER, "198.51.100.1/32"}

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from provisioner.errors import TerraformError
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
 from provisioner.terraform.stack import ERRORED_STATE, Stack
@@ -22,7 +22,7 @@ def session(account: Account) -> Session:
     """A session with its state in S3, on an account whose network exists."""
     account.client("s3").create_bucket(Bucket=BUCKET)
     local = account.session()
-    machines.create_shared_network(local, account.record(local, "us-east-1"))
+    create_shared_network(local, account.record(local, "us-east-1"))
     return account.session(state=f"s3://{BUCKET}/team")
 
 

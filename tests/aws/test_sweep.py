@@ -15,7 +15,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.clouds.aws import tagged_resources
 from provisioner.environment import sweep
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
@@ -133,7 +133,7 @@ def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     account: Account, environment: MakeEnvironment, victim: str
 ) -> None:
     session = account.session()
-    machines.create_shared_network(session, account.record(session, REGION))
+    create_shared_network(session, account.record(session, REGION))
     directory = session.home.root.parent
     controller = subprocess.Popen([sys.executable, "-c", CREATE, str(directory)], start_new_session=True)
     deadline = time.monotonic() + 120

@@ -15,7 +15,7 @@ import boto3
 
 from provisioner.clouds.aws import schedules
 from provisioner.environment import sweep
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -42,7 +42,7 @@ class AwsWork:
         }  # fmt: skip
         self._account = Account(self._directory)
         self._session = self._account.session()
-        machines.create_shared_network(self._session, self._account.record(self._session, REGION))
+        create_shared_network(self._session, self._account.record(self._session, REGION))
         return self
 
     def __exit__(self, *_: object) -> None:
