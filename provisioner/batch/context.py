@@ -1,4 +1,4 @@
-"""What one process works on one batch with: its session, families, agents, and the attempts that it makes of them."""
+"""What a process needs to work on one batch: the session and the families. Prepares images and makes attempts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,31 @@ from provisioner.store.home import Home
 from provisioner.ttl import parse_duration
 
 
-class BatchContext:
-    """A batch, as this process works on it.
+class TaskForecast(Record):
+    """What all runs of one task would take.
 
     Args:
-        directory: the suite file's, from which its paths start.
+        task: None if the family's tasks are not known, as its image is not built; runs and forecast are None, too.
+        runs: how many there would be.
+        forecast: of a single environment.
+    """
+
+    family: str
+    task: str | None
+    runs: int | None
+    forecast: Forecast | None
+
+
+class BatchContext:
+    """The session and the families of a batch, in this process. Safe to use from any thread.
+
+    Args:
+        directory: the suite file's directory, to which its paths are relative.
         batch: the batch's id.
-        database: of the ledger, if it is shared.
+        database: URL of the database with the ledger, if it is shared.
 
     Raises:
-        UsageError: the suite names something that is not there, or that the cloud does not know.
+        UsageError: the suite names something that does not exist, or that the cloud does not offer.
     """
 
     def __init__(
@@ -73,24 +88,24 @@ class BatchContext:
         self._allowed = resolve([parse_destination(text) for text in suite.allow])
 
     def family(self, path: str) -> TaskFamily:
-        """The family in a directory, read once.
+        """Returns the family in a directory, which is read only once.
 
         Raises:
-            UsageError: it is not valid, or the suite's secrets lie in it.
+            UsageError: it is not valid, or the suite's env file lies in it.
         """
         with self._mutex:
             if path not in self._families:
-                loaded = load_family(Path(path))
+                family = load_family(Path(path))
                 if self._env_file:
-                    refuse_env_file_inside(loaded, self._env_file)
-                self._families[path] = loaded
+                    refuse_env_file_inside(family, self._env_file)
+                self._families[path] = family
             return self._families[path]
 
     def prepare(self) -> list[Run]:
-        """Builds the images that are missing, and says which runs the suite means.
+        """Builds the family images that are missing, and returns the suite's runs.
 
         Raises:
-            UsageError: a task that there is not, missing variables, or machines that the cloud cannot give.
+            UsageError: a task does not exist, variables are missing, or the cloud cannot provide the machines.
             ImageBuildError: an image could not be built.
         """
         wanted = family_directories(self.suite, self.directory)
@@ -103,51 +118,55 @@ class BatchContext:
         return runs
 
     def forecasts(self) -> list[TaskForecast]:
-        """What would run and cost, as far as that is known without building anything.
+        """Estimates what each task's runs would take and cost, as far as that is known without building an image.
 
         Raises:
-            UsageError: a task that there is not, or machines that the cloud cannot give.
+            UsageError: a task does not exist, or the cloud cannot provide the machines.
         """
         wanted = family_directories(self.suite, self.directory)
-        found = []
-        for path, globs in wanted.items():
-            family = self.family(path)
-            image = build.built_family_image(self.session, family)
-            tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
-            if not tasks:
-                found.append(TaskForecast(family=family.name, task=None, runs=None, forecast=None))
-                continue
-            known = Suite.model_validate(self.suite.model_dump() | {"families": [{"path": path, "tasks": globs}]})
-            runs = expand(known, {path: tasks}, {path: globs})
-            for task in dict.fromkeys(run.task for run in runs):
-                count = sum(run.task == task for run in runs)
-                told = forecast(self.session, family, task)
-                found.append(TaskForecast(family=family.name, task=task, runs=count, forecast=told))
-        return found
+        return [task for path, globs in wanted.items() for task in self._family_forecasts(path, globs)]
 
-    def attempt(
+    def _family_forecasts(self, path: str, globs: tuple[str, ...]) -> list[TaskForecast]:
+        family = self.family(path)
+        image = build.built_family_image(self.session, family)
+        tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+        if not tasks:
+            return [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
+        runs = expand(self.suite, {path: tasks}, {path: globs})
+        return [
+            TaskForecast(
+                family=family.name,
+                task=task,
+                runs=sum(run.task == task for run in runs),
+                forecast=forecast(self.session, family, task),
+            )
+            for task in dict.fromkeys(run.task for run in runs)
+        ]
+
+    def new_attempt(
         self,
         suite: Suite,
         run: Run,
         number: int,
         shortages: int,
         live_status: LiveStatus,
-        running: ActiveRun,
+        active_run: ActiveRun,
         apply_batcher: ApplyBatcher,
     ) -> Attempt:
-        """An attempt at a run.
+        """Returns an attempt at a run.
 
         Args:
-            suite: as far as the run needs it.
-            shortages: how often clouds had no capacity for it: the next place is tried.
+            suite: at least the part of the suite that the run needs.
+            number: the attempt's, from 1.
+            shortages: how many of the run's attempts found no capacity; each moves it on to the next place.
         """
-        running.attempt = number
+        active_run.attempt = number
         session = replace(
             self.session,
             cloud=self._cloud(shortages),
-            progress=RunProgress(live_status, running),
-            check=running.check,
-            shield=running.shield,
+            progress=RunProgress(live_status, active_run),
+            check=active_run.check,
+            shield=active_run.shield,
         )
         return Attempt(
             session=session,
@@ -161,33 +180,16 @@ class BatchContext:
             create=apply_batcher.create,
         )
 
-    def spent(self) -> tuple[int, int]:
-        """What the batch holds and has spent, in millionths of a US dollar."""
-        return money_of(self.session.ledger, self.batch)
-
     def _cloud(self, shortages: int) -> Cloud:
+        """Returns the cloud in the place to use after so many shortages; the last place is used again and again."""
         with self._mutex:
-            while len(self._clouds) <= shortages and (more := self._clouds[-1].fallback()):
-                self._clouds.append(more)
+            while len(self._clouds) <= shortages and (fallback := self._clouds[-1].fallback()):
+                self._clouds.append(fallback)
             return self._clouds[min(shortages, len(self._clouds) - 1)]
 
 
-def money_of(ledger: Ledger, batch: str) -> tuple[int, int]:
-    """What a batch holds and has spent, in millionths of a US dollar."""
+def batch_costs(ledger: Ledger, batch: str) -> tuple[int, int]:
+    """Returns what a batch has reserved and what it has spent, each in millionths of a US dollar."""
     entries = ledger.entries(batch=batch)
-    held = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
-    return held, sum(entry.actual_micro_usd or 0 for entry in entries)
-
-
-class TaskForecast(Record):
-    """What the runs of one task would be.
-
-    Args:
-        task: None while nobody knows the family's tasks: its image is not built. Then the others are None, too.
-        forecast: of one of its environments.
-    """
-
-    family: str
-    task: str | None
-    runs: int | None
-    forecast: Forecast | None
+    reserved = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
+    return reserved, sum(entry.actual_micro_usd or 0 for entry in entries)

@@ -1,4 +1,4 @@
-"""The durable engine: a queue of runs whose finished steps survive any crash. The only importer of dbos."""
+"""The durable queue of runs: the results of finished steps survive any crash. The only module that imports dbos."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from provisioner.batch.workflow import StepRunner
 from provisioner.errors import InfrastructureError, Interrupted
 from provisioner.models import Record
 
-# Runs that were begun are gone on with by engines of the same version alone: change it with the steps.
+# An engine continues only runs that were begun by an engine of the same version. Change it together with the steps.
 VERSION = "1"
 NAME = "provisioner"
 WORKFLOW = "run"
-# Threads are made when they are needed; more runs than this are never worked on by one process.
-THREADS = 1100
+# An upper bound on the runs that one process works on at once; threads are started only as they are needed.
+MAX_THREADS = 1100
 POLLING_SECONDS = 0.5
+MESSAGE_CHARACTERS = 300
 
 State = Literal["queued", "running", "done", "broken", "cancelled"]
 _STATES: dict[str, State] = {
@@ -35,18 +36,17 @@ _STATES: dict[str, State] = {
     "ERROR": "broken",
     "MAX_RECOVERY_ATTEMPTS_EXCEEDED": "broken",
 }
-_FINAL = ("done", "broken")
 
 S = TypeVar("S", bound=Step)
 Json = dict[str, Any]
 
 
 class RunState(Record):
-    """How far a run has come.
+    """The state of a run in the queue.
 
     Args:
         key: the run's.
-        executor: who works on it, or did.
+        executor: name of the process that works on it, or worked on it last.
         started_at: when it was last taken from the queue.
     """
 
@@ -57,25 +57,28 @@ class RunState(Record):
 
 
 def sqlite_url(path: str) -> str:
-    """The URL of an engine in a file."""
+    """Returns the URL of an engine's database in a file."""
     return f"sqlite:///{path}"
 
 
 def postgres_url(url: str) -> str:
-    """The URL as SQLAlchemy wants it: with the driver that we bring."""
+    """Returns a Postgres URL as SQLAlchemy wants it: with the name of the driver that is installed."""
     scheme, colon, rest = url.partition("://")
     return f"postgresql+psycopg{colon}{rest}" if scheme in ("postgres", "postgresql") else url
 
 
 class QueueClient:
-    """The queue as any process may see and change it, whether it works on it or not.
+    """Reads and changes the queue, from any process, whether it works on runs or not.
 
     Args:
-        url: of a database in which an engine has worked before.
+        url: of the engine's database, in which an engine must have run before.
+
+    Raises:
+        InfrastructureError: here and in all methods, if the database cannot be used.
     """
 
     def __init__(self, url: str) -> None:
-        quiet()
+        silence_dbos()
         try:
             self._client = DBOSClient(
                 system_database_url=url,
@@ -83,21 +86,22 @@ class QueueClient:
                 application_name=NAME,
                 retry_connection_errors=False,
             )
-        except Exception as error:  # dbos raises what it likes
+        except Exception as error:  # dbos raises errors of many kinds
             raise _unusable(error) from error
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Closes the connections to the database."""
         self._client.destroy()
 
     def add(self, batch: str, concurrency: int, jobs: Mapping[str, Json]) -> None:
-        """Queues runs. Those that are queued already stay as they are.
+        """Queues runs; leaves those unchanged that have been queued before.
 
         Args:
-            concurrency: how many of the batch may run at once, whoever works on them.
+            batch: the batch's id.
+            concurrency: how many of the batch's runs may be worked on at once, by all processes together.
             jobs: by the runs' keys.
         """
-        with _asking():
+        with _translated_errors():
             self._client.register_queue(
                 batch, global_concurrency=concurrency, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
             )
@@ -113,76 +117,77 @@ class QueueClient:
                 )
 
     def states(self, batch: str) -> dict[str, RunState]:
-        """How far each run of a batch has come, by key.
-
-        Raises:
-            InfrastructureError: the database cannot be asked.
-        """
+        """Returns the states of a batch's runs, by key."""
         prefix = f"{batch}/"
-        found = self._list(workflow_id_prefix=prefix, load_input=False, load_output=False)
+        workflows = self._list(workflow_id_prefix=prefix, load_input=False, load_output=False)
         return {
-            one.workflow_id.removeprefix(prefix): RunState(
-                key=one.workflow_id.removeprefix(prefix),
-                state=_STATES[one.status],
-                executor=one.executor_id or "",
-                started_at=datetime.fromtimestamp(one.dequeued_at / 1000, UTC) if one.dequeued_at else None,
+            workflow.workflow_id.removeprefix(prefix): RunState(
+                key=workflow.workflow_id.removeprefix(prefix),
+                state=_STATES[workflow.status],
+                executor=workflow.executor_id or "",
+                started_at=datetime.fromtimestamp(workflow.dequeued_at / 1000, UTC) if workflow.dequeued_at else None,
             )
-            for one in found
+            for workflow in workflows
         }
 
     def outputs(self, batch: str, keys: Sequence[str]) -> dict[str, Json | str]:
-        """What ended runs came to, by key; a text where their work itself broke."""
+        """Returns the outputs of ended runs by key: a row, or the error's text if the work raised one."""
         if not keys:
             return {}
-        found = self._list(workflow_ids=[f"{batch}/{key}" for key in keys], load_input=False)
+        workflows = self._list(workflow_ids=[f"{batch}/{key}" for key in keys], load_input=False)
         return {
-            one.workflow_id.removeprefix(f"{batch}/"): str(one.error) if one.output is None else one.output
-            for one in found
+            workflow.workflow_id.removeprefix(f"{batch}/"): (
+                str(workflow.error) if workflow.output is None else workflow.output
+            )
+            for workflow in workflows
         }
 
     def cancel(self, batch: str, keys: Sequence[str]) -> None:
-        """Cancels runs that have not ended; whoever works on one is told by its state."""
+        """Cancels runs that have not ended. A process that works on one learns of it from the run's state."""
         if keys:
-            with _asking():
+            with _translated_errors():
                 self._client.cancel_workflows([f"{batch}/{key}" for key in keys])
 
     def resume(self, batch: str, keys: Sequence[str]) -> None:
-        """Queues cancelled runs again: they go on behind their last finished step."""
+        """Queues cancelled runs again; each continues after its last finished step."""
         if keys:
-            with _asking():
+            with _translated_errors():
                 self._client.resume_workflows([f"{batch}/{key}" for key in keys], queue_name=batch)
 
     def executors(self) -> set[str]:
-        """Who works on any run, as far as is known."""
-        found = self._list(status="PENDING", load_input=False, load_output=False)
-        return {one.executor_id for one in found if one.executor_id}
+        """Returns the names of the processes to which the queue has assigned runs, of any batch."""
+        workflows = self._list(status="PENDING", load_input=False, load_output=False)
+        return {workflow.executor_id for workflow in workflows if workflow.executor_id}
 
     def _list(self, **filters: Any) -> list[Any]:
-        with _asking():
+        with _translated_errors():
             return self._client.list_workflows(**filters)
 
 
 class Engine:
-    """Works on runs from the queue, in this process. There can be one.
+    """Takes runs from the queue and works on them, in this process. There can be only one engine per process.
 
     Args:
-        url: of its database; made where it is missing.
-        executor: this process's name; what an earlier one of the same name had begun is gone on with.
-        work: works on one run: its job in, its row out; steps are done by what it is given.
-        batch: takes runs of this one alone; empty: of all.
+        url: of its database, which is created if it does not exist.
+        executor: this process's name. Runs that an earlier process of the same name had begun are continued.
+        work: works on one run: takes its job and a step runner, and returns its row.
+        batch: id of the only batch whose runs are taken; empty: runs of all batches.
+
+    Raises:
+        InfrastructureError: the database cannot be used.
     """
 
     def __init__(
         self, url: str, executor: str, work: Callable[[Json, StepRunner[Step]], Json], batch: str = ""
     ) -> None:
-        quiet()
+        silence_dbos()
         config: DBOSConfig = {
             "name": NAME,
             "system_database_url": url,
             "application_version": VERSION,
             "executor_id": executor,
             "serializer": DBOSPortableJSONSerializer(),
-            "max_executor_threads": THREADS,
+            "max_executor_threads": MAX_THREADS,
             "log_level": "CRITICAL",
             "enable_otlp": False,
         }
@@ -191,53 +196,56 @@ class Engine:
 
             @DBOS.workflow(name=WORKFLOW)
             def run(job: Json) -> Json:
-                return work(job, _do)
+                return work(job, _run_step)
 
             if batch:
                 DBOS.listen_queues([batch])
             DBOS.launch()
-        except Exception as error:  # dbos raises what it likes
+        except Exception as error:  # dbos raises errors of many kinds
             DBOS.destroy(destroy_registry=True)
             raise _unusable(error) from error
 
     def recover(self, executors: Sequence[str]) -> None:
-        """Queues again what executors had begun that are surely dead."""
+        """Queues again the runs of processes that are certainly dead."""
         DBOS._recover_pending_workflows(list(executors))
 
     def close(self) -> None:
-        """Takes no more runs and ends. Only once no run is worked on here."""
+        """Takes no more runs and ends. Must not be called while a run is active in this process."""
         DBOS.destroy(destroy_registry=True)
 
 
-def _do(name: str, kind: type[S], work: Callable[[], S]) -> S:
+def _run_step(name: str, kind: type[S], work: Callable[[], S]) -> S:
+    """Runs a step once: its result is kept, and returned if the run is continued after a crash."""
+
     def step() -> Json:
         try:
             return work().model_dump(mode="json")
-        except Interrupted as stopped:
-            # So that nothing is kept of the step: it is done again when the run is resumed.
-            raise dbos_error.DBOSWorkflowCancelledError(stopped.message) from stopped
+        except Interrupted as interrupted:
+            # With this error nothing of the step is kept, and it is run again when the run is resumed.
+            raise dbos_error.DBOSWorkflowCancelledError(interrupted.message) from interrupted
 
     return kind.model_validate(DBOS.run_step({"name": name}, step))
 
 
 @contextlib.contextmanager
-def _asking() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
         raise _unusable(error) from error
 
 
-def quiet() -> None:
-    """dbos logs to the terminal by itself; what matters is told in our words."""
+def silence_dbos() -> None:
+    """Keeps dbos from logging to the terminal; errors that matter are raised as our own."""
     logger = logging.getLogger("dbos")
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
 
 
 def _unusable(error: Exception) -> InfrastructureError:
-    said = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:MESSAGE_CHARACTERS] if lines else type(error).__name__
     return InfrastructureError(
-        f"The batch's database cannot be used: {said[0][:300] if said else type(error).__name__}",
+        f"The batch's database cannot be used: {reason}",
         hint="Is it up, and is its URL right?",
     )

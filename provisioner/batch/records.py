@@ -1,4 +1,4 @@
-"""The record of a batch: what was asked for, kept in the home before anything of it runs."""
+"""The records of batches in the provisioner home: what each is to run, written before anything runs; its results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Batch(Record):
     """A batch.
 
     Args:
-        suite_file: where the suite was read; its paths are relative to that file's directory.
-        shared: whether its queue and ledger are in a database that several controllers work on.
+        suite_file: the file from which the suite was read; the suite's paths are relative to its directory.
+        shared: whether its queue and ledger are in a database that several workers share.
         version: of provisioner.
-        runs: all of them, in the suite's order.
+        runs: all runs, in the suite's order.
     """
 
     id: str
@@ -40,11 +40,12 @@ class Batch(Record):
 
 
 class Job(Record):
-    """What whoever works on one run has to know.
+    """A queued run, with all that a worker has to know about it.
 
     Args:
         batch: the batch's id.
-        directory: the suite file's.
+        suite: the suite, reduced to what the run needs.
+        directory: the suite file's directory.
     """
 
     batch: str
@@ -60,57 +61,63 @@ class Batches:
         self._root = home.batches
 
     def directory(self, batch_id: str) -> Path:
-        """batches/ID: record, engine and results."""
+        """Returns the batch's directory, which has its record, its engine's database and its results."""
         return self._root / batch_id
 
     def lock(self, batch_id: str) -> Path:
-        """The file that the batch's only controller keeps locked; nobody does where the queue is shared."""
+        """Returns the file that the batch's controller keeps locked. A batch with a shared queue has no such lock."""
         return self.directory(batch_id) / "controller.lock"
 
     def save(self, batch: Batch) -> None:
-        """Writes the record, and with it the batch's directory."""
+        """Writes the record, and creates the batch's directory if needed."""
         directory = self.directory(batch.id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(directory / RECORD, batch.model_dump_json(indent=2))
 
     def find(self, name: str) -> Batch:
-        """The batch with this id, or the only one whose id starts or ends with it.
+        """Returns the batch with this id, or the only one whose id starts or ends with it.
 
         Raises:
-            UsageError: there is none, or more than one.
+            UsageError: there is no such batch, or more than one.
             InfrastructureError: its record cannot be read.
         """
-        known = sorted(path.parent.name for path in self._root.glob(f"*/{RECORD}"))
-        matches = [one for one in known if name and (one.startswith(name) or one.endswith(name))]
-        if name in known:
+        ids = sorted(path.parent.name for path in self._root.glob(f"*/{RECORD}"))
+        matches = [batch_id for batch_id in ids if name and (batch_id.startswith(name) or batch_id.endswith(name))]
+        if name in ids:
             matches = [name]
         if not matches:
             raise UsageError(f"There is no batch {name!r}.", hint="`provisioner batch status` lists them.")
         if len(matches) > 1:
-            raise UsageError(f"{name!r} could be any of: {', '.join(matches[:10])}.")
+            raise UsageError(f"{name!r} could mean any of: {', '.join(matches[:10])}.")
         return self._read(self.directory(matches[0]) / RECORD)
 
     def all(self) -> list[Batch]:
-        """All batches whose records can be read, oldest first."""
-        found = []
+        """Returns the batches whose records can be read, oldest first."""
+        batches = []
         for path in self._root.glob(f"*/{RECORD}"):
             try:
-                found.append(self._read(path))
+                batches.append(self._read(path))
             except InfrastructureError:
                 continue
-        return sorted(found, key=lambda batch: batch.created_at)
+        return sorted(batches, key=lambda batch: batch.created_at)
 
     def note_cancelled(self, batch: Batch, keys: Iterable[str]) -> None:
-        """Keeps which runs somebody cancelled, before they are: a worker's engine cancels those it hands back, too."""
-        known = sorted({*(self.cancelled(batch) or ()), *keys})
-        write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(known))
+        """Records which runs the operator cancels. Must be called before they are cancelled in the queue.
+
+        The queue alone does not tell: a worker that is stopped also cancels its runs there, to requeue them.
+        """
+        cancelled = sorted({*(self.cancelled(batch) or ()), *keys})
+        write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(cancelled))
 
     def forget_cancelled(self, batch: Batch) -> None:
-        """They are to go on."""
+        """Forgets the operator's cancellations, as the batch is resumed."""
         (self.directory(batch.id) / CANCELLED).unlink(missing_ok=True)
 
     def cancelled(self, batch: Batch) -> frozenset[str] | None:
-        """The keys of runs that somebody cancelled; None: whatever the engine says is so, nobody hands back."""
+        """Returns the keys of the runs that the operator cancelled.
+
+        None means that the queue's word is enough: it is not shared, so that no worker requeues runs.
+        """
         path = self.directory(batch.id) / CANCELLED
         if not batch.shared:
             return None
@@ -122,7 +129,7 @@ class Batches:
         write_atomically(self.directory(batch.id) / "results.csv", as_csv(rows))
 
     def results(self, batch: Batch) -> list[Row]:
-        """The rows that were written last."""
+        """Returns the rows as they were last written."""
         path = self.directory(batch.id) / "results.jsonl"
         if not path.exists():
             return []

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, with pictures drawn from the results. Pure."""
+"""Renders the report: one self-contained HTML page, with charts of the results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from provisioner.costs.prices import MICRO
 from provisioner.ttl import words
 
 TEMPLATE = "report.html.j2"
-# Widths in the units of the pictures' own coordinates; the page scales them.
+# Sizes in the charts' own coordinates, which the page scales.
 WIDTH = 640.0
-ROW = 22.0
-# What outcomes are called, the best first.
+ROW_HEIGHT = 22.0
+# What the page calls the outcomes, the best first.
 OUTCOMES = {
     "scored": "scored",
     "task_failed": "the task's own code failed",
@@ -33,7 +33,7 @@ OUTCOMES = {
 }
 MESSAGE_CHARACTERS = 300
 RETRIED = "needed more than one attempt"
-# In the order in which an environment lives through them; each has its colour.
+# In the order in which an environment goes through them. Each has a colour in the template.
 PHASES = (
     "images",
     "create",
@@ -51,12 +51,13 @@ PHASES = (
 
 
 def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") -> str:
-    """The page.
+    """Returns the page as HTML.
 
     Args:
-        name: the batch's.
+        name: the batch's name.
         rows: one per run.
-        logs: where the directories of environments' logs lie, as a URL that the page can refer to; empty: no links.
+        made_at: when the page is made.
+        logs: URL, relative to the page, of the directory with the environments' logs; empty: the page has no links.
     """
     templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = (package_data.directory("templates") / TEMPLATE).read_text()
@@ -65,40 +66,41 @@ def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") ->
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         totals=_totals(rows),
         scores=_scores(rows),
-        costs=_bars([(task, micro / MICRO) for task, micro in _cost_by_task(rows).items()], "{:.4f} USD"),
-        outcomes=_bars([(words, float(count)) for words, count in _outcomes(rows)], "{:.0f}"),
+        costs=_bars([(task, micro_usd / MICRO) for task, micro_usd in _cost_by_task(rows).items()], "{:.4f} USD"),
+        outcomes=_bars([(label, float(count)) for label, count in _outcomes(rows)], "{:.0f}"),
         timeline=_timeline(rows),
         phases=PHASES,
-        rows=[_shown(row, logs) for row in rows],
+        rows=[_table_row(row, logs) for row in rows],
         width=WIDTH,
-        row_height=ROW,
+        row_height=ROW_HEIGHT,
     )
 
 
 def _totals(rows: Sequence[Row]) -> dict[str, str]:
+    """Returns the figures at the top of the page, by what they are."""
     begin = min((row.started_at for row in rows if row.started_at), default=None)
     end = max((row.ended_at for row in rows if row.ended_at), default=None)
     scored = sum(row.outcome == "scored" for row in rows)
     return {
         "runs": str(len(rows)),
-        "ended well": f"{scored}",
-        "failed": f"{len(rows) - scored}",
+        "scored": str(scored),
+        "failed": str(len(rows) - scored),
         "cost": f"{sum(row.cost_micro_usd for row in rows) / MICRO:.4f} USD",
         "time": words(end - begin) if begin and end else "-",
     }
 
 
 def _scores(rows: Sequence[Row]) -> dict[str, Any]:
-    """Dots with whiskers, one line per task and agent."""
+    """Returns the chart of means with their intervals, one line per task and agent."""
     groups = [
-        (task, agent, len(found), estimate([row.score for row in found if row.score is not None]))
-        for (task, agent), found in by_task_and_agent(rows).items()
+        (task, agent, len(group), estimate([row.score for row in group if row.score is not None]))
+        for (task, agent), group in by_task_and_agent(rows).items()
     ]
-    known = [one for *_, one in groups if one]
-    edges = [edge for one in known for edge in (one.mean, one.low, one.high) if edge is not None]
+    means = [mean for *_, mean in groups if mean]
+    edges = [edge for mean in means for edge in (mean.mean, mean.low, mean.high) if edge is not None]
     least, most = min([0.0, *edges]), max([1.0, *edges])
 
-    def place(value: float | None) -> float | None:
+    def position(value: float | None) -> float | None:
         return None if value is None or math.isinf(most - least) else round((value - least) / (most - least) * WIDTH, 2)
 
     lines = [
@@ -106,31 +108,38 @@ def _scores(rows: Sequence[Row]) -> dict[str, Any]:
             "task": task,
             "agent": agent,
             "runs": runs,
-            "estimate": one,
-            "x": {"mean": place(one.mean), "low": place(one.low), "high": place(one.high)} if one else None,
+            "estimate": mean,
+            "x": {"mean": position(mean.mean), "low": position(mean.low), "high": position(mean.high)}
+            if mean
+            else None,
         }
-        for task, agent, runs, one in groups
+        for task, agent, runs, mean in groups
     ]
-    marks = [least + (most - least) * part / 4 for part in range(5)]
-    return {"lines": lines, "ticks": [{"x": place(mark), "label": f"{mark:g}"} for mark in marks]}
+    ticks = [least + (most - least) * quarter / 4 for quarter in range(5)]
+    return {"lines": lines, "ticks": [{"x": position(tick), "label": f"{tick:g}"} for tick in ticks]}
 
 
 def _cost_by_task(rows: Sequence[Row]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    """Returns what the runs of each task cost, in millionths of a US dollar."""
+    costs: dict[str, int] = {}
     for row in rows:
         task = f"{row.family}/{row.task}"
-        found[task] = found.get(task, 0) + row.cost_micro_usd
-    return found
+        costs[task] = costs.get(task, 0) + row.cost_micro_usd
+    return costs
 
 
 def _outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    counted = Counter(row.outcome for row in rows)
-    found = [(words, counted[kind]) for kind, words in OUTCOMES.items() if counted[kind]]  # type: ignore[index]
-    again = sum(bool(row.retried) for row in rows)
-    return [*found, (RETRIED, again)] if again else found
+    """Returns how many runs had each outcome, and how many were retried; leaves out zeros."""
+    counts = Counter[str](row.outcome for row in rows)
+    bars = [
+        *((label, counts[outcome]) for outcome, label in OUTCOMES.items()),
+        (RETRIED, sum(bool(row.retried) for row in rows)),
+    ]
+    return [(label, count) for label, count in bars if count]
 
 
 def _bars(values: Sequence[tuple[str, float]], form: str) -> list[dict[str, Any]]:
+    """Returns a bar chart, the longest bar as wide as the page."""
     most = max((value for _, value in values), default=0) or 1
     return [
         {"label": label, "width": round(value / most * WIDTH, 2), "value": form.format(value)}
@@ -139,13 +148,13 @@ def _bars(values: Sequence[tuple[str, float]], form: str) -> list[dict[str, Any]
 
 
 def _timeline(rows: Sequence[Row]) -> dict[str, Any]:
-    """Each run's phases, from the batch's beginning on."""
+    """Returns the chart of each run's phases, from the beginning of the batch."""
     timed = [row for row in rows if row.started_at and row.ended_at]
     if not timed:
         return {"lines": [], "ticks": []}
     begin = min(row.started_at for row in timed if row.started_at)
     end = max(row.ended_at for row in timed if row.ended_at)
-    whole = max((end - begin).total_seconds(), 1.0)
+    duration = max((end - begin).total_seconds(), 1.0)
     lines = []
     for row in timed:
         at = (row.started_at - begin).total_seconds() if row.started_at else 0.0
@@ -153,19 +162,23 @@ def _timeline(rows: Sequence[Row]) -> dict[str, Any]:
         for phase in row.phases:
             parts.append(
                 {
-                    "x": round(at / whole * WIDTH, 2),
-                    "width": round(phase.seconds / whole * WIDTH, 2),
+                    "x": round(at / duration * WIDTH, 2),
+                    "width": round(phase.seconds / duration * WIDTH, 2),
                     "phase": phase.name,
                     "seconds": f"{phase.seconds:.1f}",
                 }
             )
             at += phase.seconds
         lines.append({"key": row.key, "parts": parts})
-    ticks = [{"x": WIDTH * part / 4, "label": words(timedelta(seconds=round(whole * part / 4)))} for part in range(5)]
+    ticks = [
+        {"x": WIDTH * quarter / 4, "label": words(timedelta(seconds=round(duration * quarter / 4)))}
+        for quarter in range(5)
+    ]
     return {"lines": lines, "ticks": ticks}
 
 
-def _shown(row: Row, logs: str) -> dict[str, Any]:
+def _table_row(row: Row, logs: str) -> dict[str, Any]:
+    """Returns a row of the table of runs."""
     return {
         "key": row.key,
         "outcome": OUTCOMES[row.outcome],
@@ -173,7 +186,7 @@ def _shown(row: Row, logs: str) -> dict[str, Any]:
         "score": "-" if row.score is None else f"{row.score:g}",
         "message": row.message[:MESSAGE_CHARACTERS],
         "attempts": row.attempts,
-        "retried": [why[:MESSAGE_CHARACTERS] for why in row.retried],
+        "retried": [reason[:MESSAGE_CHARACTERS] for reason in row.retried],
         "cost": f"{row.cost_micro_usd / MICRO:.4f}",
         "time": words(row.ended_at - row.started_at) if row.started_at and row.ended_at else "-",
         "logs": str(PurePosixPath(logs) / row.environment / "logs") if logs and row.environment else "",

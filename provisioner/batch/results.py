@@ -1,4 +1,4 @@
-"""What runs came to: one row per run, and what they say together. Pure but for writing files."""
+"""The results of runs: one row per run, their means, and their text as JSON Lines and CSV. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pydantic import Field
 from provisioner.models import Phase, Record
 
 Outcome = Literal[
-    "scored",  # a number, or the family says that there is none
-    "task_failed",  # the family's own code
-    "agent_failed",  # the agent ended with an error, switched its machine off, or left what cannot be read
+    "scored",  # with a number, or without one if the family says that there is none
+    "task_failed",  # the family's own code failed
+    "agent_failed",  # the agent ended with an error, switched its machine off, or its submission cannot be read
     "timed_out",  # the agent did not end in time
-    "infrastructure_failed",  # ours or the cloud's, and the retries are used up
-    "over_budget",  # it never fitted
+    "infrastructure_failed",  # provisioner's or the cloud's fault, and there are no retries left
+    "over_budget",  # it never fit the budget
     "cancelled",
 ]
 
-# The phase that stands for all attempts before the last.
+# The name of the phase that stands for all attempts but the last.
 EARLIER = "earlier attempts"
-# Two-sided 95 %: the normal distribution's quantile.
+# The normal distribution's quantile for a two-sided interval of 95 %.
 Z = 1.959963984540054
 
 
@@ -36,14 +36,15 @@ class Row(Record):
     Args:
         key: the run's, see suite.Run.
         score: None without a number.
-        agent_exit_code: None where a submission was given, or the agent never ran.
-        attempts: environments that were launched for it.
-        retried: why each of them but the last came to nothing.
-        environment: the last one's id; its logs lie in the archive under it.
-        machine_types: by role; empty where a cloud sells none.
+        message: why it has this outcome, and what went wrong beside it.
+        agent_exit_code: None if a submission stood in for the agent, or if the agent never ended by itself.
+        attempts: how many environments were launched for the run.
+        retried: why each of them but the last failed.
+        environment: id of the last one, under which the archive has its logs.
+        machine_types: by role; empty on a cloud without machine types.
         images: by role.
         cost_micro_usd: of all attempts, in millionths of a US dollar.
-        phases: of the last attempt; before them, as one, the time of those before.
+        phases: those of the last attempt, after one phase for all earlier attempts.
         version: of provisioner.
     """
 
@@ -74,7 +75,7 @@ class Estimate(Record):
     """A mean with its 95 % confidence interval.
 
     Args:
-        low, high: None where there are fewer than two scores that are not 0 or 1, or where they are astronomical.
+        low, high: None for a single score that is neither 0 nor 1, and for scores too large to compute with.
     """
 
     count: int
@@ -84,25 +85,25 @@ class Estimate(Record):
 
 
 def estimate(scores: Sequence[float]) -> Estimate | None:
-    """The mean of scores; None without any.
+    """Returns the mean of scores, ignoring NaN; None without any.
 
-    Scores that are all 0 or 1 get Wilson's interval (Wilson 1927), others one from the standard error of the mean.
+    Scores that are all 0 or 1 get Wilson's interval (Wilson 1927), others one from the mean's standard error.
     """
-    known = [score for score in scores if not math.isnan(score)]
-    if not known:
+    numbers = [score for score in scores if not math.isnan(score)]
+    if not numbers:
         return None
-    count = len(known)
+    count = len(numbers)
     try:
-        mean = math.fsum(known) / count
-    except OverflowError:  # a family may give any finite number
-        mean = math.fsum(score / count for score in known)
-    if set(known) <= {0.0, 1.0}:
+        mean = math.fsum(numbers) / count
+    except OverflowError:  # a family may return any finite number
+        mean = math.fsum(score / count for score in numbers)
+    if set(numbers) <= {0.0, 1.0}:
         low, high = wilson(mean, count)
         return Estimate(count=count, mean=mean, low=low, high=high)
     if count < 2:
         return Estimate(count=count, mean=mean, low=None, high=None)
     try:
-        deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in known) / (count - 1))
+        deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in numbers) / (count - 1))
     except OverflowError:
         return Estimate(count=count, mean=mean, low=None, high=None)
     margin = Z * deviation / math.sqrt(count)
@@ -110,7 +111,7 @@ def estimate(scores: Sequence[float]) -> Estimate | None:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` trials."""
+    """Returns Wilson's score interval for a share of `count` trials."""
     middle = share + Z * Z / (2 * count)
     margin = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     whole = 1 + Z * Z / count
@@ -118,7 +119,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def by_task_and_agent(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by (family/task, agent), in the order of their first appearance."""
+    """Groups rows by (family/task, agent), in the order of their first appearance."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((f"{row.family}/{row.task}", row.agent), []).append(row)
@@ -126,18 +127,18 @@ def by_task_and_agent(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def as_jsonl(rows: Iterable[Row]) -> str:
-    """One JSON object per line; what is no number stays one, as NaN."""
+    """Returns one JSON object per line. A score that is not a number is written as NaN."""
     return "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per row; what has parts is JSON in its cell."""
+    """Returns one line per row, below a line of headings. Lists and mappings are JSON in their cells."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(Row.model_fields), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        dumped = row.model_dump(mode="json")
+        cells = row.model_dump(mode="json")
         writer.writerow(
-            {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in dumped.items()}
+            {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in cells.items()}
         )
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""The suite file: what to run, with what, how often, where and for how much. Read and checked here; runs nothing."""
+"""Reads and checks suite files, and lists the runs that a suite asks for. Runs nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -33,23 +33,25 @@ from provisioner.models import Record
 from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
 
-MAXIMUM_RUNS = 10_000
-MAXIMUM_BYTES = 1 << 20
+MAX_RUNS = 10_000
+MAX_BYTES = 1 << 20
 TASKS_SHOWN = 20
-HINT = "`provisioner batch schema` prints what it may hold."
+HINT = "`provisioner batch schema` prints the keys and values that a suite file may have."
 FAMILY_HINT = "Paths are relative to the suite file. A family is a directory NAME with a file NAME.py."
-DEFAULT_AGENT_LIMIT = timedelta(hours=1)
+DEFAULT_AGENT_TIME = timedelta(hours=1)
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 
-def _name(value: str) -> str:
+def _checked_name(value: str) -> str:
     if not re.fullmatch(_NAME, value):
-        raise ValueError(f"{shown(value)} is no name: 1 to 64 of A-Z, a-z, 0-9, _ . -, the first a letter or digit")
+        raise ValueError(
+            f"{shown(value)} is not a name: use 1 to 64 of A-Z, a-z, 0-9, _ . -, beginning with a letter or digit"
+        )
     return value
 
 
-def _duration(value: str) -> str:
+def _checked_duration(value: str) -> str:
     try:
         parse_duration(value)
     except UsageError as error:
@@ -57,63 +59,63 @@ def _duration(value: str) -> str:
     return value
 
 
-def _text(value: str) -> str:
+def _checked_text(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("it is not UTF-8 text")
     return value
 
 
-def _filled(value: str) -> str:
+def _checked_not_empty(value: str) -> str:
     if not value.strip():
         raise ValueError("it must not be empty")
-    return _text(value)
+    return _checked_text(value)
 
 
-def _cloud(value: str) -> str:
+def _checked_cloud(value: str) -> str:
     if value not in CLOUDS:
         raise ValueError(f"there is no cloud {shown(value)}; known: {', '.join(sorted(CLOUDS))}")
     return value
 
 
-Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
+Name = Annotated[str, AfterValidator(_checked_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
 Duration = Annotated[
     str,
-    AfterValidator(_duration),
+    AfterValidator(_checked_duration),
     WithJsonSchema({"type": "string", "pattern": r"^\s*(\d+[dD])?(\d+[hH])?(\d+[mM])?(\d+[sS])?\s*$"}),
 ]
-Text = Annotated[str, AfterValidator(_text)]
-CloudName = Annotated[str, AfterValidator(_cloud), WithJsonSchema({"type": "string", "enum": sorted(CLOUDS)})]
-Filled = Annotated[str, AfterValidator(_filled), WithJsonSchema({"type": "string", "pattern": r"\S"})]
+Text = Annotated[str, AfterValidator(_checked_text)]
+CloudName = Annotated[str, AfterValidator(_checked_cloud), WithJsonSchema({"type": "string", "enum": sorted(CLOUDS)})]
+NotEmpty = Annotated[str, AfterValidator(_checked_not_empty), WithJsonSchema({"type": "string", "pattern": r"\S"})]
 Dollars = Annotated[Decimal, Field(ge=0, le=1_000_000), WithJsonSchema({"type": "number", "minimum": 0})]
 
 
 class Part(BaseModel):
-    """A part of a suite file: frozen, and without unknown keys."""
+    """A part of a suite file: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class FamilyEntry(Part):
-    """Families and tasks of them."""
+    """Task families, and which of their tasks to run."""
 
-    path: Filled
-    """Directories of task families, as a glob relative to the suite file."""
-    tasks: tuple[Filled, ...] = Field(default=("*",), min_length=1)
-    """Globs of their tasks' names."""
+    path: NotEmpty
+    """A glob of the families' directories, relative to the suite file."""
+    tasks: tuple[NotEmpty, ...] = Field(default=("*",), min_length=1)
+    """Globs of the tasks' names."""
 
 
 class Agent(Part):
-    """What works on the tasks."""
+    """An agent that works on the tasks."""
 
     name: Name
-    directory: Filled
-    """Relative to the suite file; copied to /home/agent/scaffolding."""
-    command: Filled
-    """What starts it there."""
+    directory: NotEmpty
+    """The agent's files, relative to the suite file; they are copied to /home/agent/scaffolding."""
+    command: NotEmpty
+    """The command that starts it there."""
 
 
 class Submission(Part):
-    """What is scored in an agent's place."""
+    """A submission that is scored without an agent."""
 
     name: Name
     text: Text
@@ -123,16 +125,16 @@ class Limits(Part):
     """How long things may take, as 30m, 4h, 1h30m or 2d."""
 
     ttl: Duration = words(DEFAULT_LIMIT)
-    """An environment, at most: 1m to 7d."""
+    """An environment's time to live: 1m to 7d."""
     agent: Duration | None = None
-    """An agent, at most; then it is stopped, and what it has left is scored. Default: an hour, or half of the ttl where
-    that is less."""
+    """How long an agent may work. Then it is stopped, and its work so far is scored. Default: an hour, or half of the
+    ttl if that is less."""
 
     @property
     def agent_limit(self) -> timedelta:
-        """How long an agent may take."""
+        """How long an agent may work, as the suite says or by default."""
         if self.agent is None:
-            return min(DEFAULT_AGENT_LIMIT, parse_duration(self.ttl) / 2)
+            return min(DEFAULT_AGENT_TIME, parse_duration(self.ttl) / 2)
         return parse_duration(self.agent)
 
     @field_validator("ttl")
@@ -147,7 +149,9 @@ class Limits(Part):
     @model_validator(mode="after")
     def _leave_time(self) -> Limits:
         if self.agent_limit >= parse_duration(self.ttl):
-            raise ValueError(f"agent ({self.agent}) leaves no time for scoring: it must be less than ttl ({self.ttl})")
+            raise ValueError(
+                f"agent ({self.agent}) leaves no time for scoring: it must be less than the ttl ({self.ttl})"
+            )
         return self
 
 
@@ -155,34 +159,34 @@ class Suite(Part):
     """A suite file."""
 
     name: Name
-    """The beginning of the batch's id."""
+    """The suite's name, with which the batch's id begins."""
     families: tuple[FamilyEntry, ...] = Field(min_length=1)
-    """What to run."""
+    """The task families to run."""
     agents: tuple[Agent, ...] = ()
-    """With what; at least one agent or submission."""
+    """The agents that work on the tasks. There must be at least one agent or submission."""
     submissions: tuple[Submission, ...] = ()
-    """What is scored in an agent's place."""
+    """Submissions that are scored without an agent."""
     repetitions: int = Field(default=1, ge=1, le=1000, strict=True)
-    """How often each task is run with each agent and submission."""
+    """How many times each task is run with each agent and submission."""
     cloud: CloudName = DEFAULT_CLOUD
-    """Where machines run."""
-    regions: tuple[Filled, ...] = ()
-    """Of the aws cloud: the first is used, the others where it lacks capacity."""
+    """Where the machines run."""
+    regions: tuple[NotEmpty, ...] = ()
+    """Regions of the aws cloud. The first is used; the others while it lacks capacity."""
     spot: bool = Field(default=False, strict=True)
     """Whether to try spot instances first."""
     limits: Limits = Limits()
     concurrency: int = Field(default=2, ge=1, le=1000, strict=True)
-    """Environments at once."""
+    """How many environments may exist at once."""
     budget: Dollars | None = None
-    """US dollars for the whole batch; without one, the standing budgets alone hold."""
+    """What the whole batch may cost, in US dollars. Default: only the standing budgets apply."""
     retries: int = Field(default=2, ge=0, le=10, strict=True)
-    """Of a run that failed by no fault of its own."""
+    """How many times a run is retried that failed through no fault of its own."""
     allow: tuple[str, ...] = ()
-    """What environments without internet may reach, HOST:PORT."""
-    env_file: Filled | None = None
-    """The tasks' secrets, relative to the suite file; outside the families and agents."""
+    """What environments without internet may reach, as HOST:PORT."""
+    env_file: NotEmpty | None = None
+    """The file with the tasks' secrets, relative to the suite file, and outside of families and agents."""
 
-    # Of single fields wherever that can be: then one mistake does not hide another.
+    # Validators check single fields where that is possible: so one mistake does not hide another.
     @model_validator(mode="after")
     def _has_work(self) -> Suite:
         if not self.agents and not self.submissions:
@@ -191,10 +195,10 @@ class Suite(Part):
 
     @field_validator("agents", "submissions")
     @classmethod
-    def _are_apart(cls, value: tuple[Agent | Submission, ...], others: ValidationInfo) -> tuple[Any, ...]:
-        names = [one.name for one in (*others.data.get("agents", ()), *value)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two agents or submissions are called {', '.join(twice)}")
+    def _have_different_names(cls, value: tuple[Agent | Submission, ...], others: ValidationInfo) -> tuple[Any, ...]:
+        names = [entry.name for entry in (*others.data.get("agents", ()), *value)]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two agents or submissions are called {', '.join(duplicates)}")
         return value
 
     @field_validator("regions")
@@ -227,9 +231,10 @@ class Run(Record):
     """One run of a batch.
 
     Args:
-        key: the same for the same run of the same suite: family, task, agent or submission, repetition.
-        family: its directory.
+        key: FAMILY/TASK/AGENT/REPETITION, so the same for the same run of the same suite.
+        family: the family's directory.
         agent: name of the agent or submission.
+        repetition: from 1.
     """
 
     key: str
@@ -240,18 +245,18 @@ class Run(Record):
 
 
 def load_suite(path: Path) -> Suite:
-    """Reads a suite file.
+    """Reads and checks a suite file.
 
     Raises:
-        UsageError: it cannot be read, or is not valid; the message names all places.
+        UsageError: it cannot be read, or it is not valid; the message names all mistakes.
     """
     title = f"The suite file {path}"
     try:
         with path.open("rb") as file:
-            data = file.read(MAXIMUM_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{title} cannot be read: {error.strerror}.") from error
-    if len(data) > MAXIMUM_BYTES:
+    if len(data) > MAX_BYTES:
         raise UsageError(f"{title} is larger than 1 MiB.")
     value = strict_yaml.load(data, title)
     if not isinstance(value, dict):
@@ -267,7 +272,7 @@ def load_suite(path: Path) -> Suite:
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that may be where an unknown one is."""
+    """Returns the keys that are allowed in the place of an unknown one."""
     parts: dict[int | str, type[Part]] = {
         "families": FamilyEntry, "agents": Agent, "submissions": Submission, "limits": Limits,
     }  # fmt: skip
@@ -275,6 +280,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _check_files(suite: Suite, path: Path) -> None:
+    """Raises UsageError if the suite names files or directories that do not exist, or an env file in an agent's."""
     lines = []
     for number, entry in enumerate(suite.families):
         if not _matches(entry, path.parent):
@@ -284,49 +290,51 @@ def _check_files(suite: Suite, path: Path) -> None:
         if not directory.is_dir():
             state = "is not a directory" if directory.exists() else "does not exist"
             lines.append(f"agents.{number}.directory: {directory} {state}")
-    secrets = path.parent / suite.env_file if suite.env_file else None
-    if secrets and not secrets.is_file():
-        lines.append(f"env_file: {secrets} {'is not a file' if secrets.exists() else 'does not exist'}")
+    env_file = path.parent / suite.env_file if suite.env_file else None
+    if env_file and not env_file.is_file():
+        lines.append(f"env_file: {env_file} {'is not a file' if env_file.exists() else 'does not exist'}")
     if lines:
-        raise UsageError(f"The suite file {path} names what is not there:{listed(lines)}", hint=FAMILY_HINT)
-    if secrets:
+        raise UsageError(
+            f"The suite file {path} names files or directories that cannot be used:{listed(lines)}", hint=FAMILY_HINT
+        )
+    if env_file:
         for directory in directories:
-            refuse_env_file_of_agent(directory, secrets)
+            refuse_env_file_of_agent(directory, env_file)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of suite files."""
+    """Returns the JSON Schema of suite files."""
     return Suite.model_json_schema()
 
 
 def family_directories(suite: Suite, directory: Path) -> dict[str, tuple[str, ...]]:
-    """The directories of the suite's families, each with its globs of tasks, in the file's order.
+    """Returns the directories of the suite's families, each with the globs of its tasks, in the file's order.
 
     Args:
-        directory: the suite file's.
+        directory: the suite file's directory.
 
     Raises:
         UsageError: a glob finds no family, or two families have the same name.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    globs: dict[str, tuple[str, ...]] = {}
     for entry in suite.families:
         matches = _matches(entry, directory)
         if not matches:
-            raise UsageError(f"A family of the suite: {_nothing_found(entry, directory)}.", hint=FAMILY_HINT)
+            raise UsageError(f"The suite's path {_nothing_found(entry, directory)}.", hint=FAMILY_HINT)
         for match in matches:
             path = str(Path(match).resolve())
-            found[path] = (*found.get(path, ()), *entry.tasks)
-    names = [Path(path).name for path in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"Two families of the suite are called {', '.join(twice)}; a batch needs them apart.")
-    return found
+            globs[path] = (*globs.get(path, ()), *entry.tasks)
+    names = [Path(path).name for path in globs]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"Two families of the suite are called {', '.join(duplicates)}; their names must differ.")
+    return globs
 
 
 def _matches(entry: FamilyEntry, directory: Path) -> list[str]:
-    """The directories that an entry means."""
+    """Returns the directories that an entry's glob finds."""
     pattern = os.path.join(directory, entry.path)  # noqa: PTH118 - Path would drop what globs need
     matches = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())  # noqa: PTH207
-    if glob.escape(entry.path) != entry.path:  # what else lies beside families is not meant
+    if glob.escape(entry.path) != entry.path:  # a glob may also match directories beside the families
         matches = [path for path in matches if (Path(path) / f"{Path(path).resolve().name}.py").is_file()]
     return matches
 
@@ -336,35 +344,35 @@ def _nothing_found(entry: FamilyEntry, directory: Path) -> str:
 
 
 def expand(suite: Suite, tasks: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]]) -> list[Run]:
-    """All runs of a suite. Pure.
+    """Returns all runs of a suite, in the order of the file. Pure.
 
     Args:
-        tasks: family's directory -> the names of all its tasks.
-        wanted: family's directory -> globs of those to run.
+        tasks: the names of all tasks, by their family's directory.
+        wanted: the globs of the tasks to run, by their family's directory.
 
     Raises:
         UsageError: a glob finds no task, or there are too many runs.
     """
-    workers = [*(one.name for one in suite.agents), *(one.name for one in suite.submissions)]
+    agents = [*(agent.name for agent in suite.agents), *(submission.name for submission in suite.submissions)]
     runs = []
     for directory, globs in wanted.items():
         for task in _matching(tasks[directory], globs, Path(directory).name):
-            for worker in workers:
+            for agent in agents:
                 for repetition in range(1, suite.repetitions + 1):
-                    key = f"{Path(directory).name}/{task}/{worker}/{repetition}"
-                    runs.append(Run(key=key, family=directory, task=task, agent=worker, repetition=repetition))
-    if len(runs) > MAXIMUM_RUNS:
-        raise UsageError(f"The suite means {len(runs)} runs; {MAXIMUM_RUNS} are the most.")
+                    key = f"{Path(directory).name}/{task}/{agent}/{repetition}"
+                    runs.append(Run(key=key, family=directory, task=task, agent=agent, repetition=repetition))
+    if len(runs) > MAX_RUNS:
+        raise UsageError(f"The suite asks for {len(runs)} runs; it may ask for at most {MAX_RUNS}.")
     return runs
 
 
-def _matching(names: Iterable[str], globs: Sequence[str], family: str) -> list[str]:
-    known = list(names)
+def _matching(names: Sequence[str], globs: Sequence[str], family: str) -> list[str]:
+    """Returns the task names that match one of the globs; each glob must match one."""
     for pattern in globs:
-        if not fnmatch.filter(known, pattern):
-            more = ", and more" if len(known) > TASKS_SHOWN else ""
+        if not fnmatch.filter(names, pattern):
+            more = ", and more" if len(names) > TASKS_SHOWN else ""
             raise UsageError(
                 f"The family {family} has no task {pattern!r}.",
-                hint=f"It has: {', '.join(known[:TASKS_SHOWN])}{more}." if known else None,
+                hint=f"It has: {', '.join(names[:TASKS_SHOWN])}{more}." if names else None,
             )
-    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in globs)]
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in globs)]

@@ -1,4 +1,4 @@
-"""batch run, plan, status, resume, cancel, report, worker, schema."""
+"""The commands of the group `batch`: run, plan, status, resume, cancel, report, worker, schema."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from provisioner.batch.context import BatchContext, money_of
+from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.engine import RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
+from provisioner.batch.rows import collect_rows
 from provisioner.batch.suite import load_suite
 from provisioner.batch.suite import schema as suite_schema
-from provisioner.batch.worker import open_client, rows_of
-from provisioner.cli.batch_plan import planned
-from provisioner.cli.batch_running import serve, summary_data, work, write_report
+from provisioner.batch.worker import open_client
+from provisioner.cli.batch_plan import plan_result
+from provisioner.cli.batch_results import summary_data, write_report
+from provisioner.cli.batch_running import run_batch, run_worker
 from provisioner.cli.batch_view import row_line, summary
 from provisioner.cli.context import (
     DATABASE_VARIABLE,
@@ -47,7 +50,7 @@ SuiteArgument = Annotated[
 
 
 def batch_ids(incomplete: str) -> list[str]:
-    """Ids for the shell's completion."""
+    """Returns the ids that begin with a text, for the shell's completion."""
     with contextlib.suppress(OSError, RuntimeError):
         return sorted(path.name for path in Home.default().batches.iterdir() if path.name.startswith(incomplete))
     return []
@@ -74,29 +77,29 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="batch")
     command(group, "run", help="Run a suite to its end.")(run)
-    command(group, "plan", help="Show what a suite would run, and what it costs at the most. Creates nothing.")(plan)
+    command(group, "plan", help="Show what a suite would run, and what it costs at most. Creates nothing.")(plan)
     command(group, "status", help="Show how far a batch has come; without one, list all.")(status)
-    command(group, "resume", help="Go on with a batch that was interrupted, killed or cancelled.")(resume)
-    command(group, "cancel", help="Start no more runs of a batch; with --force, end those that run.")(cancel)
+    command(group, "resume", help="Continue a batch that was interrupted, killed or cancelled.")(resume)
+    command(group, "cancel", help="Start no more runs of a batch; with --force, stop the active ones.")(cancel)
     command(group, "report", help="Write a batch's report: one HTML page.")(report)
     command(group, "worker", help="Work on the runs of all batches in a shared database, until interrupted.")(worker)
     command(group, "schema", help="Print the JSON Schema of suite files.")(schema)
 
 
 def schema() -> Result:
-    """What a suite file may hold."""
+    """Returns the JSON Schema of suite files."""
     return Result(suite_schema(), json.dumps(suite_schema(), indent=2))
 
 
 def plan(suite: SuiteArgument) -> Result:
-    """What would run, and its worst case."""
+    """Describes what a suite would run, and its worst case."""
     loaded = load_suite(suite)
     context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
-    return planned(loaded, context.forecasts())
+    return plan_result(loaded, context.forecasts())
 
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
-    """Images first, then all runs."""
+    """Builds the images, and then works on all runs of a suite."""
     loaded = load_suite(suite)
     home = default_home()
     batch_id = new_id(loaded.name, None)
@@ -109,28 +112,17 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     )  # fmt: skip
     Batches(home).save(batch)
     progress().note(f"Batch {batch_id}: {len(runs)} runs. `provisioner batch status {batch_id}` shows them")
-    return work(home, batch, context, database)
+    return run_batch(home, batch, context, database)
 
 
 def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
-    """Runs that had ended stay as they are; what was cut short is begun again."""
-    home, found, database = _find(batch, database)
-    directory = Path(found.suite_file).parent
+    """Works on the runs of a batch that have not ended, each from its last finished step."""
+    home, record, database = _find(batch, database)
+    directory = Path(record.suite_file).parent
     context = BatchContext(
-        home, load_settings(), found.suite, directory, found.id, database=database, progress=progress()
+        home, load_settings(), record.suite, directory, record.id, database=database, progress=progress()
     )
-    return work(home, found, context, database)
-
-
-def _find(name: str, database: str) -> tuple[Home, Batch, str]:
-    """The batch, and the database of its queue: empty where that is its own file, whatever the variable says."""
-    home = default_home()
-    batch = Batches(home).find(name)
-    if batch.shared and not database:
-        raise UsageError(
-            f"The queue of {batch.id} is in a database.", hint="Name it with --database or PROVISIONER_DATABASE."
-        )
-    return home, batch, database if batch.shared else ""
+    return run_batch(home, record, context, database)
 
 
 def status(
@@ -140,109 +132,66 @@ def status(
     ] = None,
     database: DatabaseOption = "",
 ) -> Result:
-    """Counts, what runs, what failed, and what it cost so far."""
+    """Reports a batch's progress, active runs, failures and costs; without a batch, lists all batches."""
     if batch is None:
-        home = default_home()
-        known = Batches(home).all()
-        lines = [
-            [one.id, f"{len(_ended(Batches(home).results(one)))}/{len(one.runs)}", f"{one.created_at:%Y-%m-%d %H:%M}",
-             "at work" if not one.shared and is_locked(Batches(home).lock(one.id)) else "-"]
-            for one in known
-        ]  # fmt: skip
-        listed: list[dict[str, Any]] = [
-            {"batch": one.id, "runs": len(one.runs), "created_at": one.created_at.isoformat()} for one in known
-        ]
-        shown = table(["BATCH", "ENDED", "CREATED (UTC)", "CONTROLLER"], lines) if known else "No batch was run yet."
-        return Result({"batches": listed}, shown)
-    home, found, database = _find(batch, database)
-    states, rows = _state(home, found, database)
-    money = money_of(session(database=database).ledger, found.id)
-    running = [one for one in states.values() if one.state == "running"]
-    at_work = found.shared or is_locked(Batches(home).lock(found.id))
-    live = {one.id: one for one in session().environments.readable() if one.batch == found.id}
-    text = [f"{found.id}: {summary(found, states, rows, *money)}"]
-    if not at_work and len(_ended(rows)) < len(found.runs):
-        text.append(f"No controller works on it: provisioner batch resume {found.id}")
-    text += [f"  runs: {one.key}" for one in running]
-    text += [f"  environment: {one.id} ({one.status}), ends at {one.expires_at:%H:%M} UTC" for one in live.values()]
-    text += [f"  {row_line(row)}" for row in rows if row.outcome != "scored"]
+        return _list_batches(default_home())
+    home, record, database = _find(batch, database)
+    states, rows = _states_and_rows(home, record, database)
+    costs = batch_costs(session(database=database).ledger, record.id)
+    running = [state.key for state in states.values() if state.state == "running"]
+    has_controller = _has_controller(home, record)
+    environments = {known.id: known for known in session().environments.readable() if known.batch == record.id}
+    lines = [f"{record.id}: {', '.join(summary(record, states, rows, costs))}"]
+    if not has_controller and len(_ended(rows)) < len(record.runs):
+        lines.append(f"No controller is working on it: provisioner batch resume {record.id}")
+    lines += [f"  runs: {key}" for key in running]
+    lines += [
+        f"  environment: {environment.id} ({environment.status}), ends at {environment.expires_at:%H:%M} UTC"
+        for environment in environments.values()
+    ]
+    lines += [f"  {row_line(row)}" for row in rows if row.outcome != "scored"]
     data = {
-        **summary_data(found, rows, money),
-        "at_work": at_work,
-        "states": dict(Counter(one.state for one in states.values())),
-        "running": [one.key for one in running],
-        "environments": sorted(live),
+        **summary_data(record, rows, costs),
+        "at_work": has_controller,
+        "states": dict(Counter(state.state for state in states.values())),
+        "running": running,
+        "environments": sorted(environments),
     }
-    return Result(data, "\n".join(text))
-
-
-def _ended(rows: Sequence[Row]) -> list[Row]:
-    """Those that need not be begun again."""
-    return [row for row in rows if row.outcome != "cancelled"]
-
-
-def _state(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
-    if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
-        return {}, []
-    with contextlib.closing(open_client(home, batch, database)) as queue:
-        states = queue.states(batch.id)
-        ledger = session(database=database).ledger
-        cancelled = Batches(home).cancelled(batch)
-        return states, rows_of(batch, states, {}, lambda keys: queue.outputs(batch.id, keys), ledger, cancelled)
+    return Result(data, "\n".join(lines))
 
 
 def cancel(
     batch: BatchArgument,
-    force: Annotated[bool, typer.Option("--force", help="End the runs that are being worked on, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop the active runs, too.")] = False,
     database: DatabaseOption = "",
 ) -> Result:
-    """What has not begun never will, unless the batch is resumed."""
-    home, found, database = _find(batch, database)
-    states, _ = _state(home, found, database)
-    chosen = [key for key, one in states.items() if one.state == "queued" or (force and one.state == "running")]
-    # What a worker is just handing back is cancelled by itself already, and would come back without the note.
-    handed = [key for key, one in states.items() if one.state == "cancelled"]
-    if chosen or handed:
-        Batches(home).note_cancelled(found, [*chosen, *handed])
+    """Cancels the runs of a batch that have not begun, until the batch is resumed."""
+    home, record, database = _find(batch, database)
+    states, _ = _states_and_rows(home, record, database)
+    chosen = [key for key, state in states.items() if state.state == "queued" or (force and state.state == "running")]
+    # A worker that is being stopped has cancelled its runs by itself, and would requeue them unless they are noted.
+    requeued = [key for key, state in states.items() if state.state == "cancelled"]
+    if chosen or requeued:
+        Batches(home).note_cancelled(record, [*chosen, *requeued])
     if chosen:
-        with contextlib.closing(open_client(home, found, database)) as queue:
-            queue.cancel(found.id, chosen)
-    removed: list[str] = []
-    stuck: list[str] = []
-    at_work = found.shared or is_locked(Batches(home).lock(found.id))
-    if force and not at_work:
-        removed, stuck = _remove_leftovers(found)
-    running = sum(one.state == "running" for one in states.values())
-    text = f"{found.id}: {len(chosen)} runs cancelled."
+        with contextlib.closing(open_client(home, record, database)) as client:
+            client.cancel(record.id, chosen)
+    has_controller = _has_controller(home, record)
+    removed, problems = _remove_orphans(record) if force and not has_controller else ([], [])
+    running = sum(state.state == "running" for state in states.values())
+    text = f"{record.id}: {len(chosen)} runs cancelled."
     if running and not force:
-        text += f" {running} still run; --force ends them."
-    elif running and at_work:
-        whose = "Their workers, as far as they live, clear" if found.shared else "Their controller clears"
-        text += f" {whose} away what runs: provisioner batch status {found.id}"
+        text += f" {running} are still running; --force stops them."
+    elif running and has_controller:
+        who = "Their workers, if alive, stop" if record.shared else "Their controller stops"
+        text += (
+            f" {who} the active runs and clean{'' if record.shared else 's'} up: provisioner batch status {record.id}"
+        )
     if removed:
         text += f" Removed: {', '.join(removed)}."
-    if stuck:
-        raise StillThereError(f"{text} Not gone: {'; '.join(stuck)}", hint="provisioner sweep tries again.")
-    return Result({"batch": found.id, "cancelled": chosen, "removed": removed}, text)
-
-
-def _remove_leftovers(batch: Batch) -> tuple[list[str], list[str]]:
-    """Destroys what a killed controller has left: nobody else does.
-
-    Returns:
-        what is gone, and what would not go, in words.
-    """
-    opened = session()
-    removed, stuck = [], []
-    for one in opened.environments.readable():
-        if one.batch != batch.id or is_locked(opened.environments.lease(one.id)):
-            continue
-        try:
-            lifecycle.destroy(session_of(one, opened), one)
-            removed.append(one.id)
-        except ProvisionerError as error:
-            stuck.append(error.message)
-    return removed, stuck
+    if problems:
+        raise StillThereError(f"{text} Not removed: {'; '.join(problems)}", hint="`provisioner sweep` tries again.")
+    return Result({"batch": record.id, "cancelled": chosen, "removed": removed}, text)
 
 
 def report(
@@ -252,21 +201,93 @@ def report(
     ] = None,
     database: DatabaseOption = "",
 ) -> Result:
-    """The page, and the rows, of what has ended by now."""
-    home, found, database = _find(batch, database)
-    _, rows = _state(home, found, database)
-    # A controller at work writes them itself, and later ones than these.
-    if not is_locked(Batches(home).lock(found.id)) and len(rows) >= len(Batches(home).results(found)):
-        Batches(home).write_results(found, rows)
-    page = write_report(home, found, rows, output)
-    return Result({"batch": found.id, "report": str(page), "ended": len(rows)}, str(page))
+    """Writes the page and the results of the runs that have ended by now."""
+    home, record, database = _find(batch, database)
+    _, rows = _states_and_rows(home, record, database)
+    # A controller that is working on the batch writes the results itself, and has newer ones.
+    if not is_locked(Batches(home).lock(record.id)) and len(rows) >= len(Batches(home).results(record)):
+        Batches(home).write_results(record, rows)
+    page = write_report(home, record, rows, output)
+    return Result({"batch": record.id, "report": str(page), "ended": len(rows)}, str(page))
 
 
 def worker(database: DatabaseOption = "") -> Result:
-    """Until Ctrl-C: then its runs are cleared away and queued again for others."""
+    """Works on runs until Ctrl-C; then its runs clean up and are queued again for other workers."""
     if not database:
         raise UsageError(
-            "A worker needs --database: that is where its work comes from.",
+            "A worker needs --database: its work comes from there.",
             hint=f"--database postgresql://USER@HOST/NAME, or the same in {DATABASE_VARIABLE}.",
         )
-    return serve(default_home(), database)
+    return run_worker(default_home(), database)
+
+
+def _find(name: str, database: str) -> tuple[Home, Batch, str]:
+    """Returns the home, the batch that a name means, and the URL of the database with the batch's queue.
+
+    The URL is empty if the queue is the batch's own file, whatever the operator's environment says.
+    """
+    home = default_home()
+    batch = Batches(home).find(name)
+    if batch.shared and not database:
+        raise UsageError(
+            f"The queue of {batch.id} is in a database.", hint="Name it with --database or PROVISIONER_DATABASE."
+        )
+    return home, batch, database if batch.shared else ""
+
+
+def _list_batches(home: Home) -> Result:
+    batches = Batches(home).all()
+    lines = [
+        [
+            batch.id,
+            f"{len(_ended(Batches(home).results(batch)))}/{len(batch.runs)}",
+            f"{batch.created_at:%Y-%m-%d %H:%M}",
+            "at work" if not batch.shared and _has_controller(home, batch) else "-",
+        ]
+        for batch in batches
+    ]
+    data = [
+        {"batch": batch.id, "runs": len(batch.runs), "created_at": batch.created_at.isoformat()} for batch in batches
+    ]
+    text = table(["BATCH", "ENDED", "CREATED (UTC)", "CONTROLLER"], lines) if batches else "No batch was run yet."
+    return Result({"batches": data}, text)
+
+
+def _has_controller(home: Home, batch: Batch) -> bool:
+    """Whether a process is working on a batch; taken for granted if its queue is shared."""
+    return batch.shared or is_locked(Batches(home).lock(batch.id))
+
+
+def _ended(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows of runs that `resume` would not run again."""
+    return [row for row in rows if row.outcome != "cancelled"]
+
+
+def _states_and_rows(home: Home, batch: Batch, database: str) -> tuple[dict[str, RunState], list[Row]]:
+    """Reads the states of a batch's runs, and the rows of those that have ended."""
+    if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
+        return {}, []
+    with contextlib.closing(open_client(home, batch, database)) as client:
+        states = client.states(batch.id)
+        ledger = session(database=database).ledger
+        cancelled = Batches(home).cancelled(batch)
+        return states, collect_rows(batch, states, {}, partial(client.outputs, batch.id), ledger, cancelled)
+
+
+def _remove_orphans(batch: Batch) -> tuple[list[str], list[str]]:
+    """Destroys the environments of a batch that no process looks after, as its controller was killed.
+
+    Returns:
+        the ids of those that are gone, and messages about those that could not be removed.
+    """
+    opened = session()
+    removed, problems = [], []
+    for environment in opened.environments.readable():
+        if environment.batch != batch.id or is_locked(opened.environments.lease(environment.id)):
+            continue
+        try:
+            lifecycle.destroy(session_of(environment, opened), environment)
+            removed.append(environment.id)
+        except ProvisionerError as error:
+            problems.append(error.message)
+    return removed, problems

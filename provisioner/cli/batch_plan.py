@@ -1,4 +1,4 @@
-"""What `batch plan` says: the runs of a suite and their worst case, from forecasts. Pure."""
+"""Describes what a suite would run and what it costs in the worst case, for `batch plan`. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "AL
 UNKNOWN = "?"
 
 
-def planned(suite: Suite, found: Sequence[TaskForecast]) -> Result:
-    """A table, the sum below it, and the same as data; sums are None where a task is not known yet."""
-    # Without an image, neither the tasks nor what the aux VM takes are known.
-    unbuilt = sorted({one.family for one in found if one.forecast is None or one.forecast.image is None})
-    complete = all(one.forecast for one in found)
-    runs = sum(one.runs or 0 for one in found)
-    worst = sum((one.runs or 0) * one.forecast.worst_micro_usd for one in found if one.forecast)
+def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
+    """Returns a table of tasks with a summary, and the same as data. Sums are None if a task is not known yet."""
+    # Until its image is built, a family's tasks may be unknown, and so are their aux VMs.
+    unbuilt = sorted({task.family for task in tasks if task.forecast is None or task.forecast.image is None})
+    complete = all(task.forecast for task in tasks)
+    runs = sum(task.runs or 0 for task in tasks)
+    worst = sum((task.runs or 0) * task.forecast.worst_micro_usd for task in tasks if task.forecast)
     with_retries = worst * (1 + suite.retries)
-    builder = max((one.forecast.builder_micro_usd for one in found if one.forecast), default=0) if unbuilt else 0
+    builder = max((task.forecast.builder_micro_usd for task in tasks if task.forecast), default=0) if unbuilt else 0
     data = {
         "suite": suite.name,
-        "tasks": [one.model_dump(mode="json") for one in found],
+        "tasks": [task.model_dump(mode="json") for task in tasks],
         "runs": runs if complete else None,
         "concurrency": suite.concurrency,
         "worst_usd": worst / MICRO if complete else None,
@@ -34,40 +34,52 @@ def planned(suite: Suite, found: Sequence[TaskForecast]) -> Result:
         "budget_usd": None if suite.budget is None else float(suite.budget),
         "images_to_build": unbuilt,
     }
-    said = [
-        f"{'' if complete else 'At least '}{runs} {'run' if runs == 1 else 'runs'} on {suite.cloud}, "
-        f"{suite.concurrency} at once, each to its limit of {suite.limits.ttl} at the most."
-    ]
-    if worst:
-        said.append(f"{dollars(worst)}; {dollars(with_retries)} if every run needs all its {suite.retries} retries.")
-    elif complete:
-        said.append("Costs nothing: the machines are your own.")
-    if not complete:
-        said.append(f"What is not known yet ({UNKNOWN}) is not counted.")
-    lines = [table(COLUMNS, [_row(one) for one in found]), "", " ".join(said)]
+    lines = [table(COLUMNS, [_row(task) for task in tasks]), "", " ".join(_summary(suite, runs, worst, complete))]
     if suite.budget is not None:
-        lines.append(f"The budget of {suite.budget} USD is never exceeded: what does not fit waits, or is refused.")
+        lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
     if unbuilt:
         lines.append(
-            f"Not built yet: {', '.join(unbuilt)}. Their internet ({UNKNOWN}), their aux VMs, and tasks that no "
-            "manifest names are known once `batch run`, or `provisioner image build`, has built their images."
+            f"Not built yet: {', '.join(unbuilt)}. Their internet access ({UNKNOWN}), aux VMs, and the tasks that "
+            "no manifest names are known once `batch run` or `provisioner image build` has built their images."
             + (f" Each image costs up to {dollars(builder)} more." if builder else "")
         )
     return Result(data, "\n".join(lines))
 
 
-def _row(one: TaskForecast) -> list[str]:
-    told = one.forecast
-    if told is None or one.runs is None:
-        return [one.family, one.task or UNKNOWN, *[UNKNOWN] * 5]
+def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:
+    """Returns sentences about all runs together.
+
+    Args:
+        worst: what the runs that are known cost at most, without retries, in millionths of a US dollar.
+        complete: whether all runs are known.
+    """
+    sentences = [
+        f"{'' if complete else 'At least '}{runs} {'run' if runs == 1 else 'runs'} on {suite.cloud}, "
+        f"{suite.concurrency} at once, each for at most its ttl of {suite.limits.ttl}."
+    ]
+    if worst:
+        with_retries = dollars(worst * (1 + suite.retries))
+        sentences.append(f"{dollars(worst)}; {with_retries} if every run needs all of its {suite.retries} retries.")
+    elif complete:
+        sentences.append("Costs nothing: the machines are your own.")
+    if not complete:
+        sentences.append(f"What is not known yet ({UNKNOWN}) is not counted.")
+    return sentences
+
+
+def _row(task: TaskForecast) -> list[str]:
+    """Returns a row of the table."""
+    forecast = task.forecast
+    if forecast is None or task.runs is None:
+        return [task.family, task.task or UNKNOWN, *[UNKNOWN] * 5]
     return [
-        one.family,
-        told.task,
-        str(one.runs),
-        UNKNOWN if told.full_internet is None else "full" if told.full_internet else "none",
-        " + ".join(_machine(size) for size in told.machines.values()),
-        dollars(told.worst_micro_usd),
-        dollars(one.runs * told.worst_micro_usd),
+        task.family,
+        forecast.task,
+        str(task.runs),
+        UNKNOWN if forecast.full_internet is None else "full" if forecast.full_internet else "none",
+        " + ".join(_machine(size) for size in forecast.machines.values()),
+        dollars(forecast.worst_micro_usd),
+        dollars(task.runs * forecast.worst_micro_usd),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Shows a batch while it runs: a live table on a terminal, plain lines when piped. On stderr, as all progress."""
+"""Shows a batch while it runs, on stderr: a live table on a terminal, or else plain lines."""
 
 from __future__ import annotations
 
@@ -22,65 +22,68 @@ from provisioner.cli.output import printable
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.ttl import words
 
-SHOWN_RUNNING = 20
+MAX_RUNS_SHOWN = 20
 
 
-def time_left(rows: Sequence[Row], to_do: int, concurrency: int) -> timedelta | None:
-    """How long the rest will take, if it takes what the others took; None while none has ended. Pure."""
-    lasted = [(row.ended_at - row.started_at).total_seconds() for row in rows if row.started_at and row.ended_at]
-    if not lasted:
+def time_left(rows: Sequence[Row], remaining: int, concurrency: int) -> timedelta | None:
+    """Estimates how long the remaining runs will take, from the mean duration of those that have ended.
+
+    Args:
+        rows: of the runs that have ended; None is returned if none of them has a duration.
+        remaining: how many runs remain.
+        concurrency: how many of them run at once.
+    """
+    durations = [(row.ended_at - row.started_at).total_seconds() for row in rows if row.started_at and row.ended_at]
+    if not durations:
         return None
-    rounds = -(-to_do // concurrency)
-    return timedelta(seconds=round(rounds * sum(lasted) / len(lasted)))
+    rounds = -(-remaining // concurrency)
+    return timedelta(seconds=round(rounds * sum(durations) / len(durations)))
 
 
 def row_line(row: Row) -> str:
-    """One line about a run that has ended."""
+    """Returns one line about a run that has ended."""
     score = "" if row.score is None else f" {row.score:g}"
-    lasted = f"{words(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
+    duration = f"{words(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
     cost = f"{row.cost_micro_usd / MICRO:.4f} USD"
-    again = f", attempt {row.attempts}" if row.attempts > 1 else ""
-    why = f": {row.message}" if row.message else ""
-    return f"{row.key}: {OUTCOMES[row.outcome]}{score} ({lasted}{cost}{again}){why}"
+    attempt = f", attempt {row.attempts}" if row.attempts > 1 else ""
+    message = f": {row.message}" if row.message else ""
+    return f"{row.key}: {OUTCOMES[row.outcome]}{score} ({duration}{cost}{attempt}){message}"
 
 
-def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], held: int, spent: int) -> str:
-    """One line about the whole."""
-    return ", ".join(_parts(batch, states, rows, held, spent))
+def summary(
+    batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]
+) -> tuple[str, str]:
+    """Describes the whole batch in two lines: how far it has come, and what it costs and how long it will take.
 
-
-def _parts(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], held: int, spent: int) -> list[str]:
-    """How far it has come in three parts, what it costs, and how long it will take."""
-    counts = Counter(one.state for one in states.values())
-    running = counts["running"]
+    Args:
+        costs: what is reserved and what is spent, each in millionths of a US dollar.
+    """
+    running = sum(state.state == "running" for state in states.values())
     queued = len(batch.runs) - len(rows) - running
     failed = sum(row.outcome != "scored" for row in rows)
+    progress = f"{len(rows)}/{len(batch.runs)} ended ({failed} failed), {running} running, {queued} queued"
+    reserved, spent = costs
     budget = f" of {batch.suite.budget} USD" if batch.suite.budget is not None else ""
-    parts = [
-        f"{len(rows)}/{len(batch.runs)} ended ({failed} failed)",
-        f"{running} running",
-        f"{queued} queued",
-        f"{dollars(spent)} spent + {dollars(held)} held{budget}",
-    ]
-    if queued + running:
-        left = time_left(rows, queued + running, batch.suite.concurrency)
-        parts.append(f"about {words(left)} left" if left else "time left not known yet")
-    return parts
+    money = f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"
+    if not queued + running:
+        return progress, money
+    left = time_left(rows, queued + running, batch.suite.concurrency)
+    return progress, f"{money}, {f'about {words(left)} left' if left else 'time left not known yet'}"
 
 
 class BatchView:
-    """What an operator sees of a batch.
+    """The display of one batch.
 
     Args:
-        console: on stderr.
+        console: the console on stderr.
     """
 
     def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
         self._batch = batch
         self._begin = time.monotonic()
-        self._seen: set[str] = set()
-        self._began: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._attempts: dict[str, int] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         if self._live:
             self._live.start()
@@ -89,65 +92,69 @@ class BatchView:
         self,
         states: Mapping[str, RunState],
         rows: Sequence[Row],
-        running: Sequence[ActiveRun],
+        active_runs: Sequence[ActiveRun],
         notes: Sequence[tuple[str, str]],
-        money: tuple[int, int],
+        costs: tuple[int, int],
     ) -> None:
-        """Shows how things stand.
+        """Prints what is new, and updates the live table.
 
         Args:
-            running: what this process works on.
-            notes: new lines, as (run, text).
-            money: held and spent, in millionths of a US dollar.
+            states: the states of the batch's runs, by key.
+            rows: of the runs that have ended.
+            active_runs: those that this process is working on.
+            notes: new lines, as pairs of the run's key and the text.
+            costs: what is reserved and what is spent, each in millionths of a US dollar.
         """
         for key, text in notes:
-            self._line(f"{key.partition('/')[2]}: {text}")
-        for one in running:
-            if self._began.get(one.key, 0) < one.attempt:
-                self._began[one.key] = one.attempt
-                again = f" again (attempt {one.attempt})" if one.attempt > 1 else ""
-                self._line(f"{one.key.partition('/')[2]}: begins{again}")
-        fresh = [row for row in rows if row.key not in self._seen]
-        for row in fresh:
-            self._seen.add(row.key)
-            self._line(f"[{len(self._seen)}/{len(self._batch.runs)}] {row_line(row)}")
+            self.note(f"{_without_batch(key)}: {text}")
+        for active_run in active_runs:
+            if self._attempts.get(active_run.key, 0) < active_run.attempt:
+                self._attempts[active_run.key] = active_run.attempt
+                again = f" again (attempt {active_run.attempt})" if active_run.attempt > 1 else ""
+                self.note(f"{_without_batch(active_run.key)}: begins{again}")
+        for row in rows:
+            if row.key not in self._ended:
+                self._ended.add(row.key)
+                self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(row)}")
         if self._live:
-            self._live.update(self._picture(states, rows, running, money))
+            self._live.update(self._table(states, rows, active_runs, costs))
 
     def note(self, text: str) -> None:
-        """Shows one line."""
-        self._line(text)
+        """Prints one line."""
+        shown = escape(printable(text))
+        self._console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {shown}")
 
     def stop(self) -> None:
-        """Takes the table off the terminal."""
+        """Removes the live table from the terminal."""
         if self._live:
             self._live.stop()
             self._live = None
 
-    def _line(self, text: str) -> None:
-        shown = escape(printable(text))
-        self._console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {shown}")
-
-    def _picture(
+    def _table(
         self,
         states: Mapping[str, RunState],
         rows: Sequence[Row],
-        running: Sequence[ActiveRun],
-        money: tuple[int, int],
+        active_runs: Sequence[ActiveRun],
+        costs: tuple[int, int],
     ) -> Group:
+        """Returns the live table: the summary, the active runs, and how many runs failed in which way."""
         table = Table.grid(padding=(0, 2))
         now = time.monotonic()
-        for one in running[:SHOWN_RUNNING]:
-            table.add_row(
-                Text(one.key.partition("/")[2]), Text(one.phase), Text(words(timedelta(seconds=now - one.since)))
-            )
-        if len(running) > SHOWN_RUNNING:
-            table.add_row(Text(f"and {len(running) - SHOWN_RUNNING} more"))
-        bad = Counter(OUTCOMES[row.outcome] for row in rows if row.outcome != "scored")
-        failures = ", ".join(f"{count} {what}" for what, count in bad.items())
-        parts = _parts(self._batch, states, rows, *money)
-        heads = (f"{self._batch.id}: {', '.join(parts[:3])}", ", ".join(parts[3:]))
+        for active_run in active_runs[:MAX_RUNS_SHOWN]:
+            duration = words(timedelta(seconds=now - active_run.since))
+            table.add_row(Text(_without_batch(active_run.key)), Text(active_run.phase), Text(duration))
+        if len(active_runs) > MAX_RUNS_SHOWN:
+            table.add_row(Text(f"and {len(active_runs) - MAX_RUNS_SHOWN} more"))
+        failures = Counter(OUTCOMES[row.outcome] for row in rows if row.outcome != "scored")
+        progress, money = summary(self._batch, states, rows, costs)
+        heads = (f"{self._batch.id}: {progress}", money)
         lines: list[Text | Table] = [*(Text(head, style="bold") for head in heads), table]
         if failures:
-            lines.append(Text(failures, style="red"))
+            text = ", ".join(f"{count} {outcome}" for outcome, count in failures.items())
+            lines.append(Text(text, style="red"))
         return Group(*lines)
+
+
+def _without_batch(key: str) -> str:
+    """Returns a run's key without the batch's id in front."""
+    return key.partition("/")[2]

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from provisioner.batch.records import Batch, Batches
+from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
-from provisioner.batch.worker import broken
 from provisioner.clock import now
 from provisioner.store.home import Home
 from tests.command_line import ROOT
@@ -132,14 +132,6 @@ def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: Command
     assert "Traceback" not in done.stderr
 
 
-def test_a_damaged_record_is_an_error_and_hides_no_other(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    home.make()
-    (home.batches / "broken").mkdir()
-    (home.batches / "broken" / "batch.json").write_text("{")
-    assert Batches(home).all() == []
-
-
 def test_a_batch_with_a_file_of_its_own_is_not_looked_for_in_a_database(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +161,7 @@ def test_what_was_cancelled_has_not_ended_and_older_rows_replace_no_newer_ones(p
     )  # fmt: skip
     batches = Batches(home)
     batches.save(batch)
-    lost = broken(runs[0], "it broke")
+    lost = failed_row(runs[0], "it broke")
     batches.write_results(batch, [lost, lost.model_copy(update={"key": runs[1].key, "outcome": "cancelled"})])
     assert "1/2" in provisioner("batch", "status").stdout
     # Its engine's file is not there: nothing that could be read has ended.

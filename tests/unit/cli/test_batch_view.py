@@ -46,9 +46,9 @@ def test_the_summary_counts_and_says_what_it_costs() -> None:
     states = {key: RunState(key=key, state="queued") for key in KEYS}
     states[KEYS[0]] = RunState(key=KEYS[0], state="done")
     states[KEYS[1]] = RunState(key=KEYS[1], state="running")
-    line = summary(batch(), states, [row(0, outcome="timed_out")], 100_000, 20_000)
-    assert line == (
-        "1/4 ended (1 failed), 1 running, 2 queued, 0.0200 USD spent + 0.1000 USD held of 5 USD, about 3m left"
+    assert summary(batch(), states, [row(0, outcome="timed_out")], (100_000, 20_000)) == (
+        "1/4 ended (1 failed), 1 running, 2 queued",
+        "0.0200 USD spent + 0.1000 USD reserved of 5 USD, about 3m left",
     )
 
 

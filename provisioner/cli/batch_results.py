@@ -1,0 +1,99 @@
+"""Reports what the runs of a batch came to: as a command's result, and as the report's page."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.report import render
+from provisioner.batch.results import Row, by_task_and_agent, estimate
+from provisioner.cli.output import Result, table
+from provisioner.clock import now
+from provisioner.costs.prices import MICRO, dollars
+from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
+from provisioner.store.home import Home
+
+
+def final_result(home: Home, batch: Batch, rows: Sequence[Row], costs: tuple[int, int]) -> Result:
+    """Writes the report of a batch whose runs have ended, and returns the command's result.
+
+    The exit code tells whether runs failed through no fault of their task or agent.
+
+    Args:
+        costs: what is reserved and what is spent, each in millionths of a US dollar.
+    """
+    page = write_report(home, batch, rows, None)
+    directory = Batches(home).directory(batch.id)
+    outcomes = Counter(row.outcome for row in rows)
+    exit_code = 0
+    if outcomes["infrastructure_failed"]:
+        exit_code = InfrastructureError.exit_code
+    elif outcomes["over_budget"]:
+        exit_code = BudgetError.exit_code
+    elif outcomes["cancelled"]:
+        exit_code = Interrupted.exit_code
+    data = {
+        **summary_data(batch, rows, costs),
+        "results": str(directory / "results.jsonl"),
+        "csv": str(directory / "results.csv"),
+        "report": str(page),
+    }
+    lines = [
+        _score_table(rows), "", f"{batch.id}: {dollars(costs[1])} spent.", f"results: {directory / 'results.csv'}",
+        f"report:  {page}",
+    ]  # fmt: skip
+    return Result(data, "\n".join(lines), exit_code)
+
+
+def summary_data(batch: Batch, rows: Sequence[Row], costs: tuple[int, int]) -> dict[str, Any]:
+    """Returns a batch and its rows as data for --json.
+
+    Args:
+        costs: what is reserved and what is spent, each in millionths of a US dollar.
+    """
+    reserved, spent = costs
+    return {
+        "batch": batch.id,
+        "suite": batch.suite.name,
+        "runs": len(batch.runs),
+        "ended": len(rows),
+        "outcomes": dict(Counter(row.outcome for row in rows)),
+        "held_usd": reserved / MICRO,
+        "spent_usd": spent / MICRO,
+        "rows": [row.model_dump(mode="json") for row in rows],
+    }
+
+
+def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | None) -> Path:
+    """Writes the report, and returns its path.
+
+    Args:
+        output: where to write it; None: beside the results.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
+    try:
+        logs = os.path.relpath(home.archive, page.parent)
+        page.write_text(render(batch.id, rows, now(), logs))
+    except OSError as error:
+        raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
+    return page
+
+
+def _score_table(rows: Sequence[Row]) -> str:
+    """Returns a table of mean scores, with a line per task and agent."""
+    lines = []
+    for (task, agent), group in by_task_and_agent(rows).items():
+        mean = estimate([row.score for row in group if row.score is not None])
+        has_interval = mean and mean.low is not None and mean.high is not None
+        interval = f"{mean.low:.2f} to {mean.high:.2f}" if mean and has_interval else "-"
+        counts = Counter(row.outcome for row in group)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        lines.append([task, agent, str(len(group)), f"{mean.mean:.2f}" if mean else "-", interval, outcomes])
+    return table(["TASK", "AGENT", "RUNS", "MEAN", "95 %", "ENDED AS"], lines)

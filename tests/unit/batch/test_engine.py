@@ -1,0 +1,100 @@
+"""The durable queue on a file: what a run's steps gave outlives the process that ran them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.batch.engine import Engine, Json, QueueClient, postgres_url, sqlite_url
+from provisioner.batch.steps import ScoreStep, Step
+from provisioner.batch.workflow import StepRunner
+from provisioner.errors import InfrastructureError, Interrupted
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+Work = Callable[[Json, StepRunner[Any]], Json]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return sqlite_url(str(tmp_path / "engine.sqlite"))
+
+
+@pytest.fixture
+def start(url: str) -> Iterator[Callable[[Work], QueueClient]]:
+    """Starts an engine, and returns a client of its queue; both are closed at the end."""
+    opened: list[Engine | QueueClient] = []
+
+    def started(work: Work) -> QueueClient:
+        opened.append(Engine(url, "controller", work))
+        client = QueueClient(url)
+        opened.append(client)
+        return client
+
+    yield started
+    for resource in opened:
+        resource.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_finished_steps_are_not_run_again_when_an_interrupted_run_is_resumed(
+    start: Callable[[Work], QueueClient],
+) -> None:
+    calls: list[str] = []
+    interrupted = True
+
+    def first() -> ScoreStep:
+        calls.append("first")
+        return ScoreStep(at=AT, score=0.5)
+
+    def second() -> Step:
+        calls.append("second")
+        if interrupted:
+            client.cancel("batch", ["a"])
+            raise Interrupted("stop")
+        return Step(at=AT)
+
+    def work(job: Json, run_step: StepRunner[Any]) -> Json:
+        score = run_step("first", ScoreStep, first).score
+        run_step("second", Step, second)
+        return {"n": job["n"], "score": score}
+
+    client = start(work)
+    client.add("batch", 1, {"a": {"n": 1}})
+    wait_for(lambda: client.states("batch")["a"].state == "cancelled")
+    interrupted = False
+    client.resume("batch", ["a"])
+    wait_for(lambda: client.states("batch")["a"].state == "done")
+    assert calls == ["first", "second", "second"]
+    assert client.outputs("batch", ["a"]) == {"a": {"n": 1, "score": 0.5}}
+
+
+def test_a_run_whose_work_raises_is_broken_and_says_why(
+    start: Callable[[Work], QueueClient],
+) -> None:
+    def work(_job: Json, _run_step: StepRunner[Any]) -> Json:
+        raise ValueError("nonsense")
+
+    client = start(work)
+    client.add("batch", 1, {"a": {}})
+    wait_for(lambda: client.states("batch")["a"].state == "broken")
+    assert "nonsense" in str(client.outputs("batch", ["a"])["a"])
+
+
+def test_a_database_that_cannot_be_used_is_an_infrastructure_error(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="cannot be used"):
+        QueueClient(sqlite_url(str(tmp_path / "missing" / "engine.sqlite"))).states("batch")
+
+
+def test_postgres_is_reached_with_the_driver_that_is_installed() -> None:
+    assert postgres_url("postgres://u@h/d") == postgres_url("postgresql://u@h/d") == "postgresql+psycopg://u@h/d"

@@ -1,0 +1,82 @@
+"""The records of batches: how they are found, and how cancelled runs are noted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.rows import failed_row
+from provisioner.batch.suite import Run, Suite
+from provisioner.errors import InfrastructureError, UsageError
+from provisioner.store.home import Home
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
+RUN = Run(key="fam/main/one/1", family="/fam", task="main", agent="one", repetition=1)
+
+
+def batch(name: str, *, shared: bool = False, age_hours: int = 0) -> Batch:
+    return Batch(
+        id=name, suite=SUITE, suite_file="/s.yaml", shared=shared, created_at=AT - timedelta(hours=age_hours),
+        version="1", runs=(RUN,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Batches:
+    home = Home(tmp_path / "home")
+    home.make()
+    return Batches(home)
+
+
+def test_a_batch_is_found_by_its_id_or_an_unambiguous_beginning_or_end(batches: Batches) -> None:
+    for name in ("nightly-abc", "nightly-abcd", "weekly-xyz"):
+        batches.save(batch(name))
+    assert batches.find("nightly-abc").id == "nightly-abc"
+    assert batches.find("week").id == "weekly-xyz"
+    assert batches.find("bcd").id == "nightly-abcd"
+    with pytest.raises(UsageError, match="could mean any of: nightly-abc, nightly-abcd"):
+        batches.find("nightly")
+    for name in ("", "x"):
+        with pytest.raises(UsageError, match="There is no batch"):
+            batches.find(name)
+
+
+def test_a_damaged_record_is_an_error_and_does_not_hide_others(batches: Batches) -> None:
+    batches.save(batch("new"))
+    batches.save(batch("old", age_hours=1))
+    batches.directory("broken").mkdir()
+    (batches.directory("broken") / "batch.json").write_text("{")
+    assert [known.id for known in batches.all()] == ["old", "new"]
+    with pytest.raises(InfrastructureError, match="cannot be read"):
+        batches.find("broken")
+
+
+def test_results_are_read_back_as_they_were_written(batches: Batches) -> None:
+    known = batch("b-1")
+    batches.save(known)
+    assert batches.results(known) == []
+    rows = [failed_row(RUN, "it broke")]
+    batches.write_results(known, rows)
+    assert batches.results(known) == rows
+
+
+def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> None:
+    shared = batch("b-1", shared=True)
+    batches.save(shared)
+    assert batches.cancelled(shared) == frozenset()
+    batches.note_cancelled(shared, ["a"])
+    batches.note_cancelled(shared, ["b"])
+    assert batches.cancelled(shared) == frozenset({"a", "b"})
+    batches.forget_cancelled(shared)
+    assert batches.cancelled(shared) == frozenset()
+
+
+def test_without_workers_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None:
+    alone = batch("b-1")
+    batches.save(alone)
+    batches.note_cancelled(alone, ["a"])
+    assert batches.cancelled(alone) is None

@@ -1,0 +1,83 @@
+"""Rows of runs that ended without one of their own, and of runs that only seem to have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.batch.engine import RunState
+from provisioner.batch.records import Batch
+from provisioner.batch.results import Row
+from provisioner.batch.rows import collect_rows
+from provisioner.batch.suite import Run, Suite
+from provisioner.costs.ledger import Entry, Ledger
+from provisioner.store.environments import derived_id
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
+AGENTS = ("one", "two", "three")
+BATCH = Batch(
+    id="b-1", suite=SUITE, suite_file="/s.yaml", shared=False, created_at=AT, version="1",
+    runs=tuple(
+        Run(key=f"fam/main/{agent}/1", family="/fam", task="main", agent=agent, repetition=1) for agent in AGENTS
+    ),
+)  # fmt: skip
+ONE, TWO, THREE = (run.key for run in BATCH.runs)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def states(**by_agent: str) -> dict[str, RunState]:
+    keys = {agent: f"fam/main/{agent}/1" for agent in by_agent}
+    return {keys[agent]: RunState.model_validate({"key": keys[agent], "state": by_agent[agent]}) for agent in by_agent}
+
+
+def broken(keys: Sequence[str]) -> dict[str, str]:
+    return dict.fromkeys(keys, "it broke")
+
+
+def test_runs_without_a_row_of_their_own_show_what_they_cost(ledger: Ledger) -> None:
+    for number, micro_usd in ((1, 5), (2, 7)):
+        ledger.hold(
+            Entry(
+                environment=derived_id("fam", "main", f"b-1/{ONE}/{number}"), kind="task", cloud="aws", region="r",
+                family="fam", task="main", batch="b-1", project="", command="b-1", launched_at=AT,
+                expires_at=AT + timedelta(hours=1), held_micro_usd=micro_usd,
+            )
+        )  # fmt: skip
+    cancelled, failed = collect_rows(BATCH, states(one="cancelled", two="broken", three="running"), {}, broken, ledger)
+    assert (cancelled.key, cancelled.outcome, cancelled.cloud) == (ONE, "cancelled", "aws")
+    assert (cancelled.attempts, cancelled.cost_micro_usd) == (2, 12)
+    assert cancelled.environment == derived_id("fam", "main", f"b-1/{ONE}/2")
+    assert (failed.key, failed.outcome, failed.message) == (TWO, "infrastructure_failed", "it broke")
+    assert (failed.attempts, failed.cost_micro_usd) == (0, 0)
+
+
+def test_in_a_shared_queue_only_runs_that_the_operator_cancelled_have_ended(ledger: Ledger) -> None:
+    cancelled = states(one="cancelled", two="cancelled")
+
+    def ended(by_operator: frozenset[str] | None) -> list[str]:
+        return [row.key for row in collect_rows(BATCH, cancelled, {}, lambda _: {}, ledger, by_operator)]
+
+    assert ended(frozenset()) == []
+    assert ended(frozenset({ONE})) == [ONE]
+    assert ended(None) == [ONE, TWO]
+
+
+def test_rows_that_were_read_are_not_read_again(ledger: Ledger) -> None:
+    known: dict[str, Row] = {}
+    read: list[list[str]] = []
+
+    def outputs(keys: Sequence[str]) -> dict[str, str]:
+        read.append(list(keys))
+        return broken(keys)
+
+    for _ in range(2):
+        collect_rows(BATCH, states(three="done"), known, outputs, ledger)
+    assert read == [[THREE], []]

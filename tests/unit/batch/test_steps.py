@@ -1,0 +1,53 @@
+"""Whose fault an error is, and whether a run is retried for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, describe, interruption
+from provisioner.errors import (
+    BudgetError,
+    CapacityError,
+    HostError,
+    ImageBuildError,
+    InfrastructureError,
+    IsolationError,
+    MachineLostError,
+    TaskError,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "retry", "capacity"),
+    [
+        (BudgetError("x"), "over_budget", False, False),
+        (TaskError("x"), "task_failed", False, False),
+        (ImageBuildError("x"), "task_failed", False, False),
+        (CapacityError("x"), "infrastructure_failed", True, True),
+        (MachineLostError("x"), "infrastructure_failed", True, False),
+        (InfrastructureError("x"), "infrastructure_failed", True, False),
+        (IsolationError("x"), "infrastructure_failed", False, False),
+        (HostError("x"), "infrastructure_failed", False, False),
+        (ZeroDivisionError("x"), "infrastructure_failed", False, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_an_error_is_somebodys_fault_and_only_infrastructure_is_retried(
+    error: Exception, outcome: str, retry: bool, capacity: bool
+) -> None:
+    failure = classify(error)
+    assert (failure.outcome, failure.retry, failure.capacity) == (outcome, retry, capacity)
+    assert not failure.interrupted
+
+
+def test_a_failed_command_of_the_agent_is_the_agents_fault() -> None:
+    assert classify(TaskError("x"), "agent_failed").outcome == "agent_failed"
+
+
+def test_an_interruption_is_no_failure_of_its_own() -> None:
+    assert interruption("it was interrupted").interrupted
+
+
+def test_messages_are_bounded_and_name_unexpected_errors() -> None:
+    assert describe(ZeroDivisionError("by zero")) == "Unexpected ZeroDivisionError: by zero"
+    assert len(describe(TaskError("x" * 10_000))) == MESSAGE_CHARACTERS
