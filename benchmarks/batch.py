@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/batch.py [--environments 20 200]
 
-Each run is an environment of one machine from its hold to the proof that it is gone, with an agent that works for two
-seconds; all are let run at once. CPU seconds are those of `provisioner batch run` and all that it started (Terraform,
+Each run is an environment of one machine, from its reservation to the proof that it is gone, with an agent that works
+for two seconds; all run at once. CPU seconds are those of `provisioner batch run` and of what it started (Terraform,
 the provider), not those of moto or the machines. Memory is the proportional set size, sampled five times a second: of
 the controller's own process, and of all together. Images and the region's network exist beforehand.
 """
@@ -32,10 +32,10 @@ from tests.provider_mirror import use_provider_mirror  # noqa: E402
 
 
 def suite(directory: Path, count: int) -> Path:
-    """A suite file of so many runs."""
+    """Writes a suite file of so many runs, and returns its path."""
     family, agent = directory / "many", directory / "agent"
-    for made in (family, agent):
-        made.mkdir(exist_ok=True)
+    for path in (family, agent):
+        path.mkdir(exist_ok=True)
     (family / "many.py").write_text(FAMILY)
     path = directory / f"suite-{count}.yaml"
     data = {
@@ -63,7 +63,7 @@ class Memory(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until stop()."""
+        """Samples until `stop` is called."""
         while not self._ended.wait(SAMPLE_SECONDS):
             sizes = {pid: _pss_mib(pid) for pid in descendants(self._pid)}
             self.own_mib = max(self.own_mib, sizes.get(self._pid, 0))
@@ -82,10 +82,10 @@ def _pss_mib(pid: int) -> float:
 
 
 def run(path: Path) -> tuple[float, float, Memory]:
-    """Wall seconds, CPU seconds and memory of one batch.
+    """Runs one batch; returns its wall seconds, CPU seconds and memory.
 
     Raises:
-        SystemExit: a run did not come to its score.
+        SystemExit: a run was not scored.
     """
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     argv = [sys.executable, str(ROOT / "cli.py"), "batch", "run", str(path), "--json"]
@@ -95,9 +95,9 @@ def run(path: Path) -> tuple[float, float, Memory]:
     memory.stop()
     wall = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    told = json.loads(out)
-    if process.returncode != 0 or set(told["outcomes"]) != {"scored"} or told["held_usd"]:
-        raise SystemExit(f"{told['outcomes']}\n{err.decode()[-3000:]}")
+    result = json.loads(out)
+    if process.returncode != 0 or set(result["outcomes"]) != {"scored"} or result["held_usd"]:
+        raise SystemExit(f"{result['outcomes']}\n{err.decode()[-3000:]}")
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, memory
 
 
@@ -114,17 +114,17 @@ def main() -> None:
             "PROVISIONER_HOME": str(directory / "home"), "PROVISIONER_CONTROLLER_CIDRS": "203.0.113.10/32",
         }  # fmt: skip
         run(suite(directory, 1))  # images and network
-        seen = []
+        measured = []
         for count in counts:
             wall, cpu, memory = run(suite(directory, count))
-            seen.append((count, memory))
+            measured.append((count, memory))
             print(
                 f"{count:>4} environments: {wall:6.1f} s wall, {count / wall * 60:5.1f} a minute, {cpu:6.1f} CPU s, "
                 f"{cpu / count:5.2f} CPU s each, {memory.own_mib:5.0f} MiB the controller, "
                 f"{memory.all_mib:5.0f} MiB with Terraform",
                 flush=True,
             )
-        for (few, before), (many, after) in pairwise(seen):
+        for (few, before), (many, after) in pairwise(measured):
             growth = (after.own_mib - before.own_mib) / (many - few)
             print(f"from {few} to {many}: the controller grows by {growth:.2f} MiB per environment")
 

@@ -1,4 +1,7 @@
-"""What an attempt makes of what it finds, and of what goes wrong. The cloud is a stand-in, all else is real."""
+"""How an attempt continues after a crash, and how it classifies errors. Only the cloud is a stand-in.
+
+Covers losses.py, too.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +55,16 @@ class Cloud:
     region = "crater"
 
     def __init__(self) -> None:
-        self.alive_ones = {"primary": True}
-        self.why = TerminationReason()
+        self.alive_by_role = {"primary": True}
+        self.ending_told = TerminationReason()
         self.cleared: list[str] = []
         self.complete = True
 
     def alive(self, _: Environment, role: str) -> bool:
-        return self.alive_ones[role]
+        return self.alive_by_role[role]
 
     def termination_reason(self, _environment: Environment, _role: str) -> TerminationReason:
-        return self.why
+        return self.ending_told
 
     def clear(self, found: EnvironmentResources) -> bool:
         self.cleared.append(found.environment)
@@ -90,8 +93,8 @@ def attempt(tmp_path: Path, cloud: Cloud) -> Attempt:
     )  # fmt: skip
 
 
-def held(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
-    """A hold of the attempt's environment."""
+def reserve(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
+    """Reserves the cost of the attempt's environment."""
     attempt.session.ledger.hold(
         Entry(
             environment=attempt.id, kind="task", cloud="moon", region="crater", family="fam", task="main", batch="b-1",
@@ -123,10 +126,10 @@ def unsettled(attempt: Attempt) -> int:
     return len(attempt.session.ledger.entries(unsettled=True))
 
 
-def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_hold(
+def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_reservation(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held(attempt)
+    reserve(attempt)
     cloud.complete = False
     up = attempt.up()
     assert up.failure is not None
@@ -139,10 +142,10 @@ def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_hold
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
 
-def test_what_a_crash_left_between_hold_and_record_is_settled_at_once_where_no_home_shares_the_ledger(
+def test_what_a_crash_left_between_reservation_and_record_is_settled_at_once_where_no_home_shares_the_ledger(
     attempt: Attempt, cloud: Cloud
 ) -> None:
-    held(attempt)
+    reserve(attempt)
     cloud.complete = False
     session = replace(attempt.session, database="")
     replace(attempt, session=session).end(came_up=False)
@@ -153,7 +156,7 @@ def test_what_a_crash_left_between_hold_and_record_is_settled_at_once_where_no_h
 def test_what_surely_was_created_to_its_end_is_settled_at_once(
     attempt: Attempt, cloud: Cloud, complete: bool, came_up: bool, launched: int
 ) -> None:
-    held(attempt, launched=timedelta(minutes=launched))
+    reserve(attempt, launched=timedelta(minutes=launched))
     cloud.complete = complete
     attempt.end(came_up=came_up)
     assert unsettled(attempt) == 0
@@ -179,7 +182,7 @@ def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, why: TerminationReason, outcome: str, retry: bool
 ) -> None:
     recorded(attempt)
-    cloud.alive_ones, cloud.why = {"primary": False}, why
+    cloud.alive_by_role, cloud.ending_told = {"primary": False}, why
     monkeypatch.setattr(operations, "run_agent", raising(MachineLostError("No answer.")))
     failure = attempt.agent().failure
     assert failure is not None
@@ -238,7 +241,7 @@ def test_a_resumed_run_is_looked_after_by_its_new_process(attempt: Attempt, monk
 
 def test_a_start_that_outlives_the_limit_is_the_tasks_fault(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: Any) -> Any:
-        held(attempt, launched=HOUR, left=-timedelta(seconds=1))
+        reserve(attempt, launched=HOUR, left=-timedelta(seconds=1))
         raise MachineLostError("No answer.")
 
     monkeypatch.setattr(lifecycle, "plan", lambda *_: None)
@@ -280,7 +283,7 @@ def test_a_run_does_not_wait_for_what_it_still_holds_itself(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.complete = False
-    held(attempt, launched=timedelta(minutes=11))
+    reserve(attempt, launched=timedelta(minutes=11))
     again = replace(attempt, number=2)
 
     def launch(*_: Any) -> Any:

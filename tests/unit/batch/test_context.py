@@ -1,0 +1,88 @@
+"""What a process needs to work on a batch: its families, the place of an attempt, and what the batch costs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.batch import context as context_module
+from provisioner.batch.apply_batcher import ApplyBatcher
+from provisioner.batch.context import BatchContext, batch_costs
+from provisioner.batch.live_status import LiveStatus
+from provisioner.batch.suite import Run, Suite
+from provisioner.config import Settings
+from provisioner.costs.ledger import Entry, Ledger
+from provisioner.errors import UsageError
+from provisioner.store.home import Home
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+FAMILY = (
+    "class TaskFamily:\n    standard_version = '0.5.0'\n    @staticmethod\n    def get_tasks():\n        return {}\n"
+)
+
+
+class Place:
+    """A cloud in one of several places."""
+
+    name = "moon"
+
+    def __init__(self, *regions: str) -> None:
+        self.region, *self._others = regions
+
+    def fallback(self) -> Place | None:
+        return Place(*self._others) if self._others else None
+
+
+def new_context(directory: Path, **changes: Any) -> BatchContext:
+    (directory / "fam").mkdir()
+    (directory / "fam" / "fam.py").write_text(FAMILY)
+    (directory / "secrets.env").write_text("A=b\n")
+    (directory / "fam" / "secrets.env").write_text("A=b\n")
+    home = Home(directory / "home")
+    home.make()
+    data = {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": "1"}], **changes}
+    return BatchContext(home, Settings(), Suite.model_validate(data), directory, "b-1")
+
+
+def test_each_shortage_moves_a_run_on_to_the_next_place_and_the_last_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "open_cloud", lambda *_: Place("here", "there"))
+    context = new_context(tmp_path)
+    run = Run(key="fam/main/one/1", family=str(tmp_path / "fam"), task="main", agent="one", repetition=1)
+    status = LiveStatus()
+    with status.track("b-1/fam/main/one/1") as active_run:
+        attempts = [
+            context.new_attempt(context.suite, run, number, shortages, status, active_run, ApplyBatcher("b", 1))
+            for number, shortages in ((1, 0), (2, 1), (3, 2))
+        ]
+        assert [attempt.session.cloud.region for attempt in attempts] == ["here", "there", "there"]
+        assert active_run.attempt == 3
+    assert len({attempt.id for attempt in attempts}) == 3
+
+
+@pytest.mark.parametrize(("env_file", "refused"), [("secrets.env", False), ("fam/secrets.env", True)])
+def test_a_family_with_the_suites_secrets_inside_is_refused(tmp_path: Path, env_file: str, refused: bool) -> None:
+    context = new_context(tmp_path, env_file=env_file)
+    path = str(tmp_path / "fam")
+    if refused:
+        with pytest.raises(UsageError):
+            context.family(path)
+    else:
+        assert context.family(path) is context.family(path)
+
+
+def test_a_batch_costs_what_is_reserved_and_what_is_spent(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for name, batch in (("one", "b-1"), ("two", "b-1"), ("other", "b-2")):
+        ledger.hold(
+            Entry(
+                environment=name, kind="task", cloud="aws", region="r", family="f", task="t", batch=batch, project="",
+                command="c", launched_at=AT, expires_at=AT + timedelta(hours=1), held_micro_usd=100,
+            )
+        )  # fmt: skip
+    ledger.settle("one", AT, 30)
+    assert batch_costs(ledger, "b-1") == (100, 30)
