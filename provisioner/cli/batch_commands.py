@@ -183,10 +183,12 @@ def cancel(
     if running and not force:
         text += f" {running} are still running; --force stops them."
     elif running and has_controller:
-        who = "Their workers, if alive, stop" if record.shared else "Their controller stops"
-        text += (
-            f" {who} the active runs and clean{'' if record.shared else 's'} up: provisioner batch status {record.id}"
+        stopping = (
+            "Their workers, if alive, stop them and clean up"
+            if record.shared
+            else "Their controller stops them and cleans up"
         )
+        text += f" {running} are still running. {stopping}: provisioner batch status {record.id}"
     if removed:
         text += f" Removed: {', '.join(removed)}."
     if problems:

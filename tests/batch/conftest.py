@@ -17,8 +17,8 @@ from tests.homes import new_home
 @pytest.fixture(scope="session")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountOfMany]:
     """One account for all."""
-    with account_of_many(tmp_path_factory.mktemp("account")) as made:
-        yield made
+    with account_of_many(tmp_path_factory.mktemp("account")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -61,20 +61,21 @@ def write_suite(directory: Path, name: str, agent: str, **more: Any) -> str:
 
 def records(home: Path) -> list[dict[str, Any]]:
     """The records of a home's environments."""
-    found = []
+    environments = []
     for path in (home / "environments").glob("*/environment.json"):
         with contextlib.suppress(OSError):  # archived in this moment
-            found.append(json.loads(path.read_text()))
-    return found
+            environments.append(json.loads(path.read_text()))
+    return environments
 
 
 def working(home: Path) -> list[str]:
     """Environments of a home in which an agent works."""
-    return [one["id"] for one in records(home) if one["agent_at"] and one["status"] == "ready"]
+    return [record["id"] for record in records(home) if record["agent_at"] and record["status"] == "ready"]
 
 
 def instances(url: str, region: str = "us-east-1") -> list[str]:
     """The account's instances that are not terminated."""
     ec2 = boto3.client("ec2", region, endpoint_url=url, aws_access_key_id="x", aws_secret_access_key="x")
-    found = [one for told in ec2.describe_instances()["Reservations"] for one in told["Instances"]]
-    return [one["InstanceId"] for one in found if one["State"]["Name"] != "terminated"]
+    reservations = ec2.describe_instances()["Reservations"]
+    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
+    return [machine["InstanceId"] for machine in machines if machine["State"]["Name"] != "terminated"]

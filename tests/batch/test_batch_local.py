@@ -40,15 +40,15 @@ EXPECTED = {
 @pytest.fixture
 def home(tmp_path: Path, test_home: Home) -> Iterator[Home]:
     """A home of its own, with the tests' images; whatever the test does, no machine outlives it."""
-    made = borrow_images(test_home, tmp_path / "home")
-    yield made
-    provisioner(made, "destroy", "--all")
+    home = borrow_images(test_home, tmp_path / "home")
+    yield home
+    provisioner(home, "destroy", "--all")
 
 
 def agents() -> list[dict[str, str]]:
     """The example suite's agents: one works, one crashes, one hangs."""
-    found: list[dict[str, str]] = yaml.safe_load(SUITE.read_text())["agents"]
-    return [one | {"directory": str(SUITE.parent / one["directory"])} for one in found]
+    example: list[dict[str, str]] = yaml.safe_load(SUITE.read_text())["agents"]
+    return [agent | {"directory": str(SUITE.parent / agent["directory"])} for agent in example]
 
 
 def suite(directory: Path, **changes: Any) -> Path:
@@ -73,13 +73,13 @@ def started(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
 
 def records(home: Home) -> list[dict[str, Any]]:
     """The records of the environments that live."""
-    found = []
+    environments = []
     for path in home.environments.glob("*/environment.json"):
         try:
-            found.append(json.loads(path.read_text()))
+            environments.append(json.loads(path.read_text()))
         except OSError:
             continue
-    return found
+    return environments
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 1800) -> None:
@@ -106,9 +106,11 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
     moments: list[Callable[[], bool]] = [
         # While Terraform creates, which it then goes on with by itself; while an agent works; and once some runs have
         # ended and others are on their way.
-        lambda: any(one["status"] == "creating" and one["stack"] != one["id"] for one in records(home)),
-        lambda: any(one["agent_at"] for one in records(home)),
-        lambda: 2 * len([*home.archive.iterdir()]) >= RUNS and any(one["status"] == "ready" for one in records(home)),
+        lambda: any(record["status"] == "creating" and record["stack"] != record["id"] for record in records(home)),
+        lambda: any(record["agent_at"] for record in records(home)),
+        lambda: (
+            2 * len([*home.archive.iterdir()]) >= RUNS and any(record["status"] == "ready" for record in records(home))
+        ),
     ]
     process = started(home, "run", str(suite(tmp_path, repetitions=REPETITIONS)))
     for moment in moments:
@@ -159,7 +161,7 @@ def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home:
     hanging_first = agents()[::-1]
     path = suite(tmp_path, families=ONE_TASK, agents=hanging_first, concurrency=1, repetitions=1, limits=limits)
     process = started(home, "run", str(path))
-    wait_for(lambda: any(one["agent_at"] for one in records(home)), process)
+    wait_for(lambda: any(record["agent_at"] for record in records(home)), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     assert_nothing_left(home)
@@ -181,11 +183,11 @@ def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home:
 
 def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Home, tmp_path: Path) -> None:
     process = started(home, "run", str(suite(tmp_path, families=ONE_TASK, concurrency=1, repetitions=1)))
-    wait_for(lambda: any(one["endpoints"] for one in records(home)), process)
+    wait_for(lambda: any(record["endpoints"] for record in records(home)), process)
     process.kill()
     process.wait()
     [batch] = [path.name for path in home.batches.iterdir()]
-    [left] = [one["id"] for one in records(home)]
+    [left] = [record["id"] for record in records(home)]
     cancelled = told(home, "cancel", batch, "--force")
     assert cancelled["removed"] == [left]
     assert len(cancelled["cancelled"]) == 3
@@ -197,7 +199,7 @@ def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(h
     hanging = agents()[-1:]
     process = started(home, "run", str(suite(tmp_path, families=ONE_TASK, agents=hanging, repetitions=1)))
     wait_for(lambda: bool(list(home.environments.glob("*/logs/agent.log"))), process)
-    [lost] = [one["id"] for one in records(home)]
+    [lost] = [record["id"] for record in records(home)]
     machines = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)]
     assert machines
     for pid in machines:

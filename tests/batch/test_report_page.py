@@ -22,10 +22,10 @@ AGENTS = {"solver": "scored", "failing": "agent_failed", "sleeping": "timed_out"
 
 
 def rows() -> list[Row]:
-    found = []
+    results = []
     for number, (agent, outcome) in enumerate([*AGENTS.items()] * 6):
         start = BEGIN + timedelta(seconds=20 * number)
-        found.append(
+        results.append(
             Row.model_validate(
                 {
                     "key": f"guess/<easy>/{agent}/{number}", "family": "guess",
@@ -37,7 +37,7 @@ def rows() -> list[Row]:
                 }
             )
         )  # fmt: skip
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")

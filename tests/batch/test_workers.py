@@ -89,7 +89,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
             if batches:
                 site.look(batches[0])
             # Not while it creates: what it may still be making would be waited for, ten minutes.
-            coming = [one for one in many.records(site.directory / "two") if one["status"] == "creating"]
+            coming = [record for record in many.records(site.directory / "two") if record["status"] == "creating"]
             if not killed and not coming and (killed := many.working(site.directory / "two")):
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.wait()

@@ -44,12 +44,12 @@ def recorded(session: Session, name: str) -> Environment:
     )  # fmt: skip
 
 
-def launched(session: Session, one: ApplyBatcher, count: int) -> list[Environment | Exception]:
-    """What each of so many comes to that begin together."""
+def launched(session: Session, batcher: ApplyBatcher, count: int) -> list[Environment | Exception]:
+    """Creates so many environments at the same time; returns each one's result or error."""
 
     def request(number: int) -> Environment | Exception:
         try:
-            return one.create(session, recorded(session, f"env-{number}"))
+            return batcher.create(session, recorded(session, f"env-{number}"))
         except Exception as error:
             return error
 
@@ -72,7 +72,7 @@ def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
     def create(_: Session, environments: list[Environment]) -> list[Environment]:
         nonlocal at_once, most
         with mutex:
-            stacks.append([one.stack for one in environments])
+            stacks.append([environment.stack for environment in environments])
             at_once += 1
             most = max(most, at_once)
         time.sleep(0.2)
@@ -81,8 +81,10 @@ def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
         return environments
 
     monkeypatch.setattr("provisioner.batch.apply_batcher.create_machines", create)
-    made = launched(session, ApplyBatcher("batch", slots=2), 3 * MAX_PER_STACK)
-    assert {one.id for one in made if isinstance(one, Environment)} == {f"env-{n}" for n in range(3 * MAX_PER_STACK)}
+    results = launched(session, ApplyBatcher("batch", slots=2), 3 * MAX_PER_STACK)
+    assert {result.id for result in results if isinstance(result, Environment)} == {
+        f"env-{n}" for n in range(3 * MAX_PER_STACK)
+    }
     assert all(len(set(names)) == 1 and len(names) <= MAX_PER_STACK for names in stacks)
     assert len({names[0] for names in stacks}) == len(stacks)
     assert len(stacks) < 8
@@ -98,7 +100,7 @@ def test_one_that_cannot_be_created_fails_alone(
     asked: list[set[str]] = []
 
     def create(_: Session, environments: list[Environment]) -> list[Environment]:
-        names = {one.id for one in environments}
+        names = {environment.id for environment in environments}
         asked.append(names)
         if "env-1" in names:
             failed = kind("no")
@@ -107,8 +109,8 @@ def test_one_that_cannot_be_created_fails_alone(
         return environments
 
     monkeypatch.setattr("provisioner.batch.apply_batcher.create_machines", create)
-    made = launched(session, ApplyBatcher("batch", slots=1), 3)
-    assert [type(one).__name__ for one in made] == ["Environment", kind.__name__, "Environment"]
+    results = launched(session, ApplyBatcher("batch", slots=1), 3)
+    assert [type(result).__name__ for result in results] == ["Environment", kind.__name__, "Environment"]
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
 
 
@@ -126,5 +128,5 @@ def test_an_apply_that_nobody_wants_any_more_is_interrupted(session: Session, mo
         if time.monotonic() - begin > 0.3:
             raise Interrupted("stop")
 
-    made = launched(replace(session, check=check), ApplyBatcher("batch", slots=1), 2)
-    assert all(isinstance(one, Interrupted) for one in made)
+    results = launched(replace(session, check=check), ApplyBatcher("batch", slots=1), 2)
+    assert all(isinstance(result, Interrupted) for result in results)

@@ -29,36 +29,36 @@ def test_shares_get_wilsons_interval() -> None:
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=50))
 def test_the_mean_lies_in_its_interval(scores: list[float]) -> None:
-    found = estimate(scores)
-    assert found is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+    mean = estimate(scores)
+    assert mean is not None
+    assert mean.low is not None
+    assert mean.high is not None
+    assert mean.low - 1e-9 <= mean.mean <= mean.high + 1e-9
 
 
 def test_astronomical_scores_have_a_mean_and_no_interval() -> None:
-    found = estimate([1e308, 1e308, 0.5])
-    assert found is not None
-    assert found.mean == pytest.approx(1e308 / 3 * 2)
-    assert (found.low, found.high) == (None, None)
+    mean = estimate([1e308, 1e308, 0.5])
+    assert mean is not None
+    assert mean.mean == pytest.approx(1e308 / 3 * 2)
+    assert (mean.low, mean.high) == (None, None)
 
 
 def test_no_number_is_no_score() -> None:
     assert estimate([]) is None
     assert estimate([math.nan]) is None
-    found = estimate([0.5])
-    assert found is not None
-    assert (found.count, found.mean, found.low, found.high) == (1, 0.5, None, None)
+    mean = estimate([0.5])
+    assert mean is not None
+    assert (mean.count, mean.mean, mean.low, mean.high) == (1, 0.5, None, None)
 
 
 def test_rows_are_grouped_and_written_whole() -> None:
     rows = [row(), row(repetition=2, score=None), row(task="hard", score=math.nan)]
-    assert {group: len(found) for group, found in by_task_and_agent(rows).items()} == {
+    assert {group: len(members) for group, members in by_task_and_agent(rows).items()} == {
         ("guess/easy", "solver"): 2, ("guess/hard", "solver"): 1,
     }  # fmt: skip
     lines = as_jsonl(rows).splitlines()
-    assert [json.loads(line)["key"] for line in lines] == [one.key for one in rows]
+    assert [json.loads(line)["key"] for line in lines] == [result.key for result in rows]
     assert math.isnan(json.loads(lines[2])["score"])
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
-    assert [one["repetition"] for one in read] == ["1", "2", "1"]
+    assert [line["repetition"] for line in read] == ["1", "2", "1"]
     assert json.loads(read[0]["machine_types"]) == {}

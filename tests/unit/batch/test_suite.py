@@ -150,7 +150,7 @@ def test_secrets_do_not_lie_where_an_agent_is_copied_from(directory: Path) -> No
 def test_families_are_told_apart_by_their_names_and_from_what_lies_beside_them(directory: Path) -> None:
     (directory / "families" / "notes").mkdir()
     path = written(directory)
-    assert [Path(one).name for one in family_directories(load_suite(path), directory)] == ["count", "guess"]
+    assert [Path(family).name for family in family_directories(load_suite(path), directory)] == ["count", "guess"]
     other = directory / "others" / "guess"
     other.mkdir(parents=True)
     path = written(directory, families=[{"path": "families/*"}, {"path": "others/guess"}])
