@@ -31,7 +31,7 @@ class CountingCloud:
     def alive(self, _environment: Environment, _role: str) -> bool:
         return False
 
-    def left(self, _: Environment) -> list[str]:
+    def remaining(self, _: Environment) -> list[str]:
         self.calls.append("left")
         answer = self._answers.pop(0) if self._answers else []
         if isinstance(answer, Exception):
