@@ -51,7 +51,7 @@ def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path)
     ledger.settle("a", BEGIN + timedelta(hours=1), 150_000)
     with pytest.raises(BudgetError) as refused:
         ledger.hold(entry("c", 550_001), budget(1_000_000))
-    assert "0.1500 USD spent + 0.3000 USD held + 0.5501 USD for this launch" in refused.value.message
+    assert "0.1500 USD spent + 0.3000 USD reserved + 0.5501 USD for this launch" in refused.value.message
     assert refused.value.exit_code == 8
     assert [one.environment for one in ledger.entries()] == ["a", "b"]
     ledger.hold(entry("c", 550_000), budget(1_000_000))
@@ -269,7 +269,7 @@ def test_sums_are_by_what_was_asked_for() -> None:
 
 
 def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None:
-    assert provisioner("costs").stdout == "Nothing was launched yet.\n"
+    assert provisioner("costs").stdout == "Nothing has been launched yet.\n"
     provisioner.home.mkdir(exist_ok=True)
     ledger = Ledger(provisioner.home / "ledger.sqlite")
     ledger.hold(entry("env-a", 250_000))
