@@ -1,7 +1,7 @@
-"""Environments -> the text of a Terraform root. Pure but for reading our own templates and modules.
+"""Renders environments as the files of a Terraform root. Reads our own templates and modules, and nothing else.
 
-Jinja renders structure and names that we made. What a family or a machine says travels only as data, in
-environments.auto.tfvars.json: there, unlike in .tf files, Terraform evaluates no ${...}.
+Jinja renders only structure and names of our own. Values from a family or a machine go into
+environments.auto.tfvars.json as data: unlike in .tf files, Terraform evaluates no ${...} there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from provisioner.models import Destination, Record, Role
 
 VALUES = "environments.auto.tfvars.json"
 NETWORK_VALUES = "network.auto.tfvars.json"
-# Variables that a cloud's module takes beside those that all take, with their Terraform types.
+# Variables of a cloud's module, in addition to the common ones, with their Terraform types.
 EXTRA_VARIABLES: dict[str, dict[str, str]] = {
     "local": {"directory": "string"},
     "aws": {
@@ -42,7 +42,7 @@ class MachineSpec(Record):
 
     image: str
     cpus: int
-    memory_gib: float = Field(allow_inf_nan=False)  # JSON, and so a .tfvars.json file, knows neither
+    memory_gib: float = Field(allow_inf_nan=False)  # JSON, and so a .tfvars.json file, has neither NaN nor infinities
     disk_gib: int
     public_key: str
 
@@ -51,7 +51,7 @@ class EnvironmentSpec(Record):
     """One environment, as the modules' variables describe it.
 
     Args:
-        extra: the cloud's own variables; see EXTRA_VARIABLES.
+        extra: the cloud's additional variables; see EXTRA_VARIABLES.
     """
 
     environment_id: str
@@ -62,26 +62,27 @@ class EnvironmentSpec(Record):
 
 
 def render_stack(cloud: str, environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
-    """The files of a stack's Terraform root.
+    """Renders the files of a stack's Terraform root.
 
-    The modules are copied into it, so that what created a stack can always destroy it, whatever version of
-    provisioner is installed by then.
+    The modules are copied into the root, so that the code that created a stack can destroy it even if another version
+    of provisioner is installed by then.
 
     Args:
-        cloud: whose modules.
+        cloud: the name of the cloud whose modules are used.
         environments: the stack's environments by id.
 
     Returns:
-        path relative to the stack's directory -> text.
+        the text of each file, by its path relative to the stack's directory.
     """
     main = _template("stack.tf.j2").render(extra_variables=EXTRA_VARIABLES[cloud])
     return _module(cloud, "environment") | {"main.tf": main} | render_values(environments)
 
 
 def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the Terraform root with what a cloud's environments share.
+    """Renders the files of the Terraform root of the network that a cloud's environments share.
 
     Args:
+        cloud: the name of the cloud whose modules are used.
         values: the variables of the cloud's module `network`.
     """
     main = _template("network.tf.j2").render()
@@ -103,12 +104,12 @@ def _template(name: str) -> Template:
 
 
 def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
-    """The file with the values: all that changes when an environment joins or leaves a stack."""
+    """Renders the file with the values, the only one that changes when an environment joins or leaves a stack."""
     values = {name: _values(spec) for name, spec in environments.items()}
     return {VALUES: json.dumps({"environments": values}, indent=2)}
 
 
 def _values(spec: EnvironmentSpec) -> dict[str, object]:
     data = spec.model_dump(exclude={"extra", "allowed_destinations"})
-    allowed = [{"cidr": one.cidr, "port": one.port} for one in spec.allowed_destinations]
-    return {**data, **spec.extra, "allowed_destinations": allowed}
+    destinations = [{"cidr": allowed.cidr, "port": allowed.port} for allowed in spec.allowed_destinations]
+    return {**data, **spec.extra, "allowed_destinations": destinations}
