@@ -79,7 +79,7 @@ def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp
     said = [process.communicate(timeout=300)[1] for process in builds]
     assert [process.returncode for process in builds] == [0, 0], said
     assert sum("Building the image of wanted" in text for text in said) == 1
-    assert sum("waiting for it" in text for text in said) == 1
+    assert sum("Waiting for another provisioner" in text for text in said) == 1
     assert [image.family for image in session.images.all()].count("wanted") == 1
     for image in session.images.all():
         if image.family == "wanted":
