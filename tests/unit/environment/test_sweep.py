@@ -44,11 +44,11 @@ def verdict(
     ("known", "reason"),
     [
         (record(), None),
-        (record("creating"), "the command that looked after it is gone"),
-        (record("destroying"), "the command that looked after it is gone"),
-        (record(attended=True), "the command that looked after it is gone"),
-        (record("unverified"), "its end was never confirmed"),
-        (record(left=-HOUR), "its limit passed 1h ago"),
+        (record("creating"), "the command that looked after it has ended"),
+        (record("destroying"), "the command that looked after it has ended"),
+        (record(attended=True), "the command that looked after it has ended"),
+        (record("unverified"), "the cloud never confirmed its end"),
+        (record(left=-HOUR), "its time to live ended 1h ago"),
     ],
 )
 def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environment, reason: str | None) -> None:
@@ -59,7 +59,7 @@ def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environmen
 
 
 def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
-    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home made it and has no record of it"
+    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
     assert verdict(found(home=HERE), attended=True) is None
 
 
