@@ -1,4 +1,4 @@
-"""Key pairs, made on the controller with the cryptography library."""
+"""Generates key pairs on the controller with the cryptography library."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key pair as OpenSSH writes it.
+    """A key pair in OpenSSH's formats.
 
     Args:
-        private: PEM text with its newlines.
+        private: PEM text, newlines included.
         public: one line, `TYPE BASE64`.
     """
 
@@ -25,16 +25,16 @@ class KeyPair:
 
 
 def ed25519_key_pair() -> KeyPair:
-    """A new Ed25519 pair: the controller's keys and the machines' host keys."""
+    """Generates an Ed25519 pair, for the controller's keys and the machines' host keys."""
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return KeyPair(private.decode(), _public_line(key))
 
 
 def rsa_key_pair() -> KeyPair:
-    """A new RSA pair in PEM: the key that a task gets for its aux VM.
+    """Generates an RSA pair in PEM, for the key that a task gets for its aux VM.
 
-    RSA, as helper libraries of task families load it with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
+    Helper libraries of task families load that key with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
     """
     key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
