@@ -120,7 +120,7 @@ def test_throttling_is_repeated_and_told(
     created = create(session, environment(session, aux=False))
     assert len(fault.hits) == 4
     assert created.endpoints
-    assert any("asks for fewer requests" in note for note in account.progress.notes)
+    assert any("throttles requests" in note for note in account.progress.notes)
 
 
 def test_a_rule_whose_answer_was_lost_is_made_again(
@@ -210,6 +210,6 @@ def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
         lifecycle.up(session, family, "main")
     tried = {note.split(" in ")[-1][:9] for note in account.progress.notes if "trying" in note}
     assert tried == {"us-east-1", "us-east-2"}
-    assert any("Going on elsewhere" in note for note in account.progress.notes)
+    assert any("Trying another place" in note for note in account.progress.notes)
     assert session.environments.all() == []
     assert account.everything("us-east-2") == NOTHING
