@@ -1,4 +1,4 @@
-"""up, run, score, test, destroy, list, show, logs: environments from birth to archive."""
+"""The commands `up`, `run`, `score`, `test`, `destroy`, `list`, `show` and `logs`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SubmissionOption = Annotated[
     typer.Option(
         "--submission",
         metavar="TEXT",
-        help="Score this text, not the submission file.",
+        help="Text to score instead of the submission file.",
         show_default=False,
         parser=parse_text,
     ),
@@ -57,14 +57,14 @@ SubmissionOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    command(app, "run", help="Do it all: create, start, agent or submission, score, tear down.")(run)
+    command(app, "run", help="Do a whole run: create, start, agent or submission, score, destroy.")(run)
     command(app, "up", help="Bring an environment up, ready for an agent.")(up)
     command(app, "score", help="Score an environment.")(score)
     command(app, "test", help="Run the family's own pytest tests in an environment.")(run_tests)
-    command(app, "destroy", help="Destroy environments, until nothing of them is left.")(destroy)
-    command(app, "list", help="List all that exists: environments and image builders.")(list_environments)
-    command(app, "show", help="Show an environment's record, also after its end.")(show)
-    command(app, "logs", help="Show an environment's logs, also after its end.")(logs)
+    command(app, "destroy", help="Destroy environments, until the cloud confirms that they are gone.")(destroy)
+    command(app, "list", help="List all live environments and image builders.")(list_environments)
+    command(app, "show", help="Show an environment's record, even after its end.")(show)
+    command(app, "logs", help="Show an environment's logs, even after its end.")(logs)
 
 
 def up(
@@ -87,7 +87,7 @@ def up(
             f"  provisioner score {environment.id}          score its submission file",
             f"  provisioner destroy {environment.id}        remove it",
             "",
-            f"It ends by itself at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` moves that.",
+            f"It ends on its own at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` gives it more time.",
         ]
     )
     return Result(_data(environment), text)
@@ -122,13 +122,13 @@ def run(
     where: Where,
     launch: Launch,
 ) -> Result:
-    """Does it all and always tears down."""
+    """Does a whole run and always destroys the environment."""
     if (agent is None) != (agent_command is None):
-        raise UsageError("--agent and --command go together.")
+        raise UsageError("--agent and --command must be used together.")
     if (agent is None) == (submission is None):
-        raise UsageError("Give either --agent DIR --command CMD or --submission TEXT.")
+        raise UsageError("Use either --agent DIR --command CMD or --submission TEXT.")
     if agent_command is not None and not agent_command.strip():
-        raise UsageError("--command is empty.")
+        raise UsageError("--command must not be empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
     opened, loaded = family_session(family, env_file, where, launch)
@@ -165,12 +165,12 @@ def _exit_code(outcome: ScoreResult) -> int:
 def score(
     env: EnvironmentArgument,
     submission: SubmissionOption = None,
-    intermediate: Annotated[bool, typer.Option("--intermediate", help="Score in between, not at the end.")] = False,
+    intermediate: Annotated[bool, typer.Option("--intermediate", help="Score once before the end.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
     """Scores an environment."""
     if intermediate and submission is not None:
-        raise UsageError("--intermediate scores what is in the machine; it takes no --submission.")
+        raise UsageError("--intermediate scores the machine's current state and cannot be used with --submission.")
     opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)
@@ -186,16 +186,16 @@ def score(
 
 
 def _intermediate(opened: Session, environment: Environment) -> Result:
-    environment, found = lifecycle.intermediate_score(opened, environment)
-    entry = found.entry.model_dump(mode="json") if found.entry else None
+    environment, result = lifecycle.intermediate_score(opened, environment)
+    entry = result.entry.model_dump(mode="json") if result.entry else None
     data = {
         "environment": environment.id,
         "entry": entry,
-        "visible_to_agent": found.visible,
-        "stdout": found.stdout,
-        "stderr": found.stderr,
+        "visible_to_agent": result.visible,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
     }
-    shown = "no score" if found.entry is None or found.entry.score is None else f"score: {found.entry.score:g}"
+    shown = "no score" if result.entry is None or result.entry.score is None else f"score: {result.entry.score:g}"
     return Result(data, shown)
 
 
@@ -227,22 +227,22 @@ def destroy(
             metavar="ENV...", help="Ids of environments.", show_default=False, autocompletion=environment_ids
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every environment and image builder.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Destroy all environments and image builders.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
-    """Destroys environments, one after the other; a failure of one does not spare the others."""
+    """Destroys environments, one after the other. Goes on after a failure."""
     opened = session(env_file)
     if everything == bool(environments):
-        raise UsageError("Name environments, or use --all.")
-    found, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
+        raise UsageError("Give either the ids of environments or --all.")
+    selected, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
     failures: dict[str, ProvisionerError] = {}
-    for environment in found:
+    for environment in selected:
         try:
             lifecycle.destroy(session_of(environment, opened), environment)
         except ProvisionerError as error:
             failures[environment.id] = error
     failures |= opened.environments.unreadable() if everything else {}
-    done = [environment.id for environment in found if environment.id not in failures]
+    done = [environment.id for environment in selected if environment.id not in failures]
     lines = [f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone]
     lines += [f"{name}: NOT destroyed: {error.message} {error.hint or ''}".rstrip() for name, error in failures.items()]
     data = {
@@ -255,9 +255,9 @@ def destroy(
 
 
 def list_environments() -> Result:
-    """All that exists."""
+    """Lists all live environments and image builders."""
     opened = session()
-    found, unreadable = opened.environments.readable(), opened.environments.unreadable()
+    readable, unreadable = opened.environments.readable(), opened.environments.unreadable()
     rows = [
         [
             e.id,
@@ -270,12 +270,12 @@ def list_environments() -> Result:
             _left(e),
             "internet" if e.full_internet else "offline",
         ]
-        for e in found
+        for e in readable
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
     for error in unreadable.values():
         opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
-    data = {"environments": [_data(environment) for environment in found], "unreadable": sorted(unreadable)}
+    data = {"environments": [_data(environment) for environment in readable], "unreadable": sorted(unreadable)}
     return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
 
 
@@ -286,11 +286,11 @@ def _age(environment: Environment) -> str:
 
 def _left(environment: Environment) -> str:
     left = environment.expires_at - now()
-    return words(left) if left > timedelta(0) else "past its limit"
+    return words(left) if left > timedelta(0) else "expired"
 
 
 def show(env: PastEnvironmentArgument) -> Result:
-    """One environment's record."""
+    """Shows an environment's record."""
     opened = session()
     environment = opened.environments.find(env, archived=True)
     exists = opened.environments.directory(environment.id).exists()
@@ -308,13 +308,13 @@ def show(env: PastEnvironmentArgument) -> Result:
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
-    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
+    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     return Result(data, "\n".join(lines))
 
 
 def logs(env: PastEnvironmentArgument) -> Result:
-    """All logs of an environment."""
+    """Shows all logs of an environment."""
     opened = session()
     environment = opened.environments.find(env, archived=True)
     directory = opened.environments.logs(environment.id)

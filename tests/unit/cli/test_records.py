@@ -113,7 +113,7 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
         (["agent", "echo", "/nonexistent/agent", "true"], "does not exist"),
         (["score", "echo"], "is not up"),
         (["score", "echo", "--intermediate"], "is not up"),
-        (["show", "e"], "could be any of: echo-main-bcd234, evil"),
+        (["show", "e"], "is ambiguous: it matches echo-main-bcd234, evil"),
         (["destroy", "evil", "nothing"], "no environment 'nothing'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else value[0],
