@@ -179,7 +179,7 @@ def test_a_result_directory_that_others_can_enter_is_refused(machine: Machine) -
 
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert b"not a directory of root's alone" in stderr
+    assert b"must be a directory that only root can enter" in stderr
 
 
 def test_a_request_that_is_none_is_refused_without_showing_it() -> None:
