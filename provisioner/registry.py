@@ -1,4 +1,4 @@
-"""Which clouds there are. The only place that asks which one it is."""
+"""Lists the clouds and opens one by its name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_CLOUD = "local"
 
 @dataclass(frozen=True)
 class Where:
-    """Which cloud, and where in it.
+    """A cloud, and the place in it.
 
     Args:
-        regions: the first is used, the others where it lacks capacity.
-        state: None for what the settings say.
+        regions: the first is used; the others are tried if it lacks capacity.
+        state: where Terraform's state is kept; None for the place that the settings name.
     """
 
     cloud: str = DEFAULT_CLOUD
@@ -30,7 +30,7 @@ class Where:
 
     @classmethod
     def of(cls, cloud: str, placement: Mapping[str, str]) -> Where:
-        """Where an environment is, by its record."""
+        """Returns the place that an environment's record names."""
         region = placement.get("region")
         return cls(cloud, (region,) if region else (), placement.get("profile"), state=placement.get("state"))
 
@@ -39,12 +39,12 @@ def _local(home: Home, settings: Settings, where: Where) -> Cloud:
     from provisioner.clouds.local import LocalCloud
 
     if where.regions or where.profile or where.spot or where.state:
-        raise UsageError("--region, --profile, --spot and --state are for --cloud aws.")
+        raise UsageError("--region, --profile, --spot and --state need --cloud aws.")
     return LocalCloud(home, settings)
 
 
 def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
-    from provisioner.clouds.aws.cloud import AwsCloud  # boto3 takes its time, and only this needs it
+    from provisioner.clouds.aws.cloud import AwsCloud  # boto3 is slow to import, and only this needs it
 
     for region in where.regions:
         checked(region=region)
@@ -56,11 +56,11 @@ CLOUDS: dict[str, Callable[[Home, Settings, Where], Cloud]] = {"local": _local, 
 
 
 def open_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
-    """The cloud with a name.
+    """Opens the cloud with a name.
 
     Raises:
-        UsageError: there is no such cloud, or it knows no such place.
+        UsageError: there is no such cloud, or the cloud has no such place.
     """
     if where.cloud not in CLOUDS:
-        raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Known: {', '.join(sorted(CLOUDS))}.")
+        raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Use one of: {', '.join(sorted(CLOUDS))}.")
     return CLOUDS[where.cloud](home, settings, where)

@@ -97,7 +97,7 @@ def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: Mac
 def test_machines_that_fit_one_by_one_but_not_together_are_refused() -> None:
     sizes = [MachineSize(cpus=1, memory_gib=5, disk_gib=16)] * 2
     check_local_memory(sizes, host_memory_gib=10)
-    with pytest.raises(UnavailableError, match=r"10 GiB of memory together, and this host has 8\.0 GiB"):
+    with pytest.raises(UnavailableError, match=r"10 GiB of memory together, but this host has 8\.0 GiB"):
         check_local_memory(sizes, host_memory_gib=8)
 
 
