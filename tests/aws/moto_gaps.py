@@ -75,7 +75,7 @@ def close_gaps() -> None:
             for name in [name for name, subnet in table._associations.items() if subnet == subnet_id]:
                 del table._associations[name]
         for acl in self.network_acls.values():
-            for name in [name for name, one in acl._associations.items() if one.subnet_id == subnet_id]:
+            for name in [name for name, association in acl._associations.items() if association.subnet_id == subnet_id]:
                 del acl._associations[name]
         return deleted
 
@@ -87,7 +87,9 @@ def close_gaps() -> None:
         ]
 
     sold: Any = InstanceTypeBackend
-    sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
+    sold.instance_types = [
+        machine_type for machine_type in sold.instance_types if machine_type["InstanceType"].split(".")[0] in FAMILIES
+    ]
     dispatch: Any = responses
     dispatch.method_names_from_class = cache(dispatch.method_names_from_class)
     setattr(TaggedEC2Resource, "get_tags", own_tags)  # noqa: B010

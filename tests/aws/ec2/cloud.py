@@ -1,4 +1,4 @@
-"""EC2 with real machines behind it: starts the server and tells how to reach it. What tests use.
+"""Starts EC2 with real machines behind it and tells tests how to reach it.
 
 `with Ec2Cloud(cache) as cloud: cloud.client("ec2").run_instances(...)`
 """
@@ -122,8 +122,8 @@ class Ec2Cloud:
 
     def machines(self) -> dict[str, int]:
         """The pid of the QEMU of each instance that has one."""
-        found = {path.parent.name: qemu.live_pid(path) for path in self.directory.glob("instances/*/qemu.pid")}
-        return {name: pid for name, pid in found.items() if pid is not None}
+        pids = {path.parent.name: qemu.live_pid(path) for path in self.directory.glob("instances/*/qemu.pid")}
+        return {name: pid for name, pid in pids.items() if pid is not None}
 
     def left(self) -> list[str]:
         """Directories of instances, running or stopped, that are still there."""

@@ -124,7 +124,7 @@ class Network:
     def __init__(self, interfaces: Iterable[Interface] = ()) -> None:
         """Indexes the interfaces."""
         self.interfaces = {interface.instance_id: interface for interface in interfaces}
-        self._by_address = {(found.vpc.id, found.address): found for found in self.interfaces.values()}
+        self._by_address = {(interface.vpc.id, interface.address): interface for interface in self.interfaces.values()}
 
     def at(self, vpc_id: str, address: IPv4Address) -> Interface | None:
         """The interface with a private address."""
@@ -182,7 +182,7 @@ def _routed(here: Interface | None, there: Interface | None, address: IPv4Addres
     matching = [route for route in here.subnet.routes if address in route.network]
     if not matching:
         return False
-    route = max(matching, key=lambda found: found.network.prefixlen)
+    route = max(matching, key=lambda candidate: candidate.network.prefixlen)
     if route.local or any(address in network for network in here.vpc.networks):
         return there is not None
     return route.internet and here.public_address is not None
@@ -203,7 +203,7 @@ def _acls_allow(flow: Flow, sender: Interface | None, receiver: Interface | None
 
 
 def _acl_allows(subnet: Subnet, egress: bool, protocol: int, address: IPv4Address, port: int) -> bool:
-    for entry in sorted(subnet.acl, key=lambda found: found.number):
+    for entry in sorted(subnet.acl, key=lambda line: line.number):
         if entry.egress != egress or address not in entry.network or entry.protocol not in (-1, protocol):
             continue
         if entry.protocol in (TCP, UDP) and not entry.first <= port <= entry.last:

@@ -140,10 +140,10 @@ def _patch_images(machines: Reconciler) -> None:
         instance = self.get_instance(instance_id)
         if machines.has_machine(instance_id) or instance.state == "terminated":
             raise _incorrect_state(instance)
-        ours = [found for found in tag_specifications if found["ResourceType"] == "snapshot"]
-        rest = [found for found in tag_specifications if found not in ours]
+        ours = [specification for specification in tag_specifications if specification["ResourceType"] == "snapshot"]
+        rest = [specification for specification in tag_specifications if specification not in ours]
         image = create_image(self, instance_id, name, description, rest)
-        for tag in (tag for found in ours for tag in found["Tags"]):
+        for tag in (tag for specification in ours for tag in specification["Tags"]):
             image.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
         image.root_gib = image.ebs_snapshot.volume.size = root_gib(self, instance)
         image.root_device_name, image.root_device_type = instance.root_device_name, "ebs"
