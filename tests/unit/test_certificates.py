@@ -42,10 +42,10 @@ def test_only_certificates_that_debian_has_not_are_added_and_hashed(
     (tmp_path / "bin/chroot").write_text(CHROOT)
     (tmp_path / "bin/chroot").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    script = [str(one) for one in (FILES / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
+    script = [str(path) for path in (FILES / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
     subprocess.run(["sh", *script], env={"PATH": path}, check=True)
 
     added = sorted((tree / "usr/local/share/ca-certificates/provisioner").iterdir())
-    assert [one.read_text() for one in added] == extra
+    assert [path.read_text() for path in added] == extra
     assert ("update-ca-certificates" in (tree / "called").read_text()) is bool(extra)
     assert "PIP_CERT=/etc/ssl/certs/ca-certificates.crt" in (tree / "etc/environment").read_text()

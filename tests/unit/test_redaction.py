@@ -73,8 +73,8 @@ def test_a_secret_that_straddles_chunks_is_found_and_plain_text_is_not_held_back
 
 def test_streams_of_one_redactor_do_not_mix() -> None:
     redactor = Redactor({"A": "secret"})
-    one, other = redactor.stream(), redactor.stream()
-    assert (one.feed("sec"), other.feed("ret"), one.flush()) == ("", "ret", "sec")
+    first, other = redactor.stream(), redactor.stream()
+    assert (first.feed("sec"), other.feed("ret"), first.flush()) == ("", "ret", "sec")
 
 
 @given(

@@ -37,10 +37,10 @@ def test_every_command_explains_itself(provisioner: CommandLine, command: str) -
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_argument_and_option_is_described(command: str) -> None:
-    found: Any = get_command(app)
+    described: Any = get_command(app)
     for word in command.split():
-        found = found.commands[word]
-    assert [parameter.name for parameter in found.params if not parameter.help] == []
+        described = described.commands[word]
+    assert [parameter.name for parameter in described.params if not parameter.help] == []
 
 
 def test_the_readme_names_every_command(provisioner: CommandLine) -> None:
@@ -51,8 +51,8 @@ def test_the_readme_names_every_command(provisioner: CommandLine) -> None:
 
 
 def test_exit_codes_are_documented_as_the_errors_have_them(provisioner: CommandLine) -> None:
-    classes = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, ProvisionerError)]
-    codes = {str(one.exit_code) for one in classes} | {"0"}
+    classes = [error for _, error in inspect.getmembers(errors, inspect.isclass) if issubclass(error, ProvisionerError)]
+    codes = {str(error.exit_code) for error in classes} | {"0"}
     readme = (ROOT / "README.md").read_text().split("| exit code |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| (\d+) ", readme, re.MULTILINE)) == codes
     shown = " ".join(provisioner("--help").stdout.split())

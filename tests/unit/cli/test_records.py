@@ -56,11 +56,11 @@ def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch:
     images = ImageStore(Home(provisioner.home))
     digest = base_image.digest(None)
     name = family_image_name(load_family(FAMILY), f"base-primary-{digest}", {"GIVEN": "1"})
-    for one, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
-        directory = provisioner.home / "images" / f".{one}"
+    for image, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
+        directory = provisioner.home / "images" / f".{image}"
         directory.mkdir()
         (directory / "setup-data.json").write_text(SETUP.model_dump_json())
-        images.finish(Image.model_validate({"name": one, "kind": kind, "created_at": BEGIN}), directory)
+        images.finish(Image.model_validate({"name": image, "kind": kind, "created_at": BEGIN}), directory)
     (provisioner.home.parent / "env").write_text("GIVEN=1\n")
     return name
 

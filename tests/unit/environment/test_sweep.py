@@ -1,4 +1,4 @@
-"""What a sweep may remove, decided from what exists, what is recorded, and who looks after it."""
+"""Tests what a sweep may remove, depending on resources, records and leases."""
 
 from __future__ import annotations
 
@@ -35,9 +35,13 @@ def found(**changes: object) -> Found:
 
 
 def verdict(
-    one: Found, known: Environment | None = None, *, attended: bool = False, older_than: timedelta = timedelta(0)
+    resources: Found,
+    record_here: Environment | None = None,
+    *,
+    attended: bool = False,
+    older_than: timedelta = timedelta(0),
 ) -> str | None:
-    return judge(one, known, attended=attended, home=HERE, at=NOW, older_than=older_than)
+    return judge(resources, record_here, attended=attended, home=HERE, at=NOW, older_than=older_than)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def verdict(
 )
 def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environment, reason: str | None) -> None:
     assert verdict(found(home=HERE), known) == reason
-    # Whatever else is so: what a living command looks after stays, and so does what is young.
+    # Environments that a running command looks after, and young ones, are always left alone.
     assert verdict(found(home=HERE), known, attended=True) is None
     assert verdict(found(home=HERE), known, older_than=4 * HOUR) is None
 
@@ -100,7 +104,7 @@ def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
     monkeypatch.setattr(LocalCloud, "survey", lambda *_: [found(environment="exists", created_at=at)])
     monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
-    assert [one.environment for one in shared.entries(unsettled=True)] == ["exists", "lives"]
+    assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "lives"]
 
 
 def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Pat
     session.environments.save(record())  # of aws
     session.environments.save(record("creating").model_copy(update={"id": "mine", "cloud": "local"}))
     (home.environments / "nobodys").mkdir()
-    assert [one.environment for one in find(session, None, timedelta(0))] == ["mine", "nobodys"]
-    # A record that cannot be read says nothing about what runs there: nobody touches it.
+    assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["mine", "nobodys"]
+    # An environment whose record cannot be read is left alone.
     (home.environments / "mine" / "environment.json").write_text("{")
-    assert [one.environment for one in find(session, None, timedelta(0))] == ["nobodys"]
+    assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["nobodys"]

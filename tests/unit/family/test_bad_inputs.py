@@ -1,4 +1,4 @@
-"""Everything that strangers can get wrong, in one table: each bad input has its own clear message and exit code 2."""
+"""Tests every kind of bad input in one table: each has its own clear message and exit code 2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad input: its name, what reads it (given an empty directory), and what its message must say."""
+    """A bad input: its name, the function that reads it in an empty directory, and a part of its message."""
 
     name: str
     read: Callable[[Path], object]
@@ -428,7 +428,7 @@ def test_no_two_bad_inputs_have_the_same_message(tmp_path: Path) -> None:
             bad.read(directory)
         # The family's own directory is no part of what tells two messages apart.
         messages[name] = caught.value.message.replace(str(directory), "")
-    same = {one for one in messages for other in messages if one != other and messages[one] == messages[other]}
+    same = {name for name in messages for other in messages if name != other and messages[name] == messages[other]}
     assert same == set()
 
 

@@ -90,7 +90,7 @@ def write(path: Path, text: str = "", *, gid: int | None = None) -> Path:
 @as_root
 def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directories(machine: Machine) -> None:
     home, outside = machine.home, write(machine.root / "outside")
-    given = [
+    agents = [
         write(home / "file"),
         write(home / "a/b/file"),
         write(home / ".bashrc"),
@@ -108,7 +108,7 @@ def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directori
 
     assert settle_home(machine) == {"warnings": []}
 
-    assert {path: path.lstat().st_uid for path in given} == dict.fromkeys(given, 1000)
+    assert {path: path.lstat().st_uid for path in agents} == dict.fromkeys(agents, 1000)
     assert {path: path.lstat().st_uid for path in kept} == dict.fromkeys(kept, 0)
     assert [path.lstat().st_uid for path in (home, home / "a", home / "link", home / ".cache")] == [1000, 1000, 1000, 0]
     assert (machine.root / "etc/passwd").stat().st_uid == 0

@@ -1,4 +1,4 @@
-"""Images are whole or not there, built once however many want them, and kept as long as something needs them."""
+"""Tests that images are complete or absent, built only once, and kept as long as something needs them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PROCESSES = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
-    made.make()
-    return made
+    new = Home(tmp_path / "home")
+    new.make()
+    return new
 
 
 def build(home: Home, name: str, seconds: float = 0, started: Event | None = None) -> None:

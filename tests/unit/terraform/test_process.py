@@ -121,11 +121,11 @@ def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> 
 )
 def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
     stack = program(say(tmp_path, error_line("Failed", said)) + "; exit 1")
-    told: list[str] = []
+    notes: list[str] = []
     with pytest.raises(TerraformError):
-        stack.apply(told.append)
+        stack.apply(notes.append)
     assert len(runs(tmp_path)) == 3
-    assert len(told) == 2
+    assert len(notes) == 2
 
 
 def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:
