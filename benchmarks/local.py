@@ -67,7 +67,7 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
 
 
 def raw_boot(session: Session, like: Environment) -> float:
-    """Starts two machines like those of `like` without Terraform; returns the seconds until both run a command by SSH."""
+    """Starts machines like those of `like` without Terraform; returns the seconds until they run a command by SSH."""
     environment = like.model_copy(update={"id": new_id("raw", None), "endpoints": {}})
     record_environment(session, environment)
 

@@ -1,4 +1,4 @@
-"""One environment of the lab family, shared by the tests that look at it."""
+"""Provides one environment of the lab family, which several tests share."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Lab:
 
 @contextlib.contextmanager
 def environment_of(session: Session, family: str, task: str, allowed: tuple[Destination, ...] = ()) -> Iterator[Lab]:
-    """An environment of one of the families here, while it lasts."""
+    """Brings up an environment of one of the families here, and destroys it afterwards."""
     environment = lifecycle.up(session, load_family(FAMILIES / family), task, allowed)
     try:
         with contextlib.ExitStack() as logins:
@@ -69,20 +69,20 @@ def environment_of(session: Session, family: str, task: str, allowed: tuple[Dest
 
 @pytest.fixture(scope="session")
 def lab_session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
-    """A session with the lab family's secrets."""
+    """Opens a session with the lab family's secrets."""
     return open_session(VARIABLES)
 
 
 @pytest.fixture(scope="package")
 def lab(lab_session: Session) -> Iterator[Lab]:
-    """The lab's environment, up."""
-    with environment_of(lab_session, "lab", "pair") as made:
-        yield made
+    """Brings up the lab's environment."""
+    with environment_of(lab_session, "lab", "pair") as environment:
+        yield environment
 
 
 @pytest.fixture
 def created(lab: Lab) -> Iterator[Environment]:
-    """Machines like the lab's that have just been created, and for which nothing else has been done."""
+    """Creates machines like the lab's, without bringing up an environment in them."""
     identity = new_id("lab", None)
     changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
     environment = reservations.take(lab.session, lab.environment.model_copy(update=changes))

@@ -40,7 +40,7 @@ def destroy_all(home: Home) -> None:
 
 def processes_of(home: Home) -> list[str]:
     """Command lines of processes that work in the home, whoever started them."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             directory, words = (process / "cwd").readlink(), (process / "cmdline").read_bytes()
@@ -48,8 +48,8 @@ def processes_of(home: Home) -> list[str]:
             continue
         inside = str(directory).startswith((str(home.environments), str(home.stacks)))
         if inside or f"{home.environments}/".encode() in words:
-            found.append(words.replace(b"\0", b" ").decode())
-    return found
+            commands.append(words.replace(b"\0", b" ").decode())
+    return commands
 
 
 def assert_nothing_left(home: Home) -> None:
@@ -61,10 +61,10 @@ def assert_nothing_left(home: Home) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, test_home: Home) -> Home:
     """A home of its own, with the family's image, so that a run begins with the apply."""
-    made = borrow_images(test_home, tmp_path_factory.mktemp("home"))
-    built = provisioner(made, "image", "build", str(FAMILY))
+    new = borrow_images(test_home, tmp_path_factory.mktemp("home"))
+    built = provisioner(new, "image", "build", str(FAMILY))
     assert built.returncode == 0, built.stderr
-    return made
+    return new
 
 
 @pytest.mark.parametrize(("moment", "signals"), INTERRUPTED)
@@ -122,8 +122,8 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
 
 def command_lines() -> list[str]:
     """The command lines of all processes that live."""
-    found = []
+    lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
+            lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return lines

@@ -55,17 +55,17 @@ def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
     return open_session({})
 
 
-def probe_names(made: Environment, machine: str, user: str) -> set[str]:
-    return {probe.probe for probe in made.probes if (probe.machine, probe.user) == (machine, user)}
+def probe_names(environment: Environment, machine: str, user: str) -> set[str]:
+    return {probe.probe for probe in environment.probes if (probe.machine, probe.user) == (machine, user)}
 
 
 @pytest.mark.parametrize(("machine", "user"), [("primary", "root"), ("primary", "agent"), ("aux", "root")])
 def test_every_probe_of_an_offline_environment_ran_and_held(lab: Lab, machine: str, user: str) -> None:
     names = probe_names(lab.environment, machine, user)
-    for wanted in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
+    for probe in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
                    "dns udp 169.254.169.253", "resolve a public name", "ping 1.1.1.1", "ipv6", "s3 by name",
                    "metadata 169.254.169.254", "controller's loopback via 10.0.2.2"):  # fmt: skip
-        assert wanted in names
+        assert probe in names
     if user == "root":
         assert {"tcp 1.1.1.1:443 via eth0", "tcp 1.1.1.1:443 via eth1"} <= names
     assert all(probe.reached == probe.expected for probe in lab.environment.probes)

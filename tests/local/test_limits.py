@@ -59,7 +59,12 @@ def seconds_to_power_off(session: Session, environment: Environment, role: Role)
 
 def processes(session: Session, environment: Environment) -> dict[int, str]:
     """Our programs that work for an environment."""
-    things = [thing for one in strays.survey(session.home) if one.environment == environment.id for thing in one.things]
+    things = [
+        thing
+        for orphan in strays.survey(session.home)
+        if orphan.environment == environment.id
+        for thing in orphan.things
+    ]
     return {int(thing.split()[1]): thing for thing in things if thing.startswith("process ")}
 
 
@@ -84,7 +89,7 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
         assert abs(left - (extended.expires_at - now()).total_seconds()) < 30
         limit = session.environments.directory(environment.id) / role / "limit"
         assert float(limit.read_text()) == extended.expires_at.timestamp()
-    [entry] = [one for one in session.ledger.entries(unsettled=True) if one.environment == environment.id]
+    [entry] = [entry for entry in session.ledger.entries(unsettled=True) if entry.environment == environment.id]
     assert entry.expires_at == extended.expires_at
     # Each machine has a watchdog that belongs to nobody's session.
     watchdogs = [pid for pid, what in processes(session, environment).items() if "watchdog" in what]
@@ -107,10 +112,10 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     assert now() >= soon.expires_at
     wait(10, lambda: not processes(session, soon))
     # What is left of it is found, and goes.
-    found = sweep.sweep(session, lambda _: session, None)
-    assert [(one.environment, one.trouble) for one in found if one.environment == soon.id] == [(soon.id, "")]
+    orphans = sweep.sweep(session, lambda _: session, None)
+    assert [(each.environment, each.trouble) for each in orphans if each.environment == soon.id] == [(soon.id, "")]
     assert not session.environments.directory(soon.id).exists()
-    assert soon.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+    assert soon.id not in {each.environment for each in session.ledger.entries(unsettled=True)}
 
 
 def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created: Environment) -> None:
@@ -120,16 +125,16 @@ def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created
     stack.mkdir()
     before = processes(session, created)
     assert before
-    assert created.id not in {one.environment for one in sweep.find(session, None, timedelta(0))}
+    assert created.id not in {each.environment for each in sweep.find(session, None, timedelta(0))}
     # Its command is gone, and somebody removed its record by hand: the machines still run.
     session.leases.release(created.id)
     (session.environments.directory(created.id) / "environment.json").unlink()
-    found = sweep.sweep(session, lambda _: session, None)
-    assert created.id in {one.environment for one in found}
-    assert all(one.trouble == "" for one in found)
+    orphans = sweep.sweep(session, lambda _: session, None)
+    assert created.id in {each.environment for each in orphans}
+    assert all(each.trouble == "" for each in orphans)
     assert processes(session, created) == {}
     assert not session.environments.directory(created.id).exists()
     assert not half_built.exists()
     assert not stack.exists()
     assert not (session.home.stacks / created.stack).exists()
-    assert created.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+    assert created.id not in {each.environment for each in session.ledger.entries(unsettled=True)}

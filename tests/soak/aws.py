@@ -66,7 +66,7 @@ class AwsWork:
         """Instances that nothing would end."""
         ec2 = self._account.client()
         scheduled = set(schedules.names(self._session.cloud._api, REGION))  # type: ignore[attr-defined]
-        found = []
+        problems = []
         for reservation in ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
                 if instance["State"]["Name"] != "running":
@@ -74,26 +74,26 @@ class AwsWork:
                 tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
 
                 def attribute(name: str, answer: str, instance: str = instance["InstanceId"]) -> str:
-                    told = ec2.describe_instance_attribute(InstanceId=instance, Attribute=name)
-                    return str(told[answer].get("Value", ""))
+                    described = ec2.describe_instance_attribute(InstanceId=instance, Attribute=name)
+                    return str(described[answer].get("Value", ""))
 
                 timer = "systemctl poweroff" in base64.b64decode(attribute("userData", "UserData")).decode()
                 behavior = attribute("instanceInitiatedShutdownBehavior", "InstanceInitiatedShutdownBehavior")
                 ends = timer and behavior == "terminate"
                 if not ends and tags["provisioner:environment"] not in scheduled:
-                    found.append(f"{instance['InstanceId']} has no limit")
-        return found
+                    problems.append(f"{instance['InstanceId']} has no limit")
+        return problems
 
     def sweep(self) -> int:
         """Sweeps; how much that was."""
         done = sweep.sweep(self._session, lambda _: self._session, [REGION])
-        assert [one for one in done if one.trouble] == []
+        assert [orphan for orphan in done if orphan.trouble] == []
         return len(done)
 
     def left(self) -> list[str]:
         """What is still there and should not be; images are meant to stay."""
-        found = {**self._account.everything(), "images": []}
-        left = [f"{kind} {name}" for kind, names in found.items() for name in names if found != NOTHING]
+        resources = {**self._account.everything(), "images": []}
+        left = [f"{kind} {name}" for kind, names in resources.items() for name in names if resources != NOTHING]
         left += [f"hold {entry.environment}" for entry in self._session.ledger.entries(unsettled=True)]
         stacks = self._session.home.stacks.glob("*/")
         left += [str(path) for path in stacks if not path.name.startswith((".", "network-"))]
@@ -105,18 +105,18 @@ def main() -> None:
     directory, kind = Path(sys.argv[1]), sys.argv[2]
     session = Account(directory).session()
     print("hold and record", flush=True)
-    made = make_environment(session, full_internet=kind == "builder", aux=kind == "task")
+    record = make_environment(session, full_internet=kind == "builder", aux=kind == "task")
     if kind == "builder":
-        made = session.environments.update(made, kind="builder")
+        record = session.environments.update(record, kind="builder")
     print(f"create ({kind})", flush=True)
-    [made] = create_machines(session, [made])
+    [record] = create_machines(session, [record])
     if kind == "builder":
-        _switch_off(session, made)
+        _switch_off(session, record)
     else:
         print("up", flush=True)
         time.sleep(2)
     print(f"destroy ({kind})", flush=True)
-    destroy_machines(session, made)
+    destroy_machines(session, record)
     print("ended", flush=True)
 
 

@@ -80,13 +80,13 @@ class LocalWork:
 
     def unlimited(self) -> list[str]:
         """Machines without a limit."""
-        found = []
+        problems = []
         for record in EnvironmentStore(self._home).readable():
             for role in record.machines:
                 directory = self._home.environments / record.id / role
                 if (directory / "qemu.pid").exists() and not (directory / "limit").exists():
-                    found.append(f"{record.id} {role} has no limit")
-        return found
+                    problems.append(f"{record.id} {role} has no limit")
+        return problems
 
     def sweep(self) -> int:
         """Sweeps; how much that was."""
@@ -96,15 +96,15 @@ class LocalWork:
 
     def left(self) -> list[str]:
         """What is still there and should not be."""
-        found = [thing for one in strays.survey(self._home) for thing in one.things]
-        found += [str(path) for path in self._home.images.glob(".*")]
-        found += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
-        found += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
+        things = [thing for orphan in strays.survey(self._home) for thing in orphan.things]
+        things += [str(path) for path in self._home.images.glob(".*")]
+        things += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
+        things += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str((process / "cwd").readlink()).startswith(str(self._home.root)):
-                    found.append(f"process {process.name}")
-        return found
+                    things.append(f"process {process.name}")
+        return things
 
     def end_by_limit(self, shares: list[float]) -> int:
         """Abandons environments and builders, all at once, and waits for their limits; how many outlived theirs."""
@@ -131,4 +131,6 @@ class LocalWork:
         return int(bool(running or self.left()))
 
     def _running(self) -> list[str]:
-        return [thing for one in strays.survey(self._home) for thing in one.things if thing.startswith("process ")]
+        return [
+            thing for orphan in strays.survey(self._home) for thing in orphan.things if thing.startswith("process ")
+        ]

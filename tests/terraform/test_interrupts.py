@@ -185,16 +185,16 @@ def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(site: Site
     sleep = site.sleep("one")
     controller = start_controller(site)
     wait_until(lambda: bool(site.done("start")))
-    told: list[str] = []
+    notes: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        notes.append(text)
         sleep.unlink()
 
     site.stack.remove({"one"}, tell)
     assert controller.wait(20) == 0
-    assert len(told) == 1
-    assert "waiting" in told[0]
+    assert len(notes) == 1
+    assert "waiting" in notes[0]
     assert site.done("destroy") == ["one/primary"]
 
 
