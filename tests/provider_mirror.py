@@ -1,4 +1,4 @@
-"""Lets Terraform find the AWS provider where its registry cannot be reached."""
+"""Lets Terraform find the AWS provider if its registry cannot be reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "provider-mirror"
 
 
 def use_provider_mirror() -> None:
-    """Sets TF_CLI_CONFIG_FILE for this process and its children, or takes away one that names no file."""
+    """Sets TF_CLI_CONFIG_FILE for this process and its children, or unsets one that names a missing file."""
     configuration = subprocess.run([str(SCRIPT)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     if configuration:
         os.environ["TF_CLI_CONFIG_FILE"] = configuration

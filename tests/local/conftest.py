@@ -27,7 +27,7 @@ VARIABLES = {"LAB_TOKEN": TOKEN, "LAB_OTHER": "another-value-9d2b"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist, one worker takes all tests that share the lab's environment."""
+    """Makes one worker of pytest-xdist run all tests that share the lab's environment."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("lab"))
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running environment and short ways into it. Logins are kept: each costs an emulated machine seconds."""
+    """A running environment, with shortcuts for its machines. Keeps logins open, since each takes seconds."""
 
     session: Session
     environment: Environment
@@ -50,7 +50,7 @@ class Lab:
         return self._open[role, user].run(["bash", "-c", script])
 
     def text(self, script: str, role: Role = "primary", user: str = "root") -> str:
-        """The output of a script that must succeed."""
+        """Returns the output of a script that must succeed."""
         done = self.run(script, role, user)
         assert done.exit_code == 0, done.stderr.decode()
         return done.stdout.decode().strip()

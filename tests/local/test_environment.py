@@ -1,4 +1,4 @@
-"""What the driver promises of a running environment, looked at from inside two real machines."""
+"""Tests a running environment from inside its two real machines."""
 
 from __future__ import annotations
 

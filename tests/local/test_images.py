@@ -1,4 +1,4 @@
-"""Images as they are built in real machines, and builds that fail."""
+"""Tests building images in real machines, and builds that fail."""
 
 from __future__ import annotations
 

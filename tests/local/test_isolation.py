@@ -1,4 +1,4 @@
-"""What reaches what: offline, with full internet, and with an allowlist. Every packet is real."""
+"""Tests isolation by real packets: offline, with full internet, and with an allowlist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vm
 
 @contextmanager
 def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
-    """A TCP service of the host; gives its port and what its visitors sent first."""
+    """Runs a TCP service on the host; yields its port and the first bytes of each client."""
     visitors: list[bytes] = []
     with socket.create_server((address, 0)) as server:
 
@@ -43,7 +43,7 @@ def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def host_address() -> str:
-    """The host's own address towards the outside."""
+    """Returns the host's own address on the outside network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("198.51.100.1", 9))
         address: str = probe.getsockname()[0]
@@ -118,7 +118,7 @@ def test_an_allowlisted_destination_is_reached_and_nothing_beside_it(session: Se
 
 
 def test_more_than_promised_tears_the_environment_down(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An offline environment is judged as if its permission forbade the neighbourly link too.
+    # Judge an offline environment as if its permission forbade the link between its machines too.
     address = host_address()
     before = session.environments.all()
     with listening(address) as (port, _):

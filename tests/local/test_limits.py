@@ -1,4 +1,4 @@
-"""Time limits of local machines: each layer by itself, whatever root does inside, whatever became of the controller."""
+"""Tests each layer that ends local machines after their time to live, whatever root in them and the controller do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_root(session: Session, environment: Environment, role: Role, script: str)
 
 
 def seconds_to_power_off(session: Session, environment: Environment, role: Role) -> float:
-    """Until the timer inside a machine ends it."""
+    """Returns the seconds until the timer inside a machine ends it."""
     show = "systemctl show provisioner-limit.timer --property=NextElapseUSecMonotonic --value; cat /proc/uptime"
     monotonic, uptime = as_root(session, environment, role, show).splitlines()
     units = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001, "us": 0.000001}
@@ -58,7 +58,7 @@ def seconds_to_power_off(session: Session, environment: Environment, role: Role)
 
 
 def processes(session: Session, environment: Environment) -> dict[int, str]:
-    """Our programs that work for an environment."""
+    """Returns our processes that work for an environment."""
     things = [
         thing
         for orphan in strays.survey(session.home)
@@ -91,13 +91,13 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
         assert float(limit.read_text()) == extended.expires_at.timestamp()
     [entry] = [entry for entry in session.ledger.entries(unsettled=True) if entry.environment == environment.id]
     assert entry.expires_at == extended.expires_at
-    # Each machine has a watchdog that belongs to nobody's session.
+    # Each machine has a watchdog in its own session.
     watchdogs = [pid for pid, what in processes(session, environment).items() if "watchdog" in what]
     assert len(watchdogs) == 2
     assert all(os.getsid(pid) == pid for pid in watchdogs)
 
 
-# That the watchdog ends a machine whose timer was stopped, tests/contract shows.
+# tests/contract tests that the watchdog ends a machine whose timer was stopped.
 def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Session, environment: Environment) -> None:
     soon = session.environments.update(environment, expires_at=now() + timedelta(seconds=25))
     for pid, what in processes(session, environment).items():
@@ -111,7 +111,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     wait(90, lambda: not session.cloud.alive(soon, "primary"))
     assert now() >= soon.expires_at
     wait(10, lambda: not processes(session, soon))
-    # What is left of it is found, and goes.
+    # A sweep finds and removes its remains.
     orphans = sweep.sweep(session, lambda _: session, None)
     assert [(each.environment, each.trouble) for each in orphans if each.environment == soon.id] == [(soon.id, "")]
     assert not session.environments.directory(soon.id).exists()
@@ -126,7 +126,7 @@ def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created
     before = processes(session, created)
     assert before
     assert created.id not in {each.environment for each in sweep.find(session, None, timedelta(0))}
-    # Its command is gone, and somebody removed its record by hand: the machines still run.
+    # Its command has ended and its record was removed by hand, but the machines still run.
     session.leases.release(created.id)
     (session.environments.directory(created.id) / "environment.json").unlink()
     orphans = sweep.sweep(session, lambda _: session, None)

@@ -1,4 +1,4 @@
-"""The work on `aws`: the real provider against a moto server; image builders and environments in turns."""
+"""The soak test's work on `aws`: image builders and environments in turn, by the real provider against moto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.provider_mirror import use_provider_mirror
 
 
 class AwsWork:
-    """Work on an account of its own."""
+    """Creates and destroys image builders and environments in its own account."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,7 +49,7 @@ class AwsWork:
         self._exit.close()
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
-        """A builder, or an environment, from its hold to its end."""
+        """Starts a controller of a builder or an environment, from its reservation to its end."""
         kind = "builder" if number % 3 == 2 else "task"
         with self._log.open("wb") as log:
             return subprocess.Popen(
@@ -58,12 +58,12 @@ class AwsWork:
             )  # fmt: skip
 
     def phase(self) -> str:
-        """What the work said last."""
+        """Returns the last output of the work."""
         lines = self._log.read_text().splitlines()
         return lines[-1][:60] if lines else "starting"
 
     def unlimited(self) -> list[str]:
-        """Instances that nothing would end."""
+        """Returns the instances that nothing would end."""
         ec2 = self._account.client()
         scheduled = set(schedules.names(self._session.cloud._api, REGION))  # type: ignore[attr-defined]
         problems = []
@@ -85,13 +85,13 @@ class AwsWork:
         return problems
 
     def sweep(self) -> int:
-        """Sweeps; how much that was."""
+        """Sweeps and returns the number of orphans."""
         done = sweep.sweep(self._session, lambda _: self._session, [REGION])
         assert [orphan for orphan in done if orphan.trouble] == []
         return len(done)
 
     def left(self) -> list[str]:
-        """What is still there and should not be; images are meant to stay."""
+        """Returns the resources that should be gone; images may stay."""
         resources = {**self._account.everything(), "images": []}
         left = [f"{kind} {name}" for kind, names in resources.items() for name in names if resources != NOTHING]
         left += [f"hold {entry.environment}" for entry in self._session.ledger.entries(unsettled=True)]

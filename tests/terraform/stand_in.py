@@ -1,4 +1,4 @@
-"""What the tests' Terraform runs instead of Python with provisioner.clouds.machine: it records and obeys.
+"""Stands in for provisioner.clouds.machine, which Terraform's provisioners call: records the calls and obeys the test.
 
 Called as `-m provisioner.clouds.machine OPERATION`. Files beside the machine directories steer it: `fail-ROLE`
 makes that role's start fail, `sleep` makes every start wait until it is removed, `wait-for-peer` makes a start

@@ -1,4 +1,4 @@
-"""Signals, sent to a real process."""
+"""Tests signals by sending them to a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations and time limits."""
+"""Tests durations and times to live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: help, mistakes, JSON. What commands do in machines is shown in tests/local."""
+"""Tests the command line's help, errors and JSON. tests/local tests what commands do in machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says of environments and images that lie in a home: records alone, no machine is needed."""
+"""Tests the commands that show records of environments and images, without any machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def store(provisioner: CommandLine) -> EnvironmentStore:
 
 @pytest.fixture
 def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Finished images of the family, as far as their records go; built with GIVEN=1, which --env-file repeats."""
+    """Writes the records of the family's finished images, built with GIVEN=1, which --env-file repeats."""
     monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
     images = ImageStore(Home(provisioner.home))
     digest = base_image.digest(None)
@@ -186,4 +186,4 @@ def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -
     assert (destroyed.code, destroyed.json["destroyed"]) == (5, [])
     assert [failed["environment"] for failed in destroyed.json["failed"]] == ["damaged-bcd234"]
     assert directory.exists()
-    assert provisioner("image", "prune").code == 5  # what it runs from is not known
+    assert provisioner("image", "prune").code == 5  # the images that it runs from are unknown

@@ -1,4 +1,4 @@
-"""The command line as a process among others: pipes that close, full disks, other encodings, a shell that completes."""
+"""Tests the command line as a process: closed pipes, full disks, other encodings, shell completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def variables(home: Path, **others: str) -> dict[str, str]:
 def run(
     arguments: str, home: Path, more: Mapping[str, str] | None = None, program: list[str] = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
-    """Runs bash with what follows the program's name; `$@` is the program."""
+    """Runs a command line in bash, after the program's name; `$@` is the program."""
     return subprocess.run(
         ["bash", "-c", f'"$@" {arguments}', "bash", *program],
         env=variables(home, **(more or {})), capture_output=True, text=True, timeout=60, check=False,
@@ -162,7 +162,7 @@ def test_a_line_written_by_a_signal_handler_while_another_is_written_is_not_an_e
     stream = stderr()
 
     class Interrupted(io.RawIOBase):
-        """Stands for the moment at which a signal arrives: in the middle of a write."""
+        """A stream during whose write a signal arrives."""
 
         def writable(self) -> bool:
             return True

@@ -107,7 +107,7 @@ def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> 
 
 
 class InterruptedByCommit(sqlite3.Connection):
-    """Ctrl-C during a COMMIT: Python raises it once that is done."""
+    """A connection with a Ctrl-C during COMMIT, which Python raises after it."""
 
     interrupted = False
 

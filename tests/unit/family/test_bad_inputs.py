@@ -105,7 +105,7 @@ def allow(text: str) -> Callable[[Path], object]:
 
 
 def listen(root: Path) -> None:
-    # Relative, since a socket's path may have 107 bytes at most.
+    # Relative, since a socket's path may have at most 107 bytes.
     here = Path.cwd()
     os.chdir(root)
     try:
@@ -426,7 +426,7 @@ def test_no_two_bad_inputs_have_the_same_message(tmp_path: Path) -> None:
         directory.mkdir()
         with pytest.raises(UsageError) as caught:
             bad.read(directory)
-        # The family's own directory is no part of what tells two messages apart.
+        # The family's directory does not count as a difference between two messages.
         messages[name] = caught.value.message.replace(str(directory), "")
     same = {name for name in messages for other in messages if name != other and messages[name] == messages[other]}
     assert same == set()

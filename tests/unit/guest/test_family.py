@@ -1,4 +1,4 @@
-"""The helper's operations that call a family: setup, install, start, scoring, teardown."""
+"""Tests the helper's operations that call a family: setup, install, start, scoring, teardown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.guest.test_helper import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 

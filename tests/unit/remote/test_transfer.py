@@ -1,4 +1,4 @@
-"""What a hostile machine may send when somebody copies a file out of it."""
+"""Tests downloads from a hostile machine."""
 
 from __future__ import annotations
 

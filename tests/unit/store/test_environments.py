@@ -1,4 +1,4 @@
-"""The records of environments."""
+"""Tests the records of environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The provisioner home's layout."""
+"""Tests the layout of the provisioner home."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def build(home: Home, name: str, seconds: float = 0, started: Event | None = None) -> None:
-    """Builds an image the way its users do, and notes each build in a file."""
+    """Builds an image as its users do, and notes each build in a file."""
     store = ImageStore(home)
     with store.building(name, Silence()) as directory:
         if directory is None:
@@ -69,7 +69,7 @@ def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: 
     store = ImageStore(home)
     assert not store.finished("family-a-1")
     assert store.all() == []
-    assert store.prune(set(), cloud="local", discard=lambda _: None) == []  # somebody builds it
+    assert store.prune(set(), cloud="local", discard=lambda _: None) == []  # another process builds it
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()

@@ -1,4 +1,4 @@
-"""Locks between processes."""
+"""Tests locks between processes."""
 
 from __future__ import annotations
 

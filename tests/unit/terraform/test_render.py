@@ -1,4 +1,4 @@
-"""Environments -> the text of a Terraform root."""
+"""Tests rendering environments as the files of a Terraform root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, r
 
 
 def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object) -> EnvironmentSpec:
-    """An offline environment with one machine."""
+    """Returns the spec of an offline environment with one machine."""
     machine = MachineSpec(image=image, cpus=2, memory_gib=1.5, disk_gib=8, public_key="ssh-ed25519 AAAA")
     defaults = {"environment_id": name, "full_internet": False, "machines": {"primary": machine}}
     return EnvironmentSpec.model_validate({**defaults, "extra": {"directory": f"/nowhere/{name}"}, **changes})
