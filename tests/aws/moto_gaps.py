@@ -1,4 +1,4 @@
-"""What moto says of instances that EC2 does not, and that Terraform takes for a change. Patches moto in this process.
+"""Patches moto where it differs from EC2 in a way that Terraform would take for a change.
 
 - A network interface without a public address has no association, where moto shows an empty one.
 - An instance that was launched with a network interface is in that interface's groups, where moto shows none.
@@ -6,9 +6,9 @@
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
-And three ways in which moto is slower than it need be: it goes through the tags of all things for those of one, and
-through all members of a class for each request; with hundreds of environments it did nothing else. And it takes
-seconds to tell of all instance types: a few families are left.
+It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
+resources for those of one, searches all members of a class for each request, and takes seconds to list all instance
+types, of which only a few families are left here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FAMILIES = ("t2", "t3", "t4g", "m5", "c5", "r5", "g4dn", "p3")
 
 
 def take_time() -> None:
-    """Before each answer."""
+    """Waits before each answer."""
     time.sleep(ANSWER_SECONDS)
 
 
 @cache
 def close_gaps() -> None:
-    """Patches moto; again makes no difference."""
+    """Patches moto. Does nothing the second time."""
     association: Any = NetworkInterface.association
     prep_nics: Any = Instance.prep_nics
     modify_groups: Any = EC2Backend.modify_instance_security_groups

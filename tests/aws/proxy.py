@@ -1,4 +1,4 @@
-"""moto's API with something in front of it that fails chosen requests as AWS does."""
+"""Serves moto's API and makes chosen requests fail as AWS does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What EC2 refuses, by faults put in front of moto: capacity and quota move on, throttling repeats, rights stop."""
+"""Tests errors of EC2: without capacity or quota another place is tried, throttling repeats, missing rights stop."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
             os.kill(pid, signal.SIGKILL)
         return True
 
-    # AWS does what it is asked for, and nobody is left to hear of it.
+    # AWS does what was asked, but the process that asked has ended.
     fault = api.inject(Fault(killed_at, "InternalError", status="500 Error", times=1, done=True, when=kill))
     with pytest.raises(TerraformError):
         create_shared_network(session, record)

@@ -1,4 +1,4 @@
-"""What a machine is made of and told, read from moto's instance: hardware, cloud-init's files, metadata. Pure."""
+"""Derives a machine's hardware, cloud-init files and metadata from moto's instance. Pure."""
 
 from __future__ import annotations
 

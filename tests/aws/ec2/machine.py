@@ -28,7 +28,7 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a machine is made of.
+    """The hardware of a machine.
 
     Args:
         kernel, initrd, image: absolute paths; `image` is what the disk is a layer over.
@@ -70,7 +70,7 @@ class Machine:
         subprocess.run(create, cwd=self.directory, check=True, stdin=subprocess.DEVNULL, timeout=60)
 
     def start(self) -> tuple[socket.socket, socket.socket]:
-        """Starts QEMU and passt, from a thread that lives as long as they shall.
+        """Starts QEMU and passt. The calling thread must live as long as they do.
 
         Returns:
             The other ends of the card and of passt, both for the fabric.
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def started(self) -> bool:
-        """Whether it was started and its end not yet taken notice of by `kill`."""
+        """Whether it was started, and `kill` has not been called since."""
         return self._process is not None
 
     def alive(self) -> bool:
@@ -102,17 +102,17 @@ class Machine:
         return self._process is not None and self._process.poll() is None
 
     def failed(self) -> bool:
-        """Whether QEMU ended by anything but the guest's own power-off."""
+        """Whether QEMU ended other than by the guest's power-off."""
         return self._process is not None and self._process.poll() not in (None, 0)
 
     def press(self, word: str) -> None:
-        """Sends `poweroff` or `reboot` to whoever minds the power button in the guest."""
+        """Sends `poweroff` or `reboot` to the guest's service for the power button."""
         if self._power:
             with contextlib.suppress(OSError):
                 self._power.sendall(word.encode() + b"\n")
 
     def kill(self) -> None:
-        """Ends its processes; the disk stays."""
+        """Ends its processes and keeps the disk."""
         for process in (self._process, self._passt):
             if process:
                 process.kill()

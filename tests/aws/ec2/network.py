@@ -1,6 +1,6 @@
-"""What EC2's network lets through, decided from the rules alone: security groups, routes, network ACLs. Pure.
+"""Decides what EC2's network lets through, from security groups, routes and network ACLs alone. Pure.
 
-Each layer is judged by itself, so that a test sees which one holds a packet back, and that any one alone does.
+Judges each layer separately, so that tests can show which ones stop a packet, and that each alone does.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ class Reachability:
 
     @property
     def open(self) -> bool:
-        """Whether the flow comes through all layers."""
+        """Whether the flow passes all layers."""
         return self.security_groups and self.routes and self.network_acls
 
 
 class Network:
-    """All interfaces of a region, as they were at one moment."""
+    """All interfaces of a region at one moment."""
 
     def __init__(self, interfaces: Iterable[Interface] = ()) -> None:
         """Indexes the interfaces."""
@@ -127,7 +127,7 @@ class Network:
         self._by_address = {(interface.vpc.id, interface.address): interface for interface in self.interfaces.values()}
 
     def at(self, vpc_id: str, address: IPv4Address) -> Interface | None:
-        """The interface with a private address."""
+        """Returns the interface with a private address."""
         return self._by_address.get((vpc_id, address))
 
 

@@ -1,4 +1,4 @@
-"""Reads EC2's network out of moto's backend, as network.py wants it. Changes nothing."""
+"""Reads EC2's network from moto's backend, in network.py's terms. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Closes moto's gaps that a real machine behind an instance makes felt. Patches moto in this process, once.
+"""Fills gaps of moto that matter for instances with real machines. Patches moto in this process, once.
 
-What moto does not do, and this makes it do:
+These patches:
 - public addresses are our own, on the host's loopback;
 - StopInstances goes through `stopping` until the machine is off; TerminateInstances ends the machine before it returns;
 - RebootInstances reaches the guest;
@@ -36,7 +36,7 @@ from tests.aws.moto_gaps import close_gaps
 
 
 def install(machines: Reconciler) -> None:
-    """Patches moto; `machines` does what moto only says."""
+    """Patches moto so that `machines` carries out what moto only records."""
     close_gaps()
     _replace(elastic_network_interfaces, random_public_ip=loopback_address)
     _patch_states(machines)
@@ -59,7 +59,7 @@ def _replace(owner: object, **replacements: object) -> None:
 
 
 def loopback_address() -> str:
-    """An address in 127.64.0.0/10 on whose port 22 nobody listens, to be a public address.
+    """Returns a free address in 127.64.0.0/10, with no listener on port 22, for use as a public address.
 
     Raises:
         OSError: this user may not listen on port 22.

@@ -1,4 +1,4 @@
-"""Makes machines follow moto's instances: whatever moto calls running runs, and nothing else.
+"""Makes machines follow moto's instances: a machine runs exactly while moto calls its instance running.
 
 One thread looks several times a second and starts all processes, since a child ends with the thread that started it.
 Files below its directory: instances/ID/ (see machine.py) and images/ID.qcow2.
@@ -29,7 +29,7 @@ from tests.aws.ec2.observe import observe
 from tests.aws.ec2.schedules import Schedules
 
 LOOK_SECONDS = 0.2
-# EC2 too pulls the plug of a guest that does not react to the power button.
+# EC2 also forces off a guest that does not react to the power button.
 POWER_OFF_SECONDS = 120
 
 
@@ -96,7 +96,7 @@ class Reconciler:
                 self._images[image_id] = image
 
     def copy_image(self, source_id: str, image_id: str) -> None:
-        """Gives an image a second id: nobody ever writes to it."""
+        """Gives an image a second id. Images are never written to."""
         if source := self._images.get(source_id):
             self._images[image_id] = source
 
@@ -113,7 +113,7 @@ class Reconciler:
             try:
                 with self._lock:
                     self._look()
-            except Exception:  # the next look may find a better world; the log is the place to tell
+            except Exception:  # log it: the next pass may succeed
                 traceback.print_exc(file=sys.stderr)
 
     def _look(self) -> None:
@@ -171,7 +171,7 @@ class Reconciler:
         self._fabric.attach(interface, hardware.mac, card, passt, redirects)
 
     def _ended(self, instance: Any, machine: Machine | None) -> None:
-        """A machine was powered off, from within or from without, or QEMU failed."""
+        """Handles a machine that was powered off, from inside or outside, or whose QEMU failed."""
         stop_requested = instance.state == "stopping"
         failed = machine is not None and machine.failed()
         if machine and machine.alive():

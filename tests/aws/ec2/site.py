@@ -1,4 +1,4 @@
-"""A small network in the cloud, made by boto3 alone, and ways into its machines, by paramiko alone."""
+"""Creates a small network in the cloud with boto3 alone, and logs in to its machines with paramiko alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANYWHERE = [{"CidrIp": "0.0.0.0/0"}]
 
 
 def eventually(what: str, seconds: float, attempt: Callable[[], Any]) -> Any:
-    """The first true answer; errors of the network count as not yet."""
+    """Repeats an attempt until its answer is true and returns that. Network errors count as false."""
     deadline = time.monotonic() + seconds
     while True:
         value: Any = None
@@ -132,14 +132,14 @@ class Site:
 
 
 def sh(client: paramiko.SSHClient, script: str, seconds: float = 60) -> tuple[int, str]:
-    """Runs a script; its exit code and all its output."""
+    """Runs a script; returns its exit code and output."""
     _, out, err = client.exec_command(script, timeout=seconds)
     text = out.read().decode() + err.read().decode()
     return out.channel.recv_exit_status(), text.strip()
 
 
 def reaches(client: paramiko.SSHClient, address: str, port: int) -> bool:
-    """Whether a TCP connection from the machine comes about."""
+    """Returns whether the machine can open a TCP connection."""
     return sh(client, f"timeout 4 bash -c 'exec 3<>/dev/tcp/{address}/{port}'")[0] == 0
 
 
