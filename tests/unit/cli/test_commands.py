@@ -88,7 +88,7 @@ MISTAKES = [
     (["up", FAMILY, "main", "--allow", "2001:db8::1:443"], "2001:db8"),
     (["up", FAMILY, "main", "--allow", "203.0.113.1:99999"], "99999"),
     (["score", "nothing"], "no environment 'nothing'"),
-    (["score", "x", "--intermediate", "--submission", "1"], "takes no --submission"),
+    (["score", "x", "--intermediate", "--submission", "1"], "cannot be used with --submission"),
     (["exec", "x"], "Missing argument 'CMD...'"),
     (["exec", "../x", "--", "true"], "no environment '../x'"),
     (["exec", "x", "--machine", "third", "--", "true"], "'third' is not one of"),

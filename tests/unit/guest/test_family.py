@@ -141,7 +141,7 @@ def test_relative_paths_in_get_tasks_are_relative_to_the_family(machine: Machine
     ("module", "message"),
     [
         ("x = 1\n", "fam.py has no class TaskFamily"),
-        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: [1])\n", "get_tasks() gave a list"),
+        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: [1])\n", "must return a dict of tasks, not a list"),
         ("class TaskFamily:\n    get_tasks = staticmethod(lambda: {})\n", "does not name the task 'main'"),
     ],
 )
