@@ -1,11 +1,11 @@
-"""Prints what the aws cloud costs the controller, beside plain Terraform on the same root, against a moto server.
+"""Measures the aws cloud's load on the controller, and that of plain Terraform on the same root, with a moto server.
 
 Usage: python benchmarks/aws.py [--environments 1 20]
 
-Each environment is two machines. "Ours" is create and destroy as the product does them, the cloud asked whether all is
-gone; "plain" is terraform init, apply and destroy. CPU seconds are those of this process and all that it started
-(Terraform, the provider), not moto's. Memory is the proportional set size of them together, sampled five times a
-second. The region's network exists beforehand. Most of the wall time is the provider's own waiting.
+Each environment has two machines. "Ours" creates and destroys them as the product does, including the check that all is
+gone; "plain" is terraform init, apply and destroy. CPU seconds are those of this process and all its descendants
+(Terraform, the provider), without moto. Memory is their total proportional set size, sampled five times a second. The
+region's network exists beforehand. Most of the wall time is spent waiting in the provider.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SAMPLE_SECONDS = 0.2
 
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
-    """moto in a process of its own; its URL."""
+    """Runs moto in its own process and yields its URL."""
     argv = [sys.executable, "-c", SERVER]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
@@ -57,20 +57,20 @@ def moto() -> Iterator[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it has started."""
-    found = [pid]
+    """Returns the ids of a process and all its descendants."""
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text().split():
-                found += descendants(int(child))
-    return found
+                pids += descendants(int(child))
+    return pids
 
 
 class Memory:
-    """Samples the memory of this process and its descendants, but for some.
+    """Samples the memory of this process and its descendants.
 
     Args:
-        without: processes that are not counted.
+        without: ids of processes that are not counted.
     """
 
     def __init__(self, without: set[int]) -> None:
@@ -94,13 +94,13 @@ class Memory:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of all ended descendants."""
+    """Returns the CPU seconds of this process and of all ended descendants."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def measured(name: str, count: int, work: Callable[[], None], without: set[int]) -> float:
-    """Does the work, prints its figures, and returns its CPU seconds."""
+    """Runs the work, prints its figures and returns its CPU seconds."""
     memory, cpu, begin = Memory(without), cpu_seconds(), time.monotonic()
     work()
     wall, cpu = time.monotonic() - begin, cpu_seconds() - cpu
@@ -114,12 +114,12 @@ def measured(name: str, count: int, work: Callable[[], None], without: set[int])
 
 
 def ours(session: Session, environments: list[Environment]) -> None:
-    """Creates and destroys them as the product does."""
+    """Creates and destroys environments as the product does."""
     destroy_machines(session, *create_machines(session, environments))
 
 
 def plain(root: Path) -> None:
-    """The same root with plain Terraform."""
+    """Creates and destroys the same root with plain Terraform."""
     for arguments in (("init",), ("apply", "-auto-approve"), ("destroy", "-auto-approve")):
         subprocess.run(
             ["terraform", *arguments, "-input=false", "-no-color"], cwd=root, env=terraform_environment(os.environ),
@@ -128,7 +128,7 @@ def plain(root: Path) -> None:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Runs the benchmark and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--environments", type=int, nargs="+", default=[1, 20])
     counts = parser.parse_args().environments
@@ -140,13 +140,13 @@ def main() -> None:
         account = Account(Path(directory))
         session = account.session()
         for count in (0, *counts):
-            # The first round, of one environment, makes the network and what init leaves for later stacks.
+            # The first round, of one environment, creates the network and the initialised root that later stacks copy.
             environments = [make_environment(session, stack=f"stack-{count}") for _ in range(count or 1)]
             if not count:
                 ours(session, environments)
                 continue
             root = Path(directory) / f"plain-{count}"
-            placed = [one.model_copy(update={"placement": session.cloud.place(one)}) for one in environments]
+            placed = [each.model_copy(update={"placement": session.cloud.place(each)}) for each in environments]
             Stack(root).write(root_files(session, placed))
             measured("ours", count, partial(ours, session, environments), without)
             measured("plain", count, partial(plain, root), without)

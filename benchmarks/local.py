@@ -1,10 +1,10 @@
-"""Prints what the local cloud costs in time, beside the same machines started without Terraform and driver.
+"""Measures how long the local cloud takes, and the same machines without Terraform and driver.
 
 Usage: python benchmarks/local.py [--rounds N]
 
-Raw: QEMU on the same images with the same flags, primary machine and aux VM at once, until both run a command over
-SSH. The ratio `up` / raw says what Terraform, the isolation probes and start() add. Timings on a shared machine are
-noisy: compare the figures of one run with each other.
+"Raw" starts QEMU on the same images with the same flags, primary machine and aux VM at once, until both run a command
+over SSH. The ratio `up` / raw shows how much Terraform, the isolation probes and start() add. Timings on a shared
+machine are noisy: only compare figures of one run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 def timed(function: Callable[[], T]) -> tuple[float, T]:
-    """Seconds that a call took, and what it returned."""
+    """Calls a function; returns the seconds that it took, and its result."""
     begin = time.perf_counter()
     value = function()
     return time.perf_counter() - begin, value
 
 
 def start_machine(session: Session, environment: Environment, role: str) -> subprocess.Popen[bytes]:
-    """Starts one machine as terraform/local would, without Terraform."""
+    """Starts a machine as terraform/local does, but without Terraform."""
     record = environment.machines[role]  # type: ignore[index]
     directory = session.home.environments / environment.id / role
     settings = {
@@ -67,7 +67,7 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
 
 
 def raw_boot(session: Session, like: Environment) -> float:
-    """Seconds until two machines like those of `like`, started by hand, run a command over SSH."""
+    """Starts machines like those of `like` without Terraform; returns the seconds until they run a command by SSH."""
     environment = like.model_copy(update={"id": new_id("raw", None), "endpoints": {}})
     record_environment(session, environment)
 
@@ -93,7 +93,7 @@ def raw_boot(session: Session, like: Environment) -> float:
 
 
 def main() -> None:
-    """Runs the rounds and prints medians."""
+    """Runs the rounds and prints the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds

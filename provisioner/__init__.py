@@ -1,6 +1,6 @@
-"""provisioner runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.
+"""Runs METR Task Standard tasks in isolated virtual machines, scores them and leaves nothing behind.
 
-The public API; everything else may change.
+This is the public API; everything else may change.
 
     from provisioner import Home, LocalCloud, Session, load_family, load_settings, run
 
@@ -9,7 +9,7 @@ The public API; everything else may change.
     result = run(session, load_family(Path("examples/number_guess")), "easy", submission="42")
     print(result.outcome.score)
 
-Names are imported when they are first used: Terraform starts small parts of this package by themselves, often.
+Names are imported on first use, since Terraform often starts small parts of this package on their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clock of records: one place that says what time it is, so that tests can set it."""
+"""Tells the time: the only clock for records, so that tests can set it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few things an operator may set: PROVISIONER_* variables over the configuration file over defaults."""
+"""Reads the operator's settings: PROVISIONER_* variables override the configuration file, which overrides defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from provisioner.errors import UsageError
 
 Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
-# S3 user guide, "Bucket naming rules"; the prefix without what Terraform would evaluate.
+# S3 user guide, "Bucket naming rules"; the prefix excludes characters that Terraform would evaluate.
 STATE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_./-]*)?")
 
 
@@ -24,8 +24,8 @@ class Budget(BaseModel):
     """Standing budgets, in US dollars.
 
     Args:
-        month: of all launches of a calendar month (UTC); None for no such limit.
-        projects: of all launches of a project, by its name.
+        month: for all launches of a calendar month (UTC); None for no such budget.
+        projects: for all launches of a project, by its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,15 +38,15 @@ class Settings(BaseModel):
     """Settings of this controller.
 
     Args:
-        ca_bundle: PEM file of extra CA certificates that images trust, for networks with a proxy that
-            signs its own; an empty string for none. Default: what SSL_CERT_FILE names.
-        region, profile: of AWS; empty for what the AWS configuration says.
+        ca_bundle: PEM file of extra CA certificates that images trust, for networks whose proxy signs its own
+            certificates; an empty string for none. Default: the file that SSL_CERT_FILE names.
+        region, profile: the AWS region and profile; empty for those of the AWS configuration.
         state: `s3://bucket/prefix` where the aws cloud keeps Terraform's state; empty for local files.
         controller_cidrs: IPv4 networks from which this controller reaches machines in a cloud; empty for its own
             public address.
-        prices: a price list of the operator's own (docs/how-to/budgets.md); empty for none.
-        project: what launches are counted under.
-        budget: what launches may cost together.
+        prices: the operator's own price list (docs/how-to/budgets.md); empty for none.
+        project: the project that launches count under.
+        budget: the standing budgets.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,15 +64,15 @@ class Settings(BaseModel):
     @classmethod
     def _is_in_s3(cls, value: str) -> str:
         if value and not STATE.fullmatch(value):
-            raise ValueError("it is not of the form s3://bucket/prefix")
+            raise ValueError("it must have the form s3://bucket/prefix")
         return value
 
     @field_validator("region", "profile")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
-        # It goes into a Terraform file, which would evaluate ${...}.
+        # The name goes into a Terraform file, where ${...} would be evaluated.
         if "$" in value or "%" in value or not value.isprintable():
-            raise ValueError("a name holds no $, % or control character")
+            raise ValueError("a name must not contain $, % or control characters")
         return value
 
     @field_validator("controller_cidrs")
@@ -80,28 +80,28 @@ class Settings(BaseModel):
     def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
             if ipaddress.IPv4Network(text).prefixlen < 8:
-                raise ValueError(f"{text} is too large: at most a /8")
+                raise ValueError(f"{text} is too large: a network may be at most a /8")
         return value
 
     @field_validator("project")
     @classmethod
     def _is_a_project(cls, value: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", value):
-            raise ValueError("a project is 1 to 64 letters, digits, and _ . -")
+            raise ValueError("a project's name must have 1 to 64 letters, digits, and _ . -")
         return value
 
     @property
     def ca_bundle_path(self) -> Path | None:
-        """The bundle as an existing file, or None.
+        """Returns the bundle's path, or None if there is no bundle.
 
         Raises:
-            UsageError: it names no file.
+            UsageError: the bundle is not an existing file.
         """
         if not self.ca_bundle:
             return None
         try:
             path = Path(self.ca_bundle).expanduser()
-        except RuntimeError:  # ~name, and there is nobody of that name
+        except RuntimeError:  # ~name for a user that does not exist
             path = Path(self.ca_bundle)
         if not path.is_file():
             raise UsageError(
@@ -112,10 +112,10 @@ class Settings(BaseModel):
 
 
 def checked(**values: object) -> Settings:
-    """Settings from values that did not come from a file.
+    """Returns settings from values that did not come from a file.
 
     Raises:
-        UsageError: one is not valid.
+        UsageError: a value is not valid.
     """
     try:
         return Settings.model_validate(values)
@@ -125,13 +125,13 @@ def checked(**values: object) -> Settings:
 
 
 def configuration_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the configuration file is looked for (XDG Base Directory Specification 0.8)."""
+    """Returns the path of the configuration file (XDG Base Directory Specification 0.8)."""
     config = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(config) / "provisioner" / "config.toml"
 
 
 def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Reads the settings.
+    """Reads the settings from variables and the configuration file.
 
     Raises:
         UsageError: the configuration file is not valid.

@@ -1,23 +1,23 @@
-"""Every error of provisioner, each with the exit code that the CLI ends with.
+"""Defines all errors of provisioner, each with the CLI's exit code.
 
-The message is written for the operator: what failed, why, and what to do next.
+The message tells the operator what failed, why, and what to do next.
 
 ProvisionerError                 1
 ├── UsageError                   2   bad input; nothing was created
 │   ├── TaskFamilyError              the family directory, its manifest or its build steps
 │   ├── MissingVariablesError        required environment variables are not set
-│   └── UnavailableError             a machine that this cloud cannot give
+│   └── UnavailableError             a machine that this cloud cannot provide
 ├── HostError                    3   this controller lacks a program, memory or disk
 ├── ImageBuildError              4   a build step or install() failed
-├── InfrastructureError          5   ours broke: Terraform, QEMU, SSH, the cloud
+├── InfrastructureError          5   provisioner's side failed: Terraform, QEMU, SSH, the cloud
 │   ├── TerraformError
-│   ├── CapacityError                the cloud has no machine to give
-│   ├── MachineLostError             a machine does not answer or ended by itself
-│   ├── PresenceLostError            other workers take this one for dead
-│   └── StillThereError              something of an environment outlived its destroy
+│   ├── CapacityError                the cloud has no capacity
+│   ├── MachineLostError             a machine does not answer, or ended on its own
+│   ├── PresenceLostError            other workers consider this one dead
+│   └── StillThereError              some of an environment's resources outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
-├── TaskError                    7   the family's own code failed, hung or answered nonsense
-│   └── SubmissionError              what the agent left cannot be read
+├── TaskError                    7   the family's own code failed, hung or returned an invalid result
+│   └── SubmissionError              the agent's submission cannot be read
 ├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
 """
@@ -26,12 +26,12 @@ from __future__ import annotations
 
 
 class ProvisionerError(Exception):
-    """Base of all errors of ours.
+    """The base of all errors of provisioner.
 
     Args:
-        message: what failed and why, in the operator's words.
+        message: what failed and why, for the operator.
         hint: what to do next, or None.
-        details: output of the thing that failed, shown below the message, or None.
+        details: output of the failed program, shown below the message, or None.
     """
 
     exit_code = 1
@@ -50,7 +50,7 @@ class UsageError(ProvisionerError):
 
 
 class TaskFamilyError(UsageError):
-    """The family directory, its manifest, its build steps or its setup data are not valid."""
+    """The family directory, its manifest, its build steps or its setup data is not valid."""
 
 
 class MissingVariablesError(UsageError):
@@ -64,16 +64,16 @@ class MissingVariablesError(UsageError):
         self.names = sorted(names)
         super().__init__(
             "The following required environment variables are not set: " + ", ".join(self.names),
-            hint="Put them into a file of NAME=value lines and pass it as --env-file FILE.",
+            hint="Write them as NAME=value lines into a file, and pass it with --env-file FILE.",
         )
 
 
 class UnavailableError(UsageError):
-    """A machine that the spec asks for and that this cloud cannot give."""
+    """This cloud cannot provide a machine that the task asks for."""
 
 
 class HostError(ProvisionerError):
-    """The controller lacks a program, memory, disk or right."""
+    """The controller lacks a program, memory, disk space or a permission."""
 
     exit_code = 3
 
@@ -85,7 +85,7 @@ class ImageBuildError(ProvisionerError):
 
 
 class InfrastructureError(ProvisionerError):
-    """Ours broke, not the task: Terraform, QEMU, SSH or the cloud."""
+    """Provisioner's side failed, not the task: Terraform, QEMU, SSH or the cloud."""
 
     exit_code = 5
 
@@ -94,8 +94,8 @@ class TerraformError(InfrastructureError):
     """Terraform ended with an error.
 
     Args:
-        environments: the ids of those that it failed on, where Terraform says so.
-        said: all its diagnostics.
+        environments: the ids of the environments that it failed on, as far as Terraform names them.
+        said: all of Terraform's diagnostics.
     """
 
     def __init__(
@@ -113,25 +113,25 @@ class TerraformError(InfrastructureError):
 
 
 class CapacityError(InfrastructureError):
-    """The cloud has no machine that fits to give, in any zone and of any type that we may use.
+    """The cloud has no capacity for a machine, in any zone and of any machine type that may be used.
 
     Attributes:
-        environments: the ids of those that it has none for, where that is known.
+        environments: the ids of the environments without a machine, if they are known.
     """
 
     environments: frozenset[str] = frozenset()
 
 
 class MachineLostError(InfrastructureError):
-    """A machine does not answer, or ended by itself."""
+    """A machine does not answer, or ended on its own."""
 
 
 class PresenceLostError(InfrastructureError):
-    """This worker's sign of life is lost: others take it for dead, and what it had begun over."""
+    """This worker lost its lease: other workers consider it dead and take over its work."""
 
 
 class StillThereError(InfrastructureError):
-    """Something of an environment is still there after its destroy."""
+    """Some of an environment's resources still exist after its destroy."""
 
 
 class IsolationError(ProvisionerError):
@@ -141,13 +141,13 @@ class IsolationError(ProvisionerError):
 
 
 class TaskError(ProvisionerError):
-    """The family's own code failed, hung or answered something that the Task Standard forbids."""
+    """The family's own code failed, hung or returned a result that the Task Standard forbids."""
 
     exit_code = 7
 
 
 class SubmissionError(TaskError):
-    """What the agent left as its submission cannot be read."""
+    """The agent's submission cannot be read."""
 
 
 class BudgetError(ProvisionerError):
@@ -157,6 +157,6 @@ class BudgetError(ProvisionerError):
 
 
 class Interrupted(ProvisionerError):
-    """The operator or the system asked us to stop; what was made has been removed or is listed."""
+    """The operator or the system stopped the command; everything created has been removed or is still listed."""
 
     exit_code = 130

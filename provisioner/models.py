@@ -1,4 +1,4 @@
-"""Frozen records that the other modules share. Imports nothing of ours."""
+"""Defines the frozen records that other modules share. Imports no other module of provisioner."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Distribution = Literal["debian-12", "ubuntu-20.04-cuda"]
 class Record(BaseModel):
     """A frozen record that refuses unknown keys."""
 
-    # NaN must survive being written: as null, an invalid submission would become no score.
+    # Serialise NaN as NaN: as null, an invalid submission would become no score.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class ShellBuildStep(Record):
-    """Commands of one build step, run by one shell that stops at the first failure."""
+    """A build step of commands, run by one shell that stops at the first failure."""
 
     type: Literal["shell"]
     commands: tuple[str, ...]
 
 
 class FileBuildStep(Record):
-    """A file or directory to copy; the source is relative to the family directory."""
+    """A build step that copies a file or directory; the source is relative to the family directory."""
 
     type: Literal["file"]
     source: str
@@ -40,14 +40,14 @@ BuildStep = Annotated[ShellBuildStep | FileBuildStep, Field(discriminator="type"
 
 
 class GpuSpec(Record):
-    """GPUs of a machine. count_range is inclusive."""
+    """The GPUs of a machine. count_range is inclusive."""
 
     count_range: tuple[int, int]
     model: str
 
 
 class VMSpec(Record):
-    """What get_aux_vm_spec returns (Task Standard, VMSpec). Ranges are inclusive; memory in GiB."""
+    """The result of get_aux_vm_spec (Task Standard, VMSpec). Ranges are inclusive; memory is in GiB."""
 
     cpu_count_range: tuple[float, float]
     ram_gib_range: tuple[float, float]
@@ -72,7 +72,7 @@ class TaskSetup(Record):
 
 
 class SetupData(Record):
-    """What the family says of its tasks, read inside a machine after install()."""
+    """What the family's code reports about its tasks, read inside a machine after install()."""
 
     standard_version: str | None = None
     tasks: dict[str, TaskSetup]
@@ -85,11 +85,11 @@ class SetupData(Record):
 
 
 class MachineSize(Record):
-    """Size of one machine: virtual CPUs, memory and root volume in GiB.
+    """The size of a machine: virtual CPUs, memory and root volume in GiB.
 
     Args:
-        types: the cloud's machine types that fit, the cheapest first; cpus and memory_gib are the first one's. Empty
-            where a cloud gives any size.
+        types: the cloud's machine types that fit, cheapest first; cpus and memory_gib are those of the first. Empty
+            on a cloud that provides any size.
     """
 
     cpus: int
@@ -100,7 +100,7 @@ class MachineSize(Record):
 
 
 class BaseImage(Record):
-    """What a base image is for."""
+    """A kind of base image: the machine's role, distribution and architecture."""
 
     role: Role
     distribution: Distribution = "debian-12"
@@ -108,10 +108,10 @@ class BaseImage(Record):
 
 
 class Endpoint(Record):
-    """How the controller reaches a machine, and where its neighbours do.
+    """The addresses of a machine.
 
-    host and port are the controller's way to sshd, from the machine `jump` where there is one; private_address is on
-    the environment's own link (None without an aux VM); instance_id is the cloud's name of the machine.
+    The controller reaches sshd at host and port, from the machine `jump` if there is one. private_address is on the
+    environment's own link; None without an aux VM. instance_id is the cloud's id of the machine.
     """
 
     host: str
@@ -122,7 +122,7 @@ class Endpoint(Record):
 
 
 class Destination(Record):
-    """One allowlisted destination: IPv4 network in CIDR form, TCP port, and the host names it was resolved from."""
+    """An allowlisted destination: IPv4 network in CIDR form, TCP port, and the host names that resolved to it."""
 
     cidr: str
     port: int = Field(ge=1, le=65535)
@@ -130,14 +130,14 @@ class Destination(Record):
 
 
 class Phase(Record):
-    """A finished phase of an environment's life and its duration in seconds."""
+    """A finished phase of an environment's life, with its duration in seconds."""
 
     name: str
     seconds: float
 
 
 class ProbeResult(Record):
-    """What one probe saw. `reached` is what happened, `expected` what the permission promises."""
+    """The result of a probe: whether it `reached` its target, and whether the permission makes that `expected`."""
 
     machine: Role
     user: str
@@ -148,7 +148,7 @@ class ProbeResult(Record):
 
 
 class ScoreLogEntry(Record):
-    """One intermediate score (Task Standard, IntermediateScoreResult). score may be NaN: invalid submission."""
+    """An intermediate score (Task Standard, IntermediateScoreResult). A score of NaN is an invalid submission."""
 
     score: float | None
     message: dict[str, Any] = {}
@@ -161,7 +161,7 @@ Status = Literal["creating", "ready", "destroying", "unverified"]
 
 
 class MachineRecord(Record):
-    """One machine of an environment: its image's name, its size and the SSH user the driver logs in as."""
+    """A machine of an environment: its image's name, its size, and the user that the driver logs in as."""
 
     image: str
     size: MachineSize
@@ -169,19 +169,19 @@ class MachineRecord(Record):
 
 
 class Environment(Record):
-    """The record of one environment (or image builder), kept in its directory as environment.json.
+    """The record of an environment or image builder, kept in its directory as environment.json.
 
     Args:
-        status: `unverified` after a destroy whose end the cloud could not be asked for.
-        attended: it ends with the command that made it; if that command is gone, nobody needs it.
-        shared_ledger: its hold is in the database that workers share, and not in the home's ledger.
-        placement: where in the cloud it is, in the cloud's own words (region, zone, machine types).
-        batch: what it belongs to; empty for none.
-        expires_at: when its machines end, whatever happens.
-        usd_per_hour: what it costs where it was created; None until it is.
-        worst_usd_per_hour: the most that it may cost.
-        started_at: when start() had ended well.
-        agent_at: when a batch let its agent begin, which it does once in each environment.
+        status: `unverified` after a destroy that the cloud could not confirm.
+        attended: whether it belongs to a running command, and is an orphan once that command has ended.
+        shared_ledger: whether its reservation is in the database that workers share, not in the home's ledger.
+        placement: its place in the cloud, in the cloud's own terms (region, zone, machine types).
+        batch: the batch that it belongs to; empty for none.
+        expires_at: the end of its time to live: its machines end then, whatever happens.
+        usd_per_hour: its price in the place where it was created; None until then.
+        worst_usd_per_hour: its highest price in any place that may be tried.
+        started_at: when start() succeeded.
+        agent_at: when a batch started its agent, which happens only once in each environment.
     """
 
     id: str
@@ -219,5 +219,5 @@ class Environment(Record):
     @classmethod
     def _is_a_safe_name(cls, value: str) -> str:
         if not value or not all(c.isascii() and (c.isalnum() or c in "-_") for c in value):
-            raise ValueError("names are ASCII letters, digits, - and _")
+            raise ValueError("a name must consist of ASCII letters, digits, - and _")
         return value

@@ -1,4 +1,4 @@
-"""Where the Terraform modules and templates lie: inside the installed package, or beside it in a checkout."""
+"""Finds the Terraform modules and templates: inside the installed package, or next to it in a checkout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _PACKAGE = Path(__file__).parent
 
 
 def directory(name: str) -> Path:
-    """The directory `terraform` or `templates`.
+    """Returns the path of a data directory.
 
     Args:
-        name: one of the two.
+        name: `terraform` or `templates`.
     """
     installed = _PACKAGE / "_data" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,4 +1,4 @@
-"""What long work tells whoever watches. The library is silent unless it is given a listener."""
+"""Defines the listener to which long work reports. Without one the library is silent."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told of phases as they begin and end. Called from several threads."""
+    """A listener to phases, notes and output. It is called from several threads."""
 
     def phase_started(self, name: str) -> None:
-        """A phase begins."""
+        """Reports that a phase begins."""
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """A phase ended well after so many seconds."""
+        """Reports that a phase succeeded, and how long it took."""
 
     def note(self, text: str) -> None:
-        """One line worth knowing."""
+        """Reports one line of text."""
 
     def output(self, text: str) -> None:
-        """A piece of a machine's output, already free of secrets."""
+        """Reports a piece of a machine's output, from which secrets are already redacted."""
 
 
 class Silence:
-    """Listens to nothing."""
+    """A listener that ignores everything."""
 
     def phase_started(self, name: str) -> None:
         """Ignores it."""

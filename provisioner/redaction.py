@@ -1,4 +1,4 @@
-"""Takes secret values out of text that people or files will see. Never a defence against code that hides them."""
+"""Redacts secret values in text for people or files. No protection against code that disguises them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from urllib.parse import quote, quote_plus
 MINIMUM_VALUE_CHARACTERS = 4
 MINIMUM_LINE_CHARACTERS = 8
 
-# A secret that overlaps itself ("aaaa") could keep a stream waiting forever: no more than this is held back.
+# The most that a stream holds back: a secret that overlaps itself ("aaaa") could otherwise stall it for ever.
 _MAXIMUM_HELD_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Span:
-    """A stretch of text that is part of a secret; `length` is that of the longest single form found in it."""
+    """A span of text to redact; `length` is that of the longest single form of a secret in it."""
 
     start: int
     end: int
@@ -27,10 +27,10 @@ class _Span:
 
 
 class Redactor:
-    """Replaces secret values by `[redacted:NAME]`: as they are, line by line, and as JSON, repr, shell, URL and base64.
+    """Replaces secret values by `[redacted:NAME]`: verbatim, line by line, and as JSON, repr, shell, URL and base64.
 
     Args:
-        variables: name -> secret value. Values under MINIMUM_VALUE_CHARACTERS are left alone, as they are in any text.
+        variables: secret values by name. Values under MINIMUM_VALUE_CHARACTERS are ignored, since any text has them.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -42,25 +42,25 @@ class Redactor:
         self._forms = sorted(names.items(), key=lambda item: (-len(item[0]), item[0]))
 
     def redact(self, text: str) -> str:
-        """A whole text without the secrets."""
+        """Returns a whole text with its secrets redacted."""
         return self._replace(text, self._spans(text))
 
     def stream(self) -> RedactingStream:
-        """A redactor of one stream of text, which comes in chunks; make one for each stream."""
+        """Returns a redactor for one stream of text that arrives in chunks. Each stream needs its own."""
         return RedactingStream(self)
 
     def _split(self, text: str) -> tuple[str, str]:
-        """(what is safe to show of a text that goes on, redacted; the rest, which later text may complete)."""
+        """Splits an unfinished text: returns the redacted part to show now, and the rest, which may begin a secret."""
         cut = self._first_beginning(text)
         spans = self._spans(text)
         for span in spans:
             if span.start < cut < span.end:
-                # Cutting through a secret would show its tail, so it waits whole, unless it has grown absurd.
+                # A secret that was cut would show its tail, so all of it waits, up to a bound.
                 cut = span.start if len(text) - span.start <= _MAXIMUM_HELD_CHARACTERS else span.end
         return self._replace(text[:cut], [span for span in spans if span.end <= cut]), text[cut:]
 
     def _first_beginning(self, text: str) -> int:
-        """Where the first form begins that the text's end cuts short; the text's length if none does."""
+        """Returns where the first form begins that the text's end cuts off, or the text's length if none does."""
         first = len(text)
         for form, _ in self._forms:
             at = text.find(form[0], max(0, len(text) - len(form) + 1), first)
@@ -70,10 +70,10 @@ class Redactor:
         return first
 
     def _spans(self, text: str) -> list[_Span]:
-        """All stretches to replace, in order, with overlapping ones made one."""
-        found = sorted(self._occurrences(text), key=lambda span: span.start)
+        """Returns all spans to replace, in order, with overlapping ones merged."""
+        spans = sorted(self._occurrences(text), key=lambda span: span.start)
         merged: list[_Span] = []
-        for span in found:
+        for span in spans:
             if merged and span.start < merged[-1].end:
                 last = merged.pop()
                 longer = last if last.length >= span.length else span
@@ -87,7 +87,7 @@ class Redactor:
             at = text.find(form)
             while at >= 0:
                 end = at + size
-                # Occurrences that overlap are taken as one, so that "aaaa" costs little in a megabyte of "a".
+                # Merge overlapping occurrences at once, so that "aaaa" costs little in a megabyte of "a".
                 while (overlapping := text.rfind(form, end - size + 1, end + size - 1)) >= 0:
                     end = overlapping + size
                 yield _Span(at, end, size, name)
@@ -104,19 +104,19 @@ class Redactor:
 
 
 class RedactingStream:
-    """Redacts one stream, also secrets that straddle its chunks. Made by Redactor.stream()."""
+    """Redacts one stream, including secrets that span its chunks. Created by Redactor.stream()."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = ""
 
     def feed(self, chunk: str) -> str:
-        """What may be shown now. What could be the beginning of a secret is held back."""
+        """Returns the text that may be shown now. Holds back an end that could begin a secret."""
         shown, self._held = self._redactor._split(self._held + chunk)
         return shown
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Returns the text that was held back. To be called at the end of the stream."""
         held, self._held = self._held, ""
         return self._redactor.redact(held)
 
@@ -136,18 +136,18 @@ def _quoted_forms(text: str) -> Iterator[str]:
     data = text.encode("utf-8", "surrogatepass")
     yield from (text, repr(text)[1:-1], shlex.quote(text).removeprefix("'").removesuffix("'"))
     yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
-    # They differ in what they leave as it is: everything encoded, paths with their slashes, form data.
+    # They differ in what they leave unencoded: nothing, the slashes of paths, or as in form data.
     yield from (quote(data, safe=""), quote(data), quote_plus(data))
 
 
 def _base64_forms(data: bytes) -> Iterator[str]:
-    """The value's own base64, and what any longer base64 text that contains it must contain."""
+    """Yields the value's own base64, and the text that the base64 of any longer value containing it must contain."""
     for altchars in (b"+/", b"-_"):
         padded = base64.b64encode(data, altchars).decode()
         yield from (padded, padded.rstrip("="))
         for offset in range(3):
             encoded = base64.b64encode(bytes(offset) + data, altchars).decode().rstrip("=")
-            # The first and last characters also carry bits of the value's neighbours.
+            # The first and last characters also encode bits of the neighbouring bytes.
             inner = encoded[(0, 2, 3)[offset] : len(encoded) - (1 if (offset + len(data)) % 3 else 0)]
             if len(inner) >= MINIMUM_LINE_CHARACTERS:
                 yield inner

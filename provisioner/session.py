@@ -1,4 +1,4 @@
-"""What every operation needs: home, cloud, settings, secrets and who watches. Made once per command."""
+"""Bundles what every operation needs: home, cloud, settings, secrets and listener. Created once per command."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Session:
 
     Args:
         home: the provisioner home.
-        cloud: where machines run.
-        progress: who watches.
-        variables: the environment file's secrets.
-        shield: keeps signals from cutting a clean-up short.
+        cloud: the cloud in which machines run.
+        progress: the listener to which work reports.
+        variables: the env file's secrets.
+        shield: a context in which signals do not interrupt a clean-up.
         ca_bundle: PEM file of extra CA certificates that images trust.
-        limit: how long an environment of this command may live.
-        builder_limit: how long a machine in which an image is built may live.
-        spending: what this command may spend.
-        leases: the environments that this process looks after.
-        check: asked again and again while something lasts; it raises when that shall stop. Not while `shield` holds.
-        database: the Postgres database that keeps the ledger, as a URL; empty: a file in the home.
+        limit: the time to live of an environment of this command.
+        builder_limit: the time to live of a machine in which an image is built.
+        spending: the budgets of this command.
+        leases: the leases of the environments that this process looks after.
+        check: called regularly during long waits, except under `shield`; raises an exception to stop them.
+        database: URL of the Postgres database with the ledger; empty for a file in the home.
     """
 
     home: Home
@@ -59,20 +59,20 @@ class Session:
 
     @cached_property
     def environments(self) -> EnvironmentStore:
-        """The records of environments."""
+        """The store of environments' records."""
         return EnvironmentStore(self.home)
 
     @cached_property
     def images(self) -> ImageStore:
-        """The finished images."""
+        """The store of finished images."""
         return ImageStore(self.home)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What launches may cost and did cost."""
+        """The ledger of launches, in the home or in the shared database."""
         if self.database:
             from provisioner.costs.ledger_postgres import (
-                PostgresLedger,  # its driver takes its time, and only this needs it
+                PostgresLedger,  # its driver is slow to import, and only this needs it
             )
 
             return PostgresLedger(self.database)
@@ -80,16 +80,16 @@ class Session:
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Takes the secrets out of what is shown or kept."""
+        """Redacts the session's secrets in text that is shown or stored."""
         return Redactor(self.variables)
 
     def output(self, text: str) -> None:
-        """Passes a machine's output on to who watches, as it is: an OutputTee has taken the secrets out before."""
+        """Passes a machine's output on to the listener. Redacts nothing: the caller must do that first."""
         self.progress.output(text)
 
 
 class Phases:
-    """Times the phases of one environment's life and tells who watches."""
+    """Times the phases of one environment's life and reports them to the listener."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -97,7 +97,7 @@ class Phases:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times what happens inside; a phase that fails is not counted as finished."""
+        """Times the body as a phase. A phase that fails does not count as finished."""
         self._progress.phase_started(name)
         begin = time.monotonic()
         yield

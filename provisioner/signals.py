@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one becomes KeyboardInterrupt in the main thread, cleaning up is not cut short by the next."""
+"""Handles Ctrl-C and SIGTERM: the first raises KeyboardInterrupt, and later ones do not interrupt the clean-up."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# So many signals during a clean-up mean that the operator wants out, whatever stays behind in the records.
+# After this many signals during a clean-up the process ends at once, whatever has not been removed yet.
 INSISTENCE = 3
 
 
 class Interrupts:
-    """Handles the process's signals. Must be made in the main thread.
+    """Handles the process's signals. Must be created in the main thread.
 
     Args:
-        tell: shows one line to the operator.
+        tell: shows a line to the operator.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ class Interrupts:
         self._ignored = 0
 
     def install(self) -> None:
-        """Takes over the signals."""
+        """Installs the signal handlers."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -33,13 +33,13 @@ class Interrupts:
         if self._shields and self._ignored + 1 < INSISTENCE:
             self._ignored += 1
             left = INSISTENCE - self._ignored
-            self._tell(f"Cleaning up; {left} more to leave at once (`provisioner destroy --all` then does the rest).")
+            self._tell(f"Cleaning up; {left} more to quit at once (`provisioner destroy --all` then removes the rest).")
             return
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
-        """While this lasts, signals are noted and not obeyed, unless the operator insists."""
+        """Ignores signals while the body runs, unless the operator repeats them several times."""
         self._shields += 1
         try:
             yield
@@ -48,10 +48,10 @@ class Interrupts:
 
 
 def go_on() -> None:
-    """For whoever is only stopped by signals."""
+    """Does nothing: a check for processes that only signals can stop."""
 
 
 @contextlib.contextmanager
 def no_shield() -> Iterator[None]:
-    """For a library user whose program handles its signals itself."""
+    """Does nothing: a shield for programs that use the library and handle signals themselves."""
     yield

@@ -1,4 +1,4 @@
-"""YAML that people write: safe, bounded by its reader, with each key once, and with errors that name the line."""
+"""Reads YAML that people write: safely, with each key allowed once, and with errors that name the line."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import yaml
 from provisioner.errors import UsageError
 from provisioner.validation import shown
 
-# YAML's `<<` can double a mapping with every line of the file, so what it may pull together is bounded.
+# YAML's `<<` can double a mapping with every line of the file, so the size of a merge is bounded.
 _MAXIMUM_MERGED_KEYS = 1000
 _MAXIMUM_MERGED_MAPPINGS = 20
 
 
 def load(data: bytes, name: str, kind: type[UsageError] = UsageError) -> object:
-    """What a YAML document says.
+    """Parses a YAML document.
 
     Args:
-        data: of bearable size.
-        name: what messages call it.
-        kind: the error to raise.
+        data: the document; the caller must bound its size.
+        name: the name that messages use for it.
+        kind: the class of the error to raise.
 
     Raises:
-        UsageError: it is not YAML, or has a key twice.
+        UsageError: the document is not YAML, or repeats a key.
     """
     try:
         return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
@@ -41,7 +41,7 @@ def load(data: bytes, name: str, kind: type[UsageError] = UsageError) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with keys as they are written (`1:` and `no:` are names), and each only once."""
+    """PyYAML's safe loader, but keys are taken as written (`1:` and `no:` are names) and must not repeat."""
 
     # types-PyYAML calls the anchor a dict; it is the anchor's name or None.
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -51,21 +51,21 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
             if key.value in seen:
-                problem = f"the key {shown(key.value)} is there twice"
+                problem = f"the key {shown(key.value)} appears twice"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(key.value)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         self.flatten_mapping(node)
-        # Deep, so that a mapping that contains itself is refused instead of built.
+        # Deep, so that a mapping that contains itself is refused.
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         merges = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         for value in merges:
             if isinstance(value, yaml.SequenceNode) and len(value.value) > _MAXIMUM_MERGED_MAPPINGS:
-                raise yaml.MarkedYAMLError(problem="too many mappings in one merge", problem_mark=value.start_mark)
+                raise yaml.MarkedYAMLError(problem="a merge has too many mappings", problem_mark=value.start_mark)
         super().flatten_mapping(node)
         if merges and len(node.value) > _MAXIMUM_MERGED_KEYS:
-            raise yaml.MarkedYAMLError(problem="a merge of too many keys", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="a merge has too many keys", problem_mark=node.start_mark)

@@ -1,6 +1,6 @@
-"""How long machines may live, and durations as operators write them (90s, 30m, 1h30m, 2d). Pure.
+"""Checks the time to live of machines, and parses durations such as 90s, 30m, 1h30m or 2d. Pure.
 
-Nothing lives without a limit; the clock starts when its record is written.
+Every environment has a time to live, which starts when its record is written.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from datetime import datetime, timedelta
 from provisioner.errors import UsageError
 
 DEFAULT_LIMIT = timedelta(hours=4)
-# Whoever needs a machine for longer than this needs another tool.
+# The longest time to live; provisioner is not meant for longer-lived machines.
 LONGEST = timedelta(days=7)
-# Shorter than this, it would end before it is up.
+# An environment with a shorter time to live would end before it is up.
 SHORTEST = timedelta(minutes=1)
-# A family image is built in minutes; some install gigabytes.
+# Most family images are built in minutes, but some install gigabytes.
 BUILDER_LIMIT = timedelta(hours=4)
-# After the limit: schedules come within a minute, machines take some to end, and the cloud some to say so.
+# After the time to live: schedules may be a minute late, and machines and the cloud take minutes to end them.
 TEARDOWN = timedelta(minutes=10)
 _PARTS = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration of at least a second.
+    """Parses a duration of at least a second.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not such a duration.
     """
-    found = _PARTS.fullmatch(text.strip().lower())
-    if not found or not any(found.groups()):
-        raise UsageError(f"{text!r} is no duration.", hint="Write it as 30m, 4h, 1h30m or 2d.")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    match = _PARTS.fullmatch(text.strip().lower())
+    if not match or not any(match.groups()):
+        raise UsageError(f"{text!r} is not a duration.", hint="Write it as 30m, 4h, 1h30m or 2d.")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if not duration:
-        raise UsageError(f"{text!r} is no time at all.")
+        raise UsageError(f"A duration must be at least 1s, not {text!r}.")
     return duration
 
 
 def words(duration: timedelta) -> str:
-    """A duration in the same form, to the second."""
+    """Formats a duration in the same form, rounded to seconds."""
     seconds = max(0, round(duration.total_seconds()))
     parts = []
     for letter, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -50,25 +50,33 @@ def words(duration: timedelta) -> str:
 
 
 def checked_limit(limit: timedelta) -> timedelta:
-    """A limit that an environment may have.
+    """Checks a time to live and returns it.
 
     Raises:
         UsageError: it is too short or too long.
     """
     if not SHORTEST <= limit <= LONGEST:
-        raise UsageError(f"A time limit of {words(limit)} cannot be: {words(SHORTEST)} to {words(LONGEST)}.")
+        raise UsageError(
+            f"The time to live must be between {words(SHORTEST)} and {words(LONGEST)}, not {words(limit)}."
+        )
     return limit
 
 
 def extended(created_at: datetime, expires_at: datetime, by: timedelta, now: datetime) -> datetime:
-    """The later limit.
+    """Returns the end of an extended time to live.
+
+    Args:
+        created_at: the environment's creation.
+        expires_at: the end of its time to live so far.
+        by: how much longer it may live.
+        now: the current time.
 
     Raises:
-        UsageError: the limit has passed, or would be too far from the creation.
+        UsageError: the time to live has ended, or would become too long.
     """
     if expires_at <= now:
-        raise UsageError(f"Its limit passed {words(now - expires_at)} ago: its machines have ended.")
+        raise UsageError(f"Its time to live ended {words(now - expires_at)} ago, and its machines with it.")
     later = expires_at + by
     if later - created_at > LONGEST:
-        raise UsageError(f"With {words(by)} more it would live longer than {words(LONGEST)}, which nothing may.")
+        raise UsageError(f"With {words(by)} more its time to live would exceed the maximum of {words(LONGEST)}.")
     return later

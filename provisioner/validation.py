@@ -1,6 +1,6 @@
-"""Says what is wrong with a value that a stranger wrote: one line per problem, bounded, safe for a terminal.
+"""Describes what is wrong with an untrusted value: one bounded line per problem, safe for a terminal.
 
-It never shows a value whole, and it never shows control characters.
+Never shows a long value whole, and never shows control characters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 MAXIMUM_LINES = 20
 _SHOWN_CHARACTERS = 80
 
-# pydantic's error type -> our words. What is not listed keeps pydantic's own.
+# Our words for pydantic's error types. Other types keep pydantic's words.
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "is required",
@@ -33,10 +33,10 @@ _WORDS = {
 
 
 def shown(value: object) -> str:
-    """A value as one short line for an error message; control characters are escaped.
+    """Formats a value as one short line for a message, with control characters escaped.
 
     Args:
-        value: anything. Containers are only named, since they may be huge or contain themselves.
+        value: any value. Containers are only counted, since they may be huge or contain themselves.
     """
     if isinstance(value, str):
         cut = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
@@ -53,29 +53,30 @@ def shown(value: object) -> str:
 def lines_of(
     error: ValidationError, known: Callable[[tuple[int | str, ...]], Iterable[str]] = lambda _: ()
 ) -> list[str]:
-    """pydantic's findings as lines of `dotted.path: what is wrong`.
+    """Returns pydantic's findings as lines of the form `dotted.path: problem`.
 
     Args:
-        known: the keys that there may be where an unknown one is: one that is alike is named.
+        error: pydantic's error.
+        known: returns the keys allowed at a path; a similar one is suggested for an unknown key.
     """
     lines = []
     for finding in error.errors(include_url=False):
         if finding["type"] == "too_short" and len(finding["input"]) >= finding["ctx"]["min_length"]:
-            continue  # pydantic does not count what is wrong in itself
+            continue  # long enough: pydantic left invalid items out of the count
         line = _line(finding)
         if finding["type"] == "extra_forbidden":
             key, keys = str(finding["loc"][-1])[:_SHOWN_CHARACTERS], list(known(finding["loc"]))
-            alike = get_close_matches(key, keys, n=1) or [one for one in keys if one.startswith(key)]
+            alike = get_close_matches(key, keys, n=1) or [candidate for candidate in keys if candidate.startswith(key)]
             line += f"; perhaps {alike[0]}?" if alike else ""
         lines.append(line)
     return lines
 
 
 def listed(lines: Iterable[str]) -> str:
-    """Lines as an indented list below a message; what is over MAXIMUM_LINES is counted."""
-    found = list(lines)
-    more = [f"and {len(found) - MAXIMUM_LINES} more"] if len(found) > MAXIMUM_LINES else []
-    return "".join(f"\n  - {line}" for line in found[:MAXIMUM_LINES] + more)
+    """Formats lines as an indented list below a message; lines beyond MAXIMUM_LINES are only counted."""
+    items = list(lines)
+    more = [f"and {len(items) - MAXIMUM_LINES} more"] if len(items) > MAXIMUM_LINES else []
+    return "".join(f"\n  - {line}" for line in items[:MAXIMUM_LINES] + more)
 
 
 def _line(finding: ErrorDetails) -> str:
@@ -92,7 +93,7 @@ def _line(finding: ErrorDetails) -> str:
 
 
 def _part(part: int | str) -> str:
-    """A key of the path: bare if it is plain, else quoted, since keys are a stranger's too."""
+    """Formats a key of the path: bare if it is plain, otherwise quoted, since keys are untrusted too."""
     text = str(part)
     plain = text.replace("_", "a").replace("-", "a").isalnum() and len(text) <= _SHOWN_CHARACTERS
     return text if plain else shown(text)

@@ -1,3 +1,3 @@
-"""The version of provisioner; pyproject.toml reads it here."""
+"""Holds the version of provisioner, which pyproject.toml reads."""
 
 __version__ = "0.1.0"

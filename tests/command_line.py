@@ -1,4 +1,4 @@
-"""The command line as an operator starts it, on the tests' home."""
+"""Runs the command line as an operator does, on a home of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLI = [sys.executable, str(ROOT / "cli.py")]
 
 
 def variables(home: Home) -> dict[str, str]:
-    """The environment of a command that works on a home."""
+    """Returns the environment variables of a command that works on a home."""
     return {**os.environ, "PROVISIONER_HOME": str(home.root)}
 
 
@@ -29,7 +29,7 @@ def provisioner(home: Home, *arguments: str, stdin: str = "") -> subprocess.Comp
 
 
 def started(home: Home, *arguments: str) -> subprocess.Popen[str]:
-    """A command that goes on while the test does."""
+    """Starts a command and returns while it runs."""
     return subprocess.Popen(
         [*CLI, *arguments], env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -37,7 +37,7 @@ def started(home: Home, *arguments: str) -> subprocess.Popen[str]:
 
 
 def answer(home: Home, command: str, *arguments: str) -> Any:
-    """The JSON object of a command that must succeed."""
+    """Returns the JSON object of a command that must succeed."""
     done = provisioner(home, command, "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

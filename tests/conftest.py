@@ -1,4 +1,4 @@
-"""Fixtures that every test with real machines shares. Images are cached outside the checkout."""
+"""Provides the fixtures that all tests with real machines share. Images are cached outside the checkout."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ pytest_plugins = ["tests.aws.ec2.fixture"]
 
 
 def pytest_configure() -> None:
-    """Terraform's provider comes from where it can be had."""
+    """Makes Terraform use a provider mirror if its registry cannot be reached."""
     use_provider_mirror()
     override_provider(cache())
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Test ids are words: a value that is no short, plain text goes by its argument's name and pytest's number."""
+    """Makes test ids words: a value that is not a short, plain text gets its argument's name and a number."""
     plain = not isinstance(val, str | bytes) or (isinstance(val, str) and re.fullmatch(r"[ -~]{0,60}", val))
     return None if plain else argname
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that boot machines and tests that mostly wait take turns: of those that run at once, some leave the CPU.
+    """Alternates tests that boot machines with tests that mostly wait, so that parallel tests share the CPU well.
 
-    Groups come first, as they take longest; what is quick comes last.
+    Groups come first, since they take longest; quick tests come last.
     """
     if long_names := [item.name[:100] for item in items if not re.fullmatch(r"[ -~]{1,200}", item.name)]:
         raise pytest.UsageError(f"Test ids are short words, unlike: {long_names}")
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def test_home() -> Home:
-    """A provisioner home that keeps its images between test runs. Each worker process of pytest-xdist has its own."""
+    """Returns a provisioner home that keeps its images between test runs. Each pytest-xdist worker has its own."""
     home = Home(cache())
     home.make()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -64,7 +64,7 @@ def test_home() -> Home:
 
 @pytest.fixture(scope="session")
 def open_session(test_home: Home) -> Iterator[Callable[[Mapping[str, str]], Session]]:
-    """Opens sessions on the test home; nothing may exist in it when all tests are over."""
+    """Opens sessions on the test home, and checks that nothing exists in it when all tests are over."""
 
     def open_one(variables: Mapping[str, str]) -> Session:
         return Session(home=test_home, cloud=LocalCloud(test_home, load_settings()), variables=variables)

@@ -1,4 +1,4 @@
-"""Homes of tests: where they keep what outlives a test run, and what they share."""
+"""Provides provisioner homes to tests, and the files that they keep between runs and share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from provisioner.store.home import Home
 
 
 def cache() -> Path:
-    """The directory that is kept between test runs, outside the checkout: PROVISIONER_TEST_HOME, or the user's."""
+    """Returns the directory that is kept between test runs: PROVISIONER_TEST_HOME, or one in the user's cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
     return Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
 
 
 def new_home(root: Path) -> Home:
-    """A home whose stacks borrow what `terraform init` made for other tests: it reads the provider's 700 MB."""
+    """Returns a home whose stacks reuse other tests' results of `terraform init`, which reads the provider's 700 MB."""
     home = Home(root)
     home.make()
     shared, ours = cache() / "initialised", home.stacks / ".initialised"
@@ -27,13 +27,13 @@ def new_home(root: Path) -> Home:
 
 
 def borrow_images(lender: Home, root: Path) -> Home:
-    """A home that shares another's images and their locks, and what is known of KVM."""
+    """Returns a home that shares another home's images, their locks and the result of the test for KVM."""
     borrower = new_home(root)
     for ours, theirs in ((borrower.images, lender.images), (borrower.locks, lender.locks)):
         if not ours.is_symlink():
             shutil.rmtree(ours)
             ours.symlink_to(theirs)
-    known = lender.root / "kvm.json"
-    if known.exists():
-        shutil.copy(known, root)
+    kvm_result = lender.root / "kvm.json"
+    if kvm_result.exists():
+        shutil.copy(kvm_result, root)
     return borrower

@@ -1,4 +1,4 @@
-"""Lets Terraform find the AWS provider where its registry cannot be reached."""
+"""Lets Terraform find the AWS provider if its registry cannot be reached."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "provider-mirror"
 
 
 def use_provider_mirror() -> None:
-    """Sets TF_CLI_CONFIG_FILE for this process and its children, or takes away one that names no file."""
-    found = subprocess.run([str(SCRIPT)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    if found:
-        os.environ["TF_CLI_CONFIG_FILE"] = found
+    """Sets TF_CLI_CONFIG_FILE for this process and its children, or unsets one that names a missing file."""
+    configuration = subprocess.run([str(SCRIPT)], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    if configuration:
+        os.environ["TF_CLI_CONFIG_FILE"] = configuration
     else:
         os.environ.pop("TF_CLI_CONFIG_FILE", None)
 
@@ -29,8 +29,8 @@ def override_provider(directory: Path) -> None:
     """
     text = Path(os.environ.get("TF_CLI_CONFIG_FILE", os.devnull)).read_text()
     mirror = "".join(re.findall(r'path = "(.*)"', text))
-    found = sorted(Path(mirror or os.devnull).glob("registry.terraform.io/hashicorp/aws/*/linux_amd64"))
-    if not found:
+    directories = sorted(Path(mirror or os.devnull).glob("registry.terraform.io/hashicorp/aws/*/linux_amd64"))
+    if not directories:
         return
     directory.mkdir(parents=True, exist_ok=True)
     written = directory / "terraform.rc"
@@ -38,7 +38,7 @@ def override_provider(directory: Path) -> None:
         written,
         f"""provider_installation {{
   dev_overrides {{
-    "hashicorp/aws" = "{found[-1]}"
+    "hashicorp/aws" = "{directories[-1]}"
   }}
   filesystem_mirror {{ path = "{mirror}" }}
 }}

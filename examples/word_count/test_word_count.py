@@ -16,8 +16,8 @@ RIGHT = """\
 
 
 def test_the_agent_is_given_the_story():
-    given = json.loads(pathlib.Path("/home/agent/story.json").read_text())
-    assert given == {"story": STORY.read_text()}
+    story = json.loads(pathlib.Path("/home/agent/story.json").read_text())
+    assert story == {"story": STORY.read_text()}
 
 
 @pytest.mark.task_standard_tasks(["total"])

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What every base image has, whatever cloud boots it: the driver's program, sshd's settings, one user, CA certificates.
-# Works on a tree, or on the machine that runs it when TREE is /.
+# Installs what every base image has on any cloud: the driver's program, sshd's settings and CA certificates.
+# Works on a directory tree, or on the running machine if TREE is /.
 # Usage: common.sh TREE FILES GUEST [CA_BUNDLE]
 set -eu
 tree=$1 files=$2 guest=$3 ca_bundle=${4:-}
@@ -11,16 +11,16 @@ mkdir -p "$tree/usr/lib/provisioner/guest" "$packages"
 cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
 mv "$tree"/usr/lib/provisioner/guest/metr_task_standard* "$packages/"
 chroot "$tree" python3 -m compileall -q "${packages#"$tree"}" /usr/lib/provisioner/guest
-# The agent has no business with the driver's program.
+# The agent must not read the driver's program.
 chmod 0700 "$tree/usr/lib/provisioner"
 rm -f "$tree"/etc/ssh/ssh_host_*
-# pip installs into the system's Python, as in the python:3.11 image.
+# Let pip install into the system's Python, as in the python:3.11 image.
 find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete
 
 if [ -n "$ca_bundle" ]; then
     mkdir -p "$tree/usr/local/share/ca-certificates/provisioner"
-    # One certificate per file is what update-ca-certificates hashes; of a whole host's bundle, Debian knows most, and it
-    # takes a good part of a second for each where the machine is emulated.
+    # update-ca-certificates needs one certificate per file. Debian has most of a host's bundle already: leave those out,
+    # since each takes a good part of a second on an emulated machine.
     awk -v dir="$tree/usr/local/share/ca-certificates/provisioner" '
         /-----BEGIN CERTIFICATE-----/ { lines = body = ""; inside = 1 }
         inside { lines = lines $0 "\n"; sub(/\r$/, ""); body = body $0 }
@@ -37,7 +37,7 @@ if [ -n "$ca_bundle" ]; then
     if [ -n "$(find "$tree/usr/local/share/ca-certificates/provisioner" -type f)" ]; then
         chroot "$tree" update-ca-certificates > /dev/null 2>&1
     fi
-    # pip and requests bring certificates of their own unless told otherwise.
+    # By default pip and requests use their own certificates.
     for name in SSL_CERT_FILE PIP_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS; do
         printf '%s=/etc/ssl/certs/ca-certificates.crt\n' "$name"
     done >> "$tree/etc/environment"

@@ -6,20 +6,20 @@ tree=$1 common=$2 guest=$3 ca_bundle=${4:-}
 
 sh "$common/common.sh" "$tree" "$common/rootfs" "$guest" ${ca_bundle:+"$ca_bundle"}
 cp -R --no-preserve=ownership,mode "$common/local/." "$tree/"
-# The kernel mounts the root file system read-write by itself; an entry here makes boot wait for udev.
+# The kernel mounts the root file system read-write; an entry here would make the boot wait for udev.
 : > "$tree/etc/fstab"
 printf 'localhost\n' > "$tree/etc/hostname"
 printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
-# The machine's id comes with the kernel's command line, new for every machine.
+# Each machine gets a new id on the kernel's command line.
 : > "$tree/etc/machine-id"
 # boot.sh writes resolv.conf, so it must be a plain file.
 rm -f "$tree/etc/resolv.conf"
 : > "$tree/etc/resolv.conf"
 
-# The kernel and its initramfs lie beside the disk: making another one inside, as some packages would, has no effect.
+# The kernel and its initramfs are files next to the disk. Packages must not build another initramfs, which is useless.
 printf 'update_initramfs=no\n' > "$tree/etc/initramfs-tools/update-initramfs.conf"
 
-# Each is a program that a boot without KVM starts for a fifth of a second; what they look for is not here.
+# Without KVM each generator takes a fifth of a second of the boot, and none of them has anything to do here.
 mkdir -p "$tree/etc/systemd/system-generators"
 for generator in cryptsetup debug getty gpt-auto hibernate-resume integritysetup run system-update veritysetup; do
     ln -s /dev/null "$tree/etc/systemd/system-generators/systemd-$generator-generator"
@@ -28,8 +28,8 @@ done
 chroot "$tree" systemctl set-default --quiet multi-user.target
 chroot "$tree" systemctl enable --quiet provisioner-boot.service ssh.service
 chroot "$tree" systemctl disable --quiet systemd-networkd.service systemd-networkd.socket
-# Nothing runs by itself beside the task, and boot waits for nothing that a throw-away machine
-# does not need: under emulation each of these costs a good part of a second.
+# Nothing but the task runs on its own, and the boot waits for nothing that a short-lived machine
+# does not need: on an emulated machine each of these takes a good part of a second.
 chroot "$tree" systemctl mask --quiet \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer \
     systemd-networkd-wait-online.service systemd-timesyncd.service systemd-pstore.service resolvconf.service \

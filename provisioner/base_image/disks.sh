@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the two disks of the base image from the tree that mmdebstrap wrote.
+# Creates the two disks of the base image from mmdebstrap's tree.
 # Runs as root, or as root of a user namespace. Usage: disks.sh TREE_TAR OUTPUT SIZE_GIB
 set -eu
 tar=$1 output=$2 size=$3
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM HUP
 tree=$work/root
 mkdir "$tree"
-# The kernel fills /dev; a user namespace's root may not make device nodes.
+# The kernel fills /dev, and root of a user namespace may not create device nodes.
 tar -xf "$tar" -C "$tree" --numeric-owner --exclude='./dev/*'
 
 mv "$tree"/boot/vmlinuz-* "$output/vmlinuz"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Turns a vendor's Debian or Ubuntu, on the machine that runs it, into the base image of a role.
-# Usage: prepare.sh ROLE DIRECTORY PACKAGE...   DIRECTORY holds rootfs/, guest/ and perhaps ca.pem
+# Turns a vendor's running Debian or Ubuntu into the base image of a role.
+# Usage: prepare.sh ROLE DIRECTORY PACKAGE...   DIRECTORY contains rootfs/, guest/ and optionally ca.pem
 set -eu
 role=$1 directory=$2
 shift 2
@@ -8,18 +8,18 @@ export DEBIAN_FRONTEND=noninteractive
 
 bundle=$directory/ca.pem
 [ -s "$bundle" ] || bundle=
-# cloud-init may just be installing something.
+# Wait for cloud-init, which may be installing packages.
 apt-get -o DPkg::Lock::Timeout=120 -q update
 apt-get -o DPkg::Lock::Timeout=120 -q install -y --no-install-recommends "$@"
 sh "$directory/common.sh" / "$directory/rootfs" "$directory/guest" ${bundle:+"$bundle"}
-# The vendor's user has the number of ours, and a door into the machine.
+# The vendor's user has the uid of ours, and keys to log in with.
 for user in admin ubuntu debian; do
     if id "$user" > /dev/null 2>&1; then userdel --force --remove "$user" 2> /dev/null; fi
     rm -f "/etc/sudoers.d/$user"
 done
 rm -f /etc/sudoers.d/90-cloud-init-users
 sh "$directory/users.sh" / "$role"
-# Nothing runs by itself beside the task.
+# Nothing but the task runs on its own.
 systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service
 # No IPv6 anywhere.
 printf 'net.ipv6.conf.all.disable_ipv6 = 1\nnet.ipv6.conf.default.disable_ipv6 = 1\n' > /etc/sysctl.d/90-provisioner.conf

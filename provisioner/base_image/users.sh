@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gives a machine its user. Works on a tree, or on the machine that runs it when TREE is /. Usage: users.sh TREE ROLE
+# Creates a machine's user, in a directory tree or, if TREE is /, on the running machine. Usage: users.sh TREE ROLE
 set -eu
 tree=$1 role=$2
 
@@ -10,7 +10,7 @@ if [ "$role" = aux ]; then
     chmod 0440 "$tree/etc/sudoers.d/admin"
     exit
 fi
-# A primary machine, as the Task Standard's Dockerfile leaves it.
+# A primary machine is set up as by the Task Standard's Dockerfile.
 chroot "$tree" groupadd --system protected
 chroot "$tree" useradd --create-home --shell /bin/bash --uid 1000 agent
 chmod 0755 "$tree/home/agent"

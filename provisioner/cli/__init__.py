@@ -18,37 +18,37 @@ PROGRAM = "provisioner"
 COMMANDS = {
     "provisioner.cli.family_commands": {
         "tasks": "List a family's tasks, from its image.",
-        "doctor": "Say what this machine lacks, and how to get it.",
+        "doctor": "Show what this machine lacks, and how to install it.",
     },
     "provisioner.cli.environment_commands": {
-        "run": "Do it all: create, start, agent or submission, score, tear down.",
+        "run": "Do a whole run: create, start, agent or submission, score, destroy.",
         "up": "Bring an environment up, ready for an agent.",
         "score": "Score an environment.",
         "test": "Run the family's own pytest tests in an environment.",
-        "destroy": "Destroy environments, until nothing of them is left.",
-        "logs": "Show an environment's logs, also after its end.",
+        "destroy": "Destroy environments, until the cloud confirms that they are gone.",
+        "logs": "Show an environment's logs, even after its end.",
     },
     "provisioner.cli.record_commands": {
-        "list": "List all that exists: environments and image builders.",
-        "show": "Show an environment's record, also after its end.",
+        "list": "List all live environments and image builders.",
+        "show": "Show an environment's record, even after its end.",
     },
     "provisioner.cli.limit_commands": {
-        "extend": "Let an environment live longer.",
-        "sweep": "Remove what nobody looks after any more, and what is past its limit.",
+        "extend": "Extend an environment's time to live.",
+        "sweep": "Remove orphans: environments that no command looks after, or past their time to live.",
     },
     "provisioner.cli.cost_commands": {
-        "plan": "Show what a task's environment would be and cost. Creates nothing.",
-        "costs": "Show what launches may cost (holds) and did cost (actuals).",
+        "plan": "Show the machines and the cost of a task's environment. Creates nothing.",
+        "costs": "Show the reserved and actual costs of launches.",
     },
     "provisioner.cli.machine_commands": {
-        "exec": "Run a command in a machine; its exit code is ours.",
+        "exec": "Run a command in a machine and end with its exit code.",
         "ssh": "Open a shell in a machine.",
         "cp": "Copy a file or directory; write ENV:PATH for the machine's side.",
         "agent": "Copy an agent into the primary machine and run it there as user agent.",
     },
     "provisioner.cli.image_commands": {"image": "Machine images: build, list, prune."},
     "provisioner.cli.batch_commands": {"batch": "Run many tasks with many agents, many times."},
-    "provisioner.cli.aws_commands": {"aws": "What the aws cloud needs of an account."},
+    "provisioner.cli.aws_commands": {"aws": "Set up an AWS account for provisioner."},
 }
 """Module -> its commands, each with its line in the help. Imported when used, so that short commands start at once."""
 

@@ -1,4 +1,4 @@
-"""aws policy, aws refresh-prices."""
+"""The commands `aws policy` and `aws refresh-prices`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="aws")
-    command(group, "policy", help="Print the IAM policy with the rights that provisioner needs, and no more.")(policy)
+    command(group, "policy", help="Print the IAM policy with exactly the rights that provisioner needs.")(policy)
     command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(
         refresh_prices
     )
@@ -30,8 +30,8 @@ def policy(
         typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
     ] = None,
 ) -> Result:
-    """The policy, as IAM takes it."""
-    from provisioner.clouds.aws.policy import policy as rights  # boto3 takes its time, and only this needs it
+    """Prints the policy as IAM accepts it."""
+    from provisioner.clouds.aws.policy import policy as rights  # boto3 is slow to import, and only this needs it
 
     settings = load_settings() if state is None else checked(state=state)
     document = rights(settings.state)
@@ -40,11 +40,12 @@ def policy(
 
 def refresh_prices(
     region: Annotated[
-        list[str] | None, typer.Option("--region", help="Which region's prices; repeatable. Default: the snapshot's.")
+        list[str] | None,
+        typer.Option("--region", help="Region whose prices to read; repeatable. Default: the snapshot's."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Default: the provisioner home's.", show_default=False),
+        typer.Option("--output", metavar="FILE", help="Default: a file in the provisioner home.", show_default=False),
     ] = None,
 ) -> Result:
     """Reads AWS's public price list files, without credentials."""
@@ -54,10 +55,10 @@ def refresh_prices(
     opened = session()
     shipped = instance_catalogue.snapshot()
     regions = [checked(region=name).region for name in region] if region else sorted(shipped.prices)
-    known = price_files.fetch(regions, {one.name for one in shipped.types}, opened.progress.note)
+    price_list = price_files.fetch(regions, {machine_type.name for machine_type in shipped.types}, opened.progress.note)
     path = output or opened.home.root / "market" / PRICE_LIST
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(path, known.model_dump_json(indent=1))
-    count = sum(len(prices) for prices in known.prices.values())
-    data = {"file": str(path), "date": str(known.date), "regions": regions, "prices": count}
-    return Result(data, f"{count} prices of {known.date} in {path}")
+    write_atomically(path, price_list.model_dump_json(indent=1))
+    count = sum(len(prices) for prices in price_list.prices.values())
+    data = {"file": str(path), "date": str(price_list.date), "regions": regions, "prices": count}
+    return Result(data, f"{count} prices of {price_list.date} in {path}")

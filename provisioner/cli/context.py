@@ -1,4 +1,4 @@
-"""Makes every command alike: --json and --debug, one place for errors and signals, one way to a session."""
+"""Gives all commands the same options, the same handling of errors and signals, and the same way to a session."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and 
 
 
 def parse_path(text: str) -> Path:
-    """A path of the command line. Empty is no path: Path would make it the current directory."""
+    """Parses a path argument. Refuses an empty one, which Path would turn into the current directory."""
     if not text:
         raise typer.BadParameter("a path must not be empty.")
     return Path(text)
 
 
 def parse_text(text: str) -> str:
-    """Text of the command line that goes into a machine: bytes that are no characters could not be sent."""
+    """Parses text that goes into a machine. Refuses bytes that are not UTF-8, which could not be sent."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise typer.BadParameter("it is not UTF-8 text.")
+        raise typer.BadParameter("the text must be UTF-8.")
     return text
 
 
 def parse_database(text: str) -> str:
-    """The URL of a database that workers share."""
+    """Parses the URL of a database that workers share."""
     try:
         return checked_database(text)
     except UsageError as error:
@@ -68,14 +68,14 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Name of the t
 
 
 def environment_ids(incomplete: str) -> list[str]:
-    """Ids for the shell's completion: whatever happens, it says nothing else."""
+    """Returns ids for the shell's completion. Prints nothing else, even after an error."""
     with contextlib.suppress(OSError, RuntimeError):
         return _ids(Home.default().environments, incomplete)
     return []
 
 
 def all_environment_ids(incomplete: str) -> list[str]:
-    """Ids for the shell's completion, those of destroyed environments too."""
+    """Returns ids for the shell's completion, including those of destroyed environments."""
     with contextlib.suppress(OSError, RuntimeError):
         return sorted({*environment_ids(incomplete), *_ids(Home.default().archive, incomplete)})
     return []
@@ -105,19 +105,19 @@ EnvFileOption = Annotated[
 ]
 AllowOption = Annotated[
     list[str] | None,
-    typer.Option("--allow", metavar="HOST:PORT", help="What an environment without internet may reach. Repeatable."),
+    typer.Option(
+        "--allow", metavar="HOST:PORT", help="Destination that an environment without internet may reach; repeatable."
+    ),
 ]
 LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
     "ttl": (
-        Annotated[
-            str | None, typer.Option("--ttl", metavar="TIME", help="How long it may live at most, as 30m. Default: 4h.")
-        ],
+        Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")],
         None,
     ),
     "budget": (
         Annotated[
             str | None,
-            typer.Option("--budget", metavar="USD", help="What this command may cost at most.", show_default=False),
+            typer.Option("--budget", metavar="USD", help="Most that this command may cost.", show_default=False),
         ],
         None,
     ),
@@ -130,7 +130,7 @@ WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "region": (
         Annotated[
             list[str] | None,
-            typer.Option("--region", help="AWS region. More than one: the others where the first lacks capacity."),
+            typer.Option("--region", help="AWS region; repeatable: the others are tried if the first lacks capacity."),
         ],
         None,
     ),
@@ -154,17 +154,17 @@ _interrupts = Interrupts(_progress.note)
 
 @dataclass(frozen=True)
 class Launch:
-    """How long what a command launches may live, and what it may cost; None for the defaults."""
+    """The time to live and the budget of a command's launches; None for the defaults."""
 
     ttl: str | None = None
     budget: str | None = None
 
     @property
     def limit(self) -> timedelta:
-        """The time limit.
+        """The time to live.
 
         Raises:
-            UsageError: it is none that an environment may have.
+            UsageError: it is not a duration, or is too short or too long.
         """
         return DEFAULT_LIMIT if self.ttl is None else checked_limit(parse_duration(self.ttl))
 
@@ -173,7 +173,7 @@ class Launch:
         """The budget in US dollars.
 
         Raises:
-            UsageError: it is no amount.
+            UsageError: it is not an amount.
         """
         if self.budget is None:
             return None
@@ -182,14 +182,16 @@ class Launch:
         except InvalidOperation:
             amount = Decimal(-1)
         if not amount.is_finite() or amount < 0:
-            raise UsageError(f"--budget {self.budget!r} is no amount of US dollars.", hint="Write it as 20 or 0.50.")
+            raise UsageError(
+                f"--budget must be an amount of US dollars, not {self.budget!r}.", hint="Write it as 20 or 0.50."
+            )
         return amount
 
 
 def family_session(
     family: Path, env_file: Path | None, where: Where, launch: Launch | None = None
 ) -> tuple[Session, TaskFamily]:
-    """The session of a command that works on a family, and the family; its secrets must lie outside it."""
+    """Opens a session for a command that works on a family, and loads the family. The env file must lie outside it."""
     loaded = load_family(family)
     if env_file:
         refuse_env_file_inside(loaded, env_file)
@@ -197,7 +199,7 @@ def family_session(
 
 
 def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
-    """The same for a command that builds images and nothing else: its limit is theirs."""
+    """Does the same for a command that only builds images: its time to live applies to the builders."""
     opened, loaded = family_session(family, env_file, where, launch)
     return replace(opened, builder_limit=opened.limit), loaded
 
@@ -205,7 +207,7 @@ def builder_session(family: Path, env_file: Path | None, where: Where, launch: L
 def session(
     env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None, database: str = ""
 ) -> Session:
-    """The session of one command."""
+    """Opens the session of a command."""
     launch = launch or Launch()
     limit, budget = launch.limit, launch.usd
     home, settings = default_home(), load_settings()
@@ -223,7 +225,7 @@ def session(
 
 
 def session_of(environment: Environment, opened: Session) -> Session:
-    """The same session on the cloud where an environment is, with the ledger that has its hold, if that is known."""
+    """Returns the session on an environment's cloud, with the ledger of its reservation if that is configured."""
     if environment.shared_ledger and not opened.database:
         opened = replace(opened, database=shared_database())
     where = Where.of(environment.cloud, environment.placement)
@@ -231,19 +233,19 @@ def session_of(environment: Environment, opened: Session) -> Session:
 
 
 def shared_database() -> str:
-    """The database that workers share, as a URL; empty: the operator names none.
+    """Returns the URL of the database that workers share, or an empty string if none is configured.
 
     Raises:
-        UsageError: it is no such URL.
+        UsageError: it is not the URL of a Postgres database.
     """
     return checked_database(os.environ.get(DATABASE_VARIABLE, ""))
 
 
 def checked_database(url: str) -> str:
-    """The same URL.
+    """Checks a database's URL and returns it.
 
     Raises:
-        UsageError: it is none of a Postgres database.
+        UsageError: it is not the URL of a Postgres database.
     """
     if url and not url.startswith(("postgresql://", "postgres://")):
         raise UsageError(f"The database's URL must begin with postgresql:// ({DATABASE_VARIABLE}, or --database).")
@@ -251,49 +253,49 @@ def checked_database(url: str) -> str:
 
 
 def environment_session(name: str, env_file: Path | None = None) -> tuple[Session, Environment]:
-    """The environment that a name means, and a session on its cloud."""
+    """Finds the environment with a name and opens a session on its cloud."""
     opened = session(env_file)
     environment = opened.environments.find(name)
     return session_of(environment, opened), environment
 
 
 def progress() -> TerminalProgress:
-    """Who shows what long work tells."""
+    """Returns the listener that shows progress on the terminal."""
     return _progress
 
 
 def default_home() -> Home:
-    """The provisioner home, made where it is missing.
+    """Returns the provisioner home and creates it if it does not exist.
 
     Raises:
-        HostError: it cannot be found or used.
+        HostError: the home cannot be found or used.
     """
-    hint = "Set PROVISIONER_HOME to a directory of yours."
+    hint = "Set PROVISIONER_HOME to a directory that you may write to."
     try:
         home = Home.default()
         home.make()
-    except RuntimeError as error:  # ~name, and there is nobody of that name
-        raise HostError("The provisioner home cannot be found: whose home directory is it in?", hint=hint) from error
+    except RuntimeError as error:  # ~name for a user that does not exist
+        raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
     except OSError as error:
         raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
     return home
 
 
 def shield() -> AbstractContextManager[None]:
-    """Keeps signals from cutting a clean-up short."""
+    """Returns a context in which signals do not interrupt a clean-up."""
     return _interrupts.shield()
 
 
 def destinations(allow: list[str] | None) -> tuple[Destination, ...]:
-    """The allowlist, checked and resolved."""
+    """Checks and resolves the allowlist."""
     return resolve([parse_destination(text) for text in allow or []])
 
 
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Registers a function that returns a Result as a command, with --json and --debug.
 
-    A function that streams output by itself takes a parameter `as_json`; one that is told a cloud takes `where`,
-    and one that creates machines takes `launch`.
+    Its parameters select further options: `as_json` for a function that streams output itself, `where` for one that
+    uses a cloud, and `launch` for one that creates machines.
 
     Args:
         app: the Typer application.
@@ -308,9 +310,9 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
             if wants_json:
                 arguments["as_json"] = as_json
             if wants_where:
-                given = {option: arguments.pop(option) for option in WHERE_OPTIONS}
-                regions = tuple(given["region"] or ())
-                arguments["where"] = Where(given["cloud"], regions, given["profile"], given["spot"], given["state"])
+                places = {option: arguments.pop(option) for option in WHERE_OPTIONS}
+                regions = tuple(places["region"] or ())
+                arguments["where"] = Where(places["cloud"], regions, places["profile"], places["spot"], places["state"])
             if wants_launch:
                 arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
             raise typer.Exit(_run(lambda: function(**arguments), as_json=as_json, debug=debug))
@@ -342,9 +344,9 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
 
 
 def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
-    """Runs a command and renders what it came to; the only place that catches everything."""
+    """Runs a command and renders its result or error. The only place that catches all exceptions."""
     logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, stream=sys.stderr)
-    for chatty in ("botocore", "urllib3"):  # whole answers of the cloud, many a second
+    for chatty in ("botocore", "urllib3"):  # they log whole answers of the cloud, many a second
         logging.getLogger(chatty).setLevel(logging.WARNING if debug else logging.CRITICAL)
     _interrupts.install()
     try:
@@ -362,7 +364,7 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     except Exception as problem:
         unexpected = ProvisionerError(
             f"Unexpected {type(problem).__name__}: {problem}",
-            hint="This is a bug or a broken host; --debug shows where.",
+            hint="This is a bug or a problem of this host; --debug shows a traceback.",
         )
         return _fail(unexpected, as_json=as_json, debug=debug)
 

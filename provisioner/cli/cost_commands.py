@@ -1,4 +1,4 @@
-"""plan and costs: what launches would cost, and what they did cost."""
+"""The commands `plan` and `costs`: estimated, reserved and actual costs of launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MICRO_USD = "_micro_usd"
 
 
 class Group(StrEnum):
-    """What costs are summed by."""
+    """The groups that costs can be summed by."""
 
     environment = "environment"
     batch = "batch"
@@ -51,88 +51,91 @@ def register(app: typer.Typer) -> None:
 def plan(
     family: FamilyArgument, task: TaskArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch
 ) -> Result:
-    """Machines, images, internet, prices, and the worst case."""
+    """Shows machines, image, internet access, prices and the worst-case cost."""
     opened, loaded = family_session(family, env_file, where, launch)
-    found = forecast(opened, loaded, task)
-    data = found.model_dump(mode="json")
+    estimate = forecast(opened, loaded, task)
+    data = estimate.model_dump(mode="json")
     today = now().date()
-    for line, priced in zip(data["lines"], found.lines, strict=True):
+    for line, priced in zip(data["lines"], estimate.lines, strict=True):
         line["age_days"] = priced.age_days(today)
-    return Result(data, _plan_text(found))
+    return Result(data, _plan_text(estimate))
 
 
-def _plan_text(found: Forecast) -> str:
+def _plan_text(estimate: Forecast) -> str:
     today = now().date()
-    internet = {True: "full", False: "none", None: "not known until the family's image is built"}[found.full_internet]
-    limit = words(timedelta(seconds=found.limit_seconds))
-    lines = [
-        f"{found.family}, task {found.task}, on {found.cloud}{' in ' + found.region if found.region else ''}",
-        f"  internet: {internet}",
-        f"  image: {found.image or 'to be built first'}",
+    internet = {True: "full", False: "none", None: "not known until the family's image is built"}[
+        estimate.full_internet
     ]
-    for role, size in found.machines.items():
+    ttl = words(timedelta(seconds=estimate.limit_seconds))
+    lines = [
+        f"{estimate.family}, task {estimate.task}, on {estimate.cloud}"
+        f"{' in ' + estimate.region if estimate.region else ''}",
+        f"  internet: {internet}",
+        f"  image: {estimate.image or 'to be built first'}",
+    ]
+    for role, size in estimate.machines.items():
         kind = f"{size.types[0]}, " if size.types else ""
         lines.append(f"  {role}: {kind}{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk")
-    if found.image is None:
+    if estimate.image is None:
         lines.append("  aux VM: not known until the family's image is built")
-    if not found.lines:
-        return "\n".join([*lines, "", f"Costs nothing: the machines are your own. Limit {limit}."])
+    if not estimate.lines:
+        return "\n".join([*lines, "", f"Costs nothing: the machines are your own. Time to live {ttl}."])
     rows = [
         [line.what, f"{line.usd_per_hour:.4f}", f"{line.worst_usd_per_hour:.4f}", line.source,
          f"{line.as_of} ({line.age_days(today)} days)"]
-        for line in found.lines
+        for line in estimate.lines
     ]  # fmt: skip
-    worst = dollars(found.worst_micro_usd)
+    worst = dollars(estimate.worst_micro_usd)
     lines += [
         "",
-        table(["WHAT", "USD/HOUR", "AT MOST", "PRICE FROM", "OF"], rows),
+        table(["PART", "USD/HOUR", "AT MOST", "PRICE FROM", "DATE"], rows),
         "",
-        f"Per hour {hourly(found.lines):.4f} USD. At the most {worst}, if it lives to its limit of {limit}.",
+        f"Per hour {hourly(estimate.lines):.4f} USD. At most {worst}, if it lives for its whole time to live of {ttl}.",
     ]
-    if found.image is None:
-        builder = dollars(found.builder_micro_usd)
-        lines.append(f"Each image to be built: at the most {builder} (limit {words(BUILDER_LIMIT)}).")
-    lines.append("Not counted: data that leaves AWS, and the storage of images.")
+    if estimate.image is None:
+        builder = dollars(estimate.builder_micro_usd)
+        lines.append(f"Each image to be built: at most {builder} (time to live {words(BUILDER_LIMIT)}).")
+    lines.append("Not included: data transfer out of AWS, and the storage of images.")
     return "\n".join(lines)
 
 
 def costs(
-    by: Annotated[Group, typer.Option("--by", help="What to sum by.")] = Group.environment,
+    by: Annotated[Group, typer.Option("--by", help="Group to sum by.")] = Group.environment,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> Result:
-    """The ledger of this home, and that of the database that PROVISIONER_DATABASE names."""
+    """Shows the ledgers of this home and of the database that PROVISIONER_DATABASE names."""
     entries = session().ledger.entries()
     if database := shared_database():
         entries += session(database=database).ledger.entries()
     sums = totals(entries, by.value)
-    held = sum(one.held_micro_usd for one in sums)
-    actual = sum(one.actual_micro_usd for one in sums)
+    reserved = sum(total.held_micro_usd for total in sums)
+    actual = sum(total.actual_micro_usd for total in sums)
     data = {
         "by": by.value,
-        "totals": [_usd(one.model_dump(mode="json")) for one in sums],
-        "entries": [_usd(one.model_dump(mode="json")) for one in entries],
-        "held_usd": held / MICRO,
+        "totals": [_usd(total.model_dump(mode="json")) for total in sums],
+        "entries": [_usd(entry.model_dump(mode="json")) for entry in entries],
+        "held_usd": reserved / MICRO,
         "actual_usd": actual / MICRO,
     }
     if as_csv:
         return Result(data, _csv(Entry, entries) if by is Group.environment else _csv(Total, sums))
     rows = [
-        [one.group or "-", str(one.launches), dollars(one.held_micro_usd), dollars(one.actual_micro_usd)]
-        for one in sums
+        [total.group or "-", str(total.launches), dollars(total.held_micro_usd), dollars(total.actual_micro_usd)]
+        for total in sums
     ]
     if not rows:
-        return Result(data, "Nothing was launched yet.")
-    rows.append(["total", str(len(entries)), dollars(held), dollars(actual)])
-    return Result(data, table([by.value.upper(), "LAUNCHES", "HELD", "ACTUAL"], rows))
+        return Result(data, "Nothing has been launched yet.")
+    rows.append(["total", str(len(entries)), dollars(reserved), dollars(actual)])
+    return Result(data, table([by.value.upper(), "LAUNCHES", "RESERVED", "ACTUAL"], rows))
 
 
 def _usd(row: dict[str, object]) -> dict[str, object]:
-    """A row with amounts in US dollars, as people and programs read them."""
-    told = {}
+    """Converts a row's amounts from millionths to US dollars."""
+    converted = {}
     for name, value in row.items():
         amount = isinstance(value, int) and name.endswith(MICRO_USD)
-        told[name.replace(MICRO_USD, "_usd")] = value / MICRO if amount and isinstance(value, int) else value
-    return told
+        converted[name.replace(MICRO_USD, "_usd")] = value / MICRO if amount and isinstance(value, int) else value
+    return converted
 
 
 def _csv(kind: type[Entry | Total], rows: Sequence[Entry | Total]) -> str:

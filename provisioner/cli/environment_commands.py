@@ -1,4 +1,4 @@
-"""up, run, score, test, destroy, list, show, logs: environments from birth to archive."""
+"""The commands `up`, `run`, `score`, `test`, `destroy`, `list`, `show` and `logs`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SubmissionOption = Annotated[
     typer.Option(
         "--submission",
         metavar="TEXT",
-        help="Score this text, not the submission file.",
+        help="Text to score instead of the submission file.",
         show_default=False,
         parser=parse_text,
     ),
@@ -81,7 +81,7 @@ def up(
             f"  provisioner score {environment.id}          score its submission file",
             f"  provisioner destroy {environment.id}        remove it",
             "",
-            f"It ends by itself at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` moves that.",
+            f"It ends on its own at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` gives it more time.",
         ]
     )
     return Result(environment_data(environment), text)
@@ -111,13 +111,13 @@ def run(
     where: Where,
     launch: Launch,
 ) -> Result:
-    """Does it all and always tears down."""
+    """Does a whole run and always destroys the environment."""
     if (agent is None) != (agent_command is None):
-        raise UsageError("--agent and --command go together.")
+        raise UsageError("--agent and --command must be used together.")
     if (agent is None) == (submission is None):
-        raise UsageError("Give either --agent DIR --command CMD or --submission TEXT.")
+        raise UsageError("Use either --agent DIR --command CMD or --submission TEXT.")
     if agent_command is not None and not agent_command.strip():
-        raise UsageError("--command is empty.")
+        raise UsageError("--command must not be empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
     opened, loaded = family_session(family, env_file, where, launch)
@@ -154,12 +154,12 @@ def _exit_code(outcome: ScoreResult) -> int:
 def score(
     env: EnvironmentArgument,
     submission: SubmissionOption = None,
-    intermediate: Annotated[bool, typer.Option("--intermediate", help="Score in between, not at the end.")] = False,
+    intermediate: Annotated[bool, typer.Option("--intermediate", help="Score once before the end.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
     """Scores an environment."""
     if intermediate and submission is not None:
-        raise UsageError("--intermediate scores what is in the machine; it takes no --submission.")
+        raise UsageError("--intermediate scores the machine's current state and cannot be used with --submission.")
     opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)
@@ -175,16 +175,16 @@ def score(
 
 
 def _intermediate(opened: Session, environment: Environment) -> Result:
-    environment, found = lifecycle.intermediate_score(opened, environment)
-    entry = found.entry.model_dump(mode="json") if found.entry else None
+    environment, result = lifecycle.intermediate_score(opened, environment)
+    entry = result.entry.model_dump(mode="json") if result.entry else None
     data = {
         "environment": environment.id,
         "entry": entry,
-        "visible_to_agent": found.visible,
-        "stdout": found.stdout,
-        "stderr": found.stderr,
+        "visible_to_agent": result.visible,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
     }
-    shown = "no score" if found.entry is None or found.entry.score is None else f"score: {found.entry.score:g}"
+    shown = "no score" if result.entry is None or result.entry.score is None else f"score: {result.entry.score:g}"
     return Result(data, shown)
 
 
@@ -216,22 +216,22 @@ def destroy(
             metavar="ENV...", help="Ids of environments.", show_default=False, autocompletion=environment_ids
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every environment and image builder.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Destroy all environments and image builders.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
-    """Destroys environments, one after the other; a failure of one does not spare the others."""
+    """Destroys environments, one after the other. Goes on after a failure."""
     opened = session(env_file)
     if everything == bool(environments):
-        raise UsageError("Name environments, or use --all.")
-    found, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
+        raise UsageError("Give either the ids of environments or --all.")
+    selected, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
     failures: dict[str, ProvisionerError] = {}
-    for environment in found:
+    for environment in selected:
         try:
             lifecycle.destroy(session_of(environment, opened), environment)
         except ProvisionerError as error:
             failures[environment.id] = error
     failures |= opened.environments.unreadable() if everything else {}
-    done = [environment.id for environment in found if environment.id not in failures]
+    done = [environment.id for environment in selected if environment.id not in failures]
     lines = [f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone]
     lines += [f"{name}: NOT destroyed: {error.message} {error.hint or ''}".rstrip() for name, error in failures.items()]
     data = {
@@ -244,7 +244,7 @@ def destroy(
 
 
 def logs(env: PastEnvironmentArgument) -> Result:
-    """All logs of an environment."""
+    """Shows all logs of an environment."""
     opened = session()
     environment = opened.environments.find(env, archived=True)
     directory = opened.environments.logs(environment.id)

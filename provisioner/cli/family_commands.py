@@ -1,4 +1,4 @@
-"""tasks and doctor."""
+"""The commands `tasks` and `doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
-    """A family's tasks. Only code in a machine can know them, so the image is built if it is missing."""
+    """Lists a family's tasks. Only its code in a machine knows them, so this builds a missing image."""
     opened, loaded = builder_session(family, env_file, where, launch)
     with Phases(opened.progress).phase("images"):
         name, setup = build.family_image(opened, loaded)
@@ -40,7 +40,7 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
 
 
 def doctor(*, where: Where) -> Result:
-    """What is missing."""
+    """Shows what this machine lacks for the cloud."""
     opened = session(where=where)
     problems = [*requirements.problems(), *opened.cloud.problems()]
     notes = opened.cloud.notes()
@@ -51,5 +51,5 @@ def doctor(*, where: Where) -> Result:
     lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
     lines += [f"note: {note}" for note in notes]
     if not problems:
-        lines.append(f"Ready: everything that the {opened.cloud.name} cloud needs is here.")
+        lines.append(f"Ready: this machine has everything that the {opened.cloud.name} cloud needs.")
     return Result(data, "\n".join(lines), HostError.exit_code if problems else 0)

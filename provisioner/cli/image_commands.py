@@ -1,4 +1,4 @@
-"""image build, image list, image prune."""
+"""The commands `image build`, `image list` and `image prune`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="image")
-    command(group, "build", help="Build a family's image and its tasks' aux images, unless they are there.")(build)
+    command(group, "build", help="Build a family's image and its tasks' aux images, unless they exist.")(build)
     command(group, "list", help="List finished images.")(list_images)
-    command(group, "prune", help="Remove images that newer ones replace, and unfinished builds.")(prune)
+    command(group, "prune", help="Remove images that newer ones have replaced, and unfinished builds.")(prune)
 
 
 def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
-    """Builds what is missing."""
+    """Builds the missing images of a family."""
     opened, loaded = builder_session(family, env_file, where, launch)
     phases = Phases(opened.progress)
     with phases.phase("images"):
@@ -33,10 +33,10 @@ def build(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
 
 
 def list_images() -> Result:
-    """All finished images."""
+    """Lists all finished images."""
     opened = session()
     used = _in_use(opened)
-    found = [
+    images = [
         {
             **image.model_dump(mode="json"),
             "bytes": opened.images.disk_bytes(image.name),
@@ -53,17 +53,17 @@ def list_images() -> Result:
             f"{i['bytes'] / 1e6:,.0f} MB",
             "yes" if i["in_use"] else "no",
         ]
-        for i in found
+        for i in images
     ]
-    return Result({"images": found}, table(["NAME", "KIND", "CLOUD", "FAMILY", "DISK", "IN USE"], rows))
+    return Result({"images": images}, table(["NAME", "KIND", "CLOUD", "FAMILY", "DISK", "IN USE"], rows))
 
 
 def prune(
-    everything: Annotated[bool, typer.Option("--all", help="Remove all that no environment runs from.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all images that no environment runs from.")] = False,
     *,
     where: Where,
 ) -> Result:
-    """Removes images."""
+    """Removes unused images."""
     opened = session(where=where)
     removed = opened.images.prune(
         _in_use(opened), cloud=opened.cloud.name, discard=opened.cloud.discard, everything=everything

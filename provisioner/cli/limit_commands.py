@@ -1,4 +1,4 @@
-"""extend and sweep: moving limits, and removing what nobody looks after."""
+"""The commands `extend` and `sweep`: extending the time to live, and removing orphans."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def extend(
     env: EnvironmentArgument,
-    by: Annotated[str, typer.Argument(metavar="TIME", help="How much longer, as 30m or 1h.")],
+    by: Annotated[str, typer.Argument(metavar="TIME", help="How much longer it may live, such as 30m or 1h.")],
 ) -> Result:
-    """Moves the limit: the hold, the schedule or watchdog, and the timers in the machines."""
+    """Extends the time to live: in the reservation, the schedule or watchdog, and the timers in the machines."""
     duration = parse_duration(by)
     opened, environment = environment_session(env)
     environment = extend_environment(opened, environment, duration)
@@ -41,39 +41,43 @@ def extend(
 
 
 def run_sweep(
-    all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in every region of the account.")] = False,
+    all_regions: Annotated[bool, typer.Option("--all-regions", help="Search every region of the account.")] = False,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Only what is older, as 2h.", show_default=False)
+        str | None,
+        typer.Option(
+            "--older-than", metavar="TIME", help="Leave anything younger alone, such as 2h.", show_default=False
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     *,
     where: Where,
 ) -> Result:
-    """Marks, looks again, removes."""
+    """Finds orphans, looks a second time, and removes them."""
     least = {"older_than": parse_duration(older_than)} if older_than else {}
     opened = session(where=where)
     regions: list[str] | None = list(where.regions) or [opened.cloud.region]
     if all_regions or not opened.cloud.region:
         regions = None
     database = shared_database()
-    found = sweep.sweep(
+    orphans = sweep.sweep(
         opened,
-        lambda one: session_of(one, opened),
+        lambda environment: session_of(environment, opened),
         regions,
         dry_run=dry_run,
         shared=session(where=where, database=database).ledger if database else None,
         **least,
     )
-    stuck = [one for one in found if one.trouble]
+    stuck = [orphan for orphan in orphans if orphan.trouble]
     if stuck:
         raise StillThereError(
-            f"{len(found) - len(stuck)} of {len(found)} were removed; not: {', '.join(o.environment for o in stuck)}",
+            f"{len(orphans) - len(stuck)} of {len(orphans)} were removed; these were not: "
+            f"{', '.join(orphan.environment for orphan in stuck)}.",
             hint="`provisioner sweep` tries again.",
-            details="\n".join(f"{one.environment}: {one.trouble}" for one in stuck),
+            details="\n".join(f"{orphan.environment}: {orphan.trouble}" for orphan in stuck),
         )
-    data: dict[str, Any] = {"dry_run": dry_run, "found": [one.model_dump(mode="json") for one in found]}
-    rows = [[one.environment, one.region or "-", f"{len(one.things)}", one.reason] for one in found]
+    data: dict[str, Any] = {"dry_run": dry_run, "found": [orphan.model_dump(mode="json") for orphan in orphans]}
+    rows = [[orphan.environment, orphan.region or "-", f"{len(orphan.things)}", orphan.reason] for orphan in orphans]
     if not rows:
         return Result(data, "Nothing to remove.")
     head = "Would be removed:" if dry_run else "Removed:"
-    return Result(data, f"{head}\n{table(['ENVIRONMENT', 'REGION', 'THINGS', 'WHY'], rows)}")
+    return Result(data, f"{head}\n{table(['ENVIRONMENT', 'REGION', 'RESOURCES', 'REASON'], rows)}")

@@ -1,4 +1,4 @@
-"""exec, ssh, cp, agent: inside the machines of an environment that is up."""
+"""The commands `exec`, `ssh`, `cp` and `agent`, which work in an environment's machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from provisioner.remote.login import Login
 MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
 # None: agent on the primary machine, admin on the aux VM.
 UserOption = Annotated[
-    Literal["agent", "root", "admin"] | None, typer.Option("--user", help="As whom.", show_default="agent; aux: admin")
+    Literal["agent", "root", "admin"] | None,
+    typer.Option("--user", help="User in the machine.", show_default="agent; aux: admin"),
 ]
 SHOWN_PATHS = 10
 
@@ -50,12 +51,12 @@ def _user(user: str | None, machine: Role) -> str:
 
 def execute(
     env: EnvironmentArgument,
-    arguments: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after --.")],
+    arguments: Annotated[list[str], typer.Argument(metavar="CMD...", help="Command to run, after --.")],
     machine: MachineOption = "primary",
     user: UserOption = None,
     as_json: bool = False,
 ) -> Result:
-    """Runs a command; its output goes through as it is, its stdin is empty."""
+    """Runs a command, passes its output on unchanged and ends with its exit code. Its stdin is empty."""
     opened, environment = environment_session(env)
     with connect(opened, environment, machine, _user(user, machine)) as connection:
         done = connection.run(
@@ -78,7 +79,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
-    """Becomes OpenSSH's client: it knows terminals better than we do."""
+    """Replaces this process with OpenSSH's client, which handles terminals well."""
     opened, environment = environment_session(env)
     login = opened.environments.login(environment, machine, _user(user, machine))
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
@@ -89,7 +90,7 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
 
 
 def _ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
-    """OpenSSH's arguments for a login; writes the file with the only host key that it accepts."""
+    """Returns OpenSSH's arguments for a login, and writes the file with the only host key to accept."""
     alias = f"{known_hosts.parent.parent.name}-{known_hosts.name.removeprefix('known_hosts_')}"
     known_hosts.write_text(f"{alias} {login.host_key}\n")
     argv = ["ssh", "-F", "none", "-i", str(login.private_key), "-p", str(login.endpoint.port)]
@@ -102,7 +103,7 @@ def _ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
     ]
     if login.via:
         through = _ssh_command(login.via, known_hosts.with_name(f"{known_hosts.name}-jump"), "-W", "HOST:PORT")
-        # OpenSSH gives it to a shell, after putting in what % stands for and an "exec" of its own.
+        # OpenSSH expands % in the command, adds an "exec" and passes it to a shell.
         command = shlex.join(through).replace("%", "%%").replace("HOST:PORT", "%h:%p")
         options.append(f"ProxyCommand={command}")
     for option in options:
@@ -116,12 +117,12 @@ def cp(
     machine: MachineOption = "primary",
     user: UserOption = None,
 ) -> Result:
-    """Copies one way; exactly one side is in a machine. `ENV:` alone as the destination is the user's home."""
+    """Copies into or out of a machine. `ENV:` alone as the destination means the user's home."""
     if not source or not destination:
         raise UsageError("FROM and TO must not be empty.")
     from_machine, to_machine = _is_remote(source), _is_remote(destination)
     if from_machine == to_machine:
-        raise UsageError("Exactly one of the two paths must be ENV:PATH.")
+        raise UsageError("Exactly one of the two paths must have the form ENV:PATH.")
     name, _, remote = (source if from_machine else destination).partition(":")
     if from_machine and PurePosixPath(remote).name in ("", ".."):
         raise UsageError("The path in the machine must end with the name of a file or directory.")
@@ -136,7 +137,7 @@ def cp(
 
 
 def _skipped(paths: tuple[str, ...]) -> list[str]:
-    """Names what stayed in the machine, on one screen."""
+    """Lists the paths that were not copied, on at most one screen."""
     if not paths:
         return []
     more = [f"  and {len(paths) - SHOWN_PATHS} more"] if len(paths) > SHOWN_PATHS else []
@@ -153,13 +154,14 @@ def agent(
     env: EnvironmentArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The agent's directory.", parser=parse_path)],
     agent_command: Annotated[
-        str, typer.Argument(metavar="COMMAND", help="What starts it, run by bash -lc.", parser=parse_text)
+        str,
+        typer.Argument(metavar="COMMAND", help="Command that starts the agent, run by bash -lc.", parser=parse_text),
     ],
     env_file: EnvFileOption = None,
 ) -> Result:
-    """Runs an agent; its exit code is ours."""
+    """Runs an agent and ends with its exit code."""
     if not agent_command.strip():
-        raise UsageError("COMMAND is empty.")
+        raise UsageError("COMMAND must not be empty.")
     opened, environment = environment_session(env, env_file)
     done = operations.run_agent(opened, environment, directory, agent_command)
     data = {

@@ -1,4 +1,4 @@
-"""Renders results, errors and progress. Results go to stdout, all else to stderr."""
+"""Renders results, errors and progress. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TRANSIENT_PHASES = ("images",)
 
 @dataclass(frozen=True)
 class Result:
-    """What a command came to.
+    """The result of a command.
 
     Args:
-        data: for machines; printed under --json, with `schema` and `ok`.
-        text: for people; empty prints nothing.
-        exit_code: what the process ends with.
+        data: the result for programs; printed with --json, together with `schema` and `ok`.
+        text: the result for people; an empty text prints nothing.
+        exit_code: the exit code of the process.
     """
 
     data: dict[str, Any]
@@ -41,8 +41,8 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
     """Prints a result: text, or one JSON object.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
-        HostError: it could not be written.
+        BrokenPipeError: the reader has closed the pipe.
+        HostError: the output could not be written.
     """
     out = out or sys.stdout
     if as_json:
@@ -53,7 +53,7 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
 
 
 def _write(text: str, out: TextIO) -> None:
-    """Flushed at once: what fails later, when Python ends, would change no exit code and be told by nobody."""
+    """Writes text and flushes it, since an error while Python exits would be neither reported nor in the exit code."""
     try:
         print(text, file=out, flush=True)
     except OSError as error:
@@ -64,12 +64,12 @@ def _write(text: str, out: TextIO) -> None:
 
 
 def unwritable(error: OSError) -> HostError:
-    """The error for output that could not be written."""
+    """Returns the error for output that could not be written."""
     return HostError(f"The output could not be written: {error.strerror}.")
 
 
 def _strict(value: Any) -> Any:
-    """The value with null for NaN and infinities, which JSON does not have: an invalid submission's score is NaN."""
+    """Replaces NaN and infinities, which JSON does not have, by null. An invalid submission's score is NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -80,11 +80,11 @@ def _strict(value: Any) -> Any:
 
 
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
-    """Prints an error: what, why and what to do next, on stderr; under --json one object on stdout as well."""
+    """Prints an error and its hint on stderr, and with --json also one object on stdout."""
     if as_json:
         said = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
         result = Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code)
-        with contextlib.suppress(HostError, BrokenPipeError):  # stderr says it all the same
+        with contextlib.suppress(HostError, BrokenPipeError):  # stderr has the error anyway
             render(result, as_json=True)
     console = _console()
     console.print(f"[bold red]error:[/] {escape(_printable_lines(error.message))}")
@@ -104,10 +104,10 @@ def _indented(text: str) -> str:
 
 @dataclass
 class TerminalProgress:
-    """Progress for people: a spinner on a terminal, plain lines when piped.
+    """Shows progress to people: with a spinner on a terminal, otherwise as plain lines.
 
     Args:
-        console: on stderr.
+        console: a console on stderr.
     """
 
     console: Console = field(default_factory=_console)
@@ -118,7 +118,7 @@ class TerminalProgress:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def phase_started(self, name: str) -> None:
-        """Shows that a phase runs."""
+        """Shows that a phase is running."""
         with self._lock:
             self._phase = name
             if self.console.is_terminal:
@@ -127,7 +127,7 @@ class TerminalProgress:
                 self._status.start()
 
     def phase_finished(self, name: str, seconds: float) -> None:
-        """Shows how long it took."""
+        """Shows how long a phase took."""
         with self._lock:
             self.stop()
             self._flush()
@@ -135,13 +135,13 @@ class TerminalProgress:
             self._line(f"[green]done[/] {escape(name)} [dim]({seconds:.1f} s)[/]")
 
     def note(self, text: str) -> None:
-        """Shows one line."""
+        """Shows a line of text."""
         with self._lock:
             self._flush()
             self._line(escape(text))
 
     def output(self, text: str) -> None:
-        """Shows a machine's output, line by line; while images are built only the last line, on a terminal."""
+        """Shows a machine's output line by line; on a terminal, only the last line while images are built."""
         with self._lock:
             *lines, self._half_line = (self._half_line + text).split("\n")
             if self._phase in TRANSIENT_PHASES:
@@ -152,7 +152,7 @@ class TerminalProgress:
                 self.console.print(f"[dim]  | {escape(printable(line))}[/]")
 
     def stop(self) -> None:
-        """Takes the spinner off the terminal."""
+        """Removes the spinner from the terminal."""
         if self._status:
             self._status.stop()
             self._status = None
@@ -167,7 +167,7 @@ class TerminalProgress:
 
 
 def printable(line: str) -> str:
-    """The line without what would steer the operator's terminal: it comes from a stranger."""
+    """Removes control characters from an untrusted line, which could otherwise control the operator's terminal."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line.rstrip("\r"))
 
 
@@ -176,7 +176,7 @@ def _printable_lines(text: str) -> str:
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A plain table; columns are as wide as they need to be."""
+    """Formats a plain table whose columns fit their contents."""
     cells = [headings, *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)

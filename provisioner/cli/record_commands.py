@@ -22,9 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_environments() -> Result:
-    """All that exists."""
+    """Lists all live environments and image builders."""
     opened = session()
-    found, unreadable = opened.environments.readable(), opened.environments.unreadable()
+    readable, unreadable = opened.environments.readable(), opened.environments.unreadable()
     rows = [
         [
             e.id,
@@ -37,12 +37,15 @@ def list_environments() -> Result:
             _left(e),
             "internet" if e.full_internet else "offline",
         ]
-        for e in found
+        for e in readable
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
     for error in unreadable.values():
         opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
-    data = {"environments": [environment_data(environment) for environment in found], "unreadable": sorted(unreadable)}
+    data = {
+        "environments": [environment_data(environment) for environment in readable],
+        "unreadable": sorted(unreadable),
+    }
     return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
 
 
@@ -53,11 +56,11 @@ def _age(environment: Environment) -> str:
 
 def _left(environment: Environment) -> str:
     left = environment.expires_at - now()
-    return words(left) if left > timedelta(0) else "past its limit"
+    return words(left) if left > timedelta(0) else "expired"
 
 
 def show(env: PastEnvironmentArgument) -> Result:
-    """One environment's record."""
+    """Shows an environment's record."""
     opened = session()
     environment = opened.environments.find(env, archived=True)
     exists = opened.environments.directory(environment.id).exists()
@@ -75,7 +78,7 @@ def show(env: PastEnvironmentArgument) -> Result:
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
-    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} against the permission")
+    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     return Result(data, "\n".join(lines))
 

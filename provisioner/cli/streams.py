@@ -1,4 +1,4 @@
-"""Makes stdout and stderr safe to print to: open, able to take any character, and silent once nobody reads them."""
+"""Makes stdout and stderr safe to print to: open, able to print any character, and silent once they are closed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TextIO, cast
 
 
 def prepare() -> None:
-    """Opens what the caller closed, and has characters that the terminal's encoding lacks escaped.
+    """Opens stdin, stdout and stderr if the caller closed them, and escapes characters that their encodings lack.
 
-    A descriptor left closed would be given to the next file that is opened, and output would go into it.
+    Otherwise the next file to be opened would get a closed one's descriptor, and output would go into that file.
     """
     _plug()
     sys.stdout = sys.stdout or _nowhere()
@@ -23,9 +23,9 @@ def prepare() -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Sends what else is written to the stream nowhere: its reader is gone, or its disk is full.
+    """Discards everything that is written to the stream from now on, for a closed pipe or a full disk.
 
-    What is still buffered goes the same way; else Python would complain about it when it ends.
+    Also discards buffered output, about which Python would otherwise complain when it exits.
     """
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, stream.fileno())
@@ -33,22 +33,22 @@ def silence(stream: TextIO) -> None:
 
 
 class SteadyStderr(io.TextIOBase):
-    """What sys.stderr is at the moment. That nobody can read it stops nothing, least of all a clean-up."""
+    """Writes to the current sys.stderr. Ignores errors, which must not stop a clean-up."""
 
     @property
     def _stream(self) -> TextIO | None:
-        # While a spinner turns, sys.stderr is Rich's proxy, which would come back here. None: closed from the start.
+        # While a spinner runs, sys.stderr is Rich's proxy, which would call this again. None: closed from the start.
         return cast(TextIO | None, getattr(sys.stderr, "rich_proxied_file", sys.stderr))
 
     def write(self, text: str) -> int:
-        """Writes the text, or drops it."""
+        """Writes the text, or drops it after an error."""
         if stream := self._stream:
             try:
                 stream.write(text)
                 stream.flush()
             except RuntimeError:
-                # A signal came while a line was being written, and its handler writes another: Python's buffer cannot
-                # be entered twice, and the handler must not raise in the middle of a clean-up.
+                # A signal handler writes while a line is being written. Python's buffer is not reentrant, and the
+                # handler must not raise in the middle of a clean-up.
                 with contextlib.suppress(OSError):
                     os.write(stream.fileno(), text.encode(errors="backslashreplace"))
             except OSError:  # a pipe without a reader, a terminal that hung up, a full disk
@@ -62,12 +62,12 @@ class SteadyStderr(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Its encoding, which decides what progress is drawn with."""
+        """Its encoding, which determines the characters that progress is drawn with."""
         return self._stream.encoding if self._stream else "utf-8"
 
 
 def stderr() -> TextIO:
-    """stderr for progress, errors and tracebacks."""
+    """Returns the stream for progress, errors and tracebacks."""
     return cast(TextIO, SteadyStderr())
 
 

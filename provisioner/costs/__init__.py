@@ -1,4 +1,4 @@
-"""What machines cost: prices by the hour, the ledger of reservations and settlements, and budgets.
+"""Prices by the hour, the ledger of reservations and settlements, and budgets.
 
-Decides with exact decimals; asks no cloud.
+Calculates with exact decimals and never asks a cloud.
 """

@@ -1,4 +1,4 @@
-"""What one command may spend, and under which names its launches are counted. Reads and writes nothing."""
+"""Defines the budgets that a command's launches must fit, and the names that they count under. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def _new_command() -> str:
 
 
 class Spending(Record):
-    """The names and limits of a command's launches.
+    """The names and budgets of a command's launches.
 
     Args:
-        command: this command's own id.
-        batch: empty for none.
-        budget: US dollars for all launches of this command (--budget); None for no such limit.
-        month, projects: the standing budgets, in US dollars.
+        command: the command's own id.
+        project: the project that the launches count under.
+        batch: the batch that they belong to; empty for none.
+        budget: US dollars for all launches of this command (--budget); None for no such budget.
+        month: US dollars for all launches of a calendar month (UTC); None for no such budget.
+        projects: US dollars for all launches of a project, by its name.
     """
 
     command: str = Field(default_factory=_new_command)
@@ -37,12 +39,12 @@ class Spending(Record):
 
     @classmethod
     def of(cls, settings: Settings, budget: Decimal | None = None) -> Spending:
-        """By the operator's settings."""
+        """Returns the names and budgets that the operator's settings give."""
         standing = settings.budget
         return cls(project=settings.project, budget=budget, month=standing.month, projects=dict(standing.projects))
 
     def limits(self, launched_at: datetime) -> list[Limit]:
-        """All that a launch at this time has to fit."""
+        """Returns all budgets that a launch at this time must fit."""
         month = launched_at.strftime("%Y-%m")
         sums = [
             ("command", self.command, self.budget, "--budget"),

@@ -1,8 +1,8 @@
-"""The ledger: what every launch may cost at most, and what it did cost. One database, any number of controllers.
+"""Keeps the ledger: the worst-case and actual cost of every launch, for any number of controllers.
 
-A launch takes a hold of its worst case before anything is created, and settles once the cloud has confirmed the end.
-Each hold is checked and taken in one transaction that keeps all other writers out, so that no two controllers can
-take the same room twice.
+A launch reserves its worst-case cost before anything is created. It is settled at its actual cost once the cloud has
+confirmed the end. One transaction checks and records a reservation and locks out all other writers, so that no two
+controllers can reserve the same money.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from provisioner.costs.prices import dollars
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.models import Record
 
-# A hold takes a millisecond; a busy host may keep its writer waiting.
+# A reservation takes a millisecond, but on a busy host its writer may have to wait.
 BUSY_SECONDS = 60.0
 SCHEMA_VERSION = 1
 COLUMNS = """
@@ -40,7 +40,7 @@ COLUMNS = """
 """
 
 Scope = Literal["command", "project", "month"]
-# What of the ledger counts against each kind of limit.
+# The entries that count against each kind of budget.
 _COUNTS: dict[Scope, str] = {
     "command": "command = :of",
     "project": "project = :of",
@@ -56,13 +56,13 @@ _SUMS = (
 
 
 class Limit(Record):
-    """A sum that may not be exceeded.
+    """A budget: a sum that launches may not exceed.
 
     Args:
-        scope: what counts: a command's launches, a project's of all time, a calendar month's (UTC).
-        of: the command's id, the project's name, or the month as 2026-01.
+        scope: the launches that count: those of a command, of a project, or of a calendar month (UTC).
+        of: the command's id, the project's name, or the month, such as 2026-01.
         micro_usd: the sum, in millionths of a US dollar.
-        name: what messages call it, as "--budget" or "budget.month".
+        name: the name that messages use for it, such as "--budget" or "budget.month".
     """
 
     scope: Scope
@@ -75,9 +75,10 @@ class Entry(Record):
     """One launch: a task's environment or an image's builder.
 
     Args:
-        command: id of the command that launched it.
-        held_micro_usd: its worst case.
-        ended_at, actual_micro_usd: once it is settled; None while it is held.
+        command: the id of the command that launched it.
+        held_micro_usd: the reserved worst-case cost, in millionths of a US dollar.
+        ended_at: its end; None until it is settled.
+        actual_micro_usd: its actual cost, in millionths of a US dollar; None until it is settled.
     """
 
     environment: str
@@ -97,36 +98,36 @@ class Entry(Record):
 
     @property
     def counted_micro_usd(self) -> int:
-        """What counts against budgets: the actual cost once it is known."""
+        """The amount that counts against budgets: the actual cost once it is settled, the reservation until then."""
         return self.held_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
 
 
 class Connection(Protocol):
-    """What the ledger needs of a database: values are marked as :name, rows have names."""
+    """The database connection that the ledger needs: parameters are written as :name, columns are read by name."""
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction was begun and not ended."""
+        """Whether a transaction is open."""
 
     def execute(self, sql: str, values: dict[str, Any] = ..., /) -> Any:
-        """Runs one statement; the answer has fetchone() and fetchall()."""
+        """Runs one statement and returns a cursor with fetchone() and fetchall()."""
 
 
 class Ledger:
-    """A ledger in a SQLite file, which the first hold makes with mode 0600.
+    """A ledger in a SQLite file, which the first reservation creates with mode 0600.
 
     Args:
-        path: the file; its directory must exist by then.
+        path: the file; its directory must exist when the file is created.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def hold(self, entry: Entry, limits: Iterable[Limit] = ()) -> None:
-        """Takes a hold, if it fits every limit. The same environment again replaces its hold.
+        """Reserves a launch's worst-case cost if it fits every budget. Replaces the environment's earlier reservation.
 
         Raises:
-            BudgetError: it does not fit; nothing was taken.
+            BudgetError: it does not fit; nothing was reserved.
         """
         with self._writing() as connection:
             for limit in limits:
@@ -134,7 +135,7 @@ class Ledger:
             values = entry.model_dump(mode="json")
             columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
             changes = ", ".join(f"{name} = excluded.{name}" for name in values)
-            # The columns are the model's own fields.
+            # The column names are the model's fields.
             connection.execute(
                 f"INSERT INTO entries ({columns}) VALUES ({marks}) ON CONFLICT (environment) DO UPDATE SET {changes}",  # noqa: S608
                 values,
@@ -147,13 +148,13 @@ class Ledger:
         held_micro_usd: int,
         limits: Callable[[Entry], Iterable[Limit]] = lambda _: (),
     ) -> None:
-        """Makes an unsettled hold larger, if that fits every limit. Nothing happens if there is none.
+        """Increases an unsettled reservation if that fits every budget. Does nothing if there is none.
 
         Args:
-            limits: those that hold for an entry.
+            limits: returns the budgets that apply to an entry.
 
         Raises:
-            BudgetError: it does not fit; the hold is as it was.
+            BudgetError: it does not fit; the reservation is unchanged.
         """
         with self._writing() as connection:
             row = connection.execute(
@@ -173,7 +174,7 @@ class Ledger:
             )
 
     def settle(self, environment: str, ended_at: datetime, actual_micro_usd: int) -> None:
-        """Replaces a hold by the actual cost. Nothing happens if it is settled, or if there is none."""
+        """Replaces a reservation by the actual cost. Does nothing if it is settled already or does not exist."""
         if not self._exists():
             return
         with self._writing() as connection:
@@ -184,7 +185,7 @@ class Ledger:
             )
 
     def settle_late(self, environment: str, ended_at: datetime) -> None:
-        """Settles what has no record any more, by its hold: the part of it that the time until its end is."""
+        """Settles an environment that has no record any more at the share of its reservation that it lived for."""
         for entry in self.entries(unsettled=True, environment=environment):
             ended_at = min(ended_at, entry.expires_at)
             whole = (entry.expires_at - entry.launched_at).total_seconds()
@@ -192,15 +193,15 @@ class Ledger:
             self.settle(environment, ended_at, min(entry.held_micro_usd, ceil(entry.held_micro_usd * lived / whole)))
 
     def entries(self, *, unsettled: bool = False, batch: str = "", environment: str = "") -> list[Entry]:
-        """Entries by launch: all, or those that are still held, of one batch, of one environment."""
+        """Returns entries in order of launch: all, or those that are unsettled, of one batch, or of one environment."""
         if not self._exists():
             return []
-        asked = [
+        filters = [
             ("actual_micro_usd IS NULL", unsettled),
             ("batch = :batch", batch),
             ("environment = :environment", environment),
         ]
-        only = " AND ".join(["1 = 1", *(condition for condition, wanted in asked if wanted)])
+        only = " AND ".join(["1 = 1", *(condition for condition, applies in filters if applies)])
         with self._connection() as connection:
             rows = connection.execute(
                 f"SELECT * FROM entries WHERE {only} ORDER BY launched_at, environment",  # noqa: S608 - no value in it
@@ -212,7 +213,7 @@ class Ledger:
         return self._path.exists()
 
     def _begin(self, connection: Connection) -> None:
-        """Begins a transaction that keeps all other writers out."""
+        """Begins a transaction that locks out all other writers."""
         connection.execute("BEGIN IMMEDIATE")
 
     @contextlib.contextmanager
@@ -223,7 +224,7 @@ class Ledger:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # a Ctrl-C during COMMIT comes after it
+                if connection.in_transaction:  # not after a Ctrl-C that came during COMMIT
                     connection.execute("ROLLBACK")
                 raise
 
@@ -235,12 +236,12 @@ class Ledger:
                 sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
             ) as connection:
                 connection.row_factory = sqlite3.Row
-                # A hold that was granted survives a power failure.
+                # A confirmed reservation must survive a power failure.
                 connection.execute("PRAGMA synchronous = FULL")
                 version = connection.execute("PRAGMA user_version").fetchone()[0]
                 if version not in (0, SCHEMA_VERSION):
                     raise InfrastructureError(
-                        f"The ledger {self._path} is of another version of provisioner ({version})."
+                        f"The ledger {self._path} was written by another version of provisioner (schema {version})."
                     )
                 if version == 0:
                     connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS}) STRICT")
@@ -249,12 +250,12 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             raise InfrastructureError(
                 f"The ledger {self._path} cannot be used: {error}",
-                hint="Nothing is launched without it. Is the disk full, or the file damaged?",
+                hint="Nothing is launched without the ledger. Is the disk full, or the file damaged?",
             ) from error
 
 
 def _require_room(connection: Connection, entry: Entry, limit: Limit) -> None:
-    """Raises BudgetError, with the arithmetic, if an entry does not fit beside what counts already."""
+    """Raises BudgetError, with the arithmetic, if an entry does not fit a budget together with the existing entries."""
     sums = connection.execute(
         f"{_SUMS} AND {_COUNTS[limit.scope]}", {"of": limit.of, "environment": entry.environment}
     ).fetchone()
@@ -262,21 +263,21 @@ def _require_room(connection: Connection, entry: Entry, limit: Limit) -> None:
     total = spent + held + entry.held_micro_usd
     if total > limit.micro_usd:
         raise BudgetError(
-            f"{entry.environment} does not fit {limit.name}: {dollars(spent)} spent + {dollars(held)} held + "
-            f"{dollars(entry.held_micro_usd)} for this launch at the most = {dollars(total)}, "
+            f"{entry.environment} does not fit {limit.name}: {dollars(spent)} spent + {dollars(held)} reserved + "
+            f"{dollars(entry.held_micro_usd)} for this launch at most = {dollars(total)}, "
             f"more than {dollars(limit.micro_usd)}.",
             hint="Give it a shorter --ttl or a smaller machine, wait until others have ended, or raise the budget. "
-            "`provisioner costs` shows what is held.",
+            "`provisioner costs` shows all reservations.",
         )
 
 
 def by_day(entry: Entry) -> str:
-    """The day of the launch (UTC), as 2026-01-31."""
+    """Returns the day of the launch (UTC), such as 2026-01-31."""
     return entry.launched_at.strftime("%Y-%m-%d")
 
 
 class Total(Record):
-    """What a group of entries comes to, in millionths of a US dollar."""
+    """The reserved and actual cost of a group of entries, in millionths of a US dollar."""
 
     group: str
     launches: int
@@ -285,16 +286,16 @@ class Total(Record):
 
 
 def totals(entries: Sequence[Entry], group: str) -> list[Total]:
-    """Sums of entries by environment, batch, family, project or day, in order of the first launch. Pure."""
+    """Sums entries by environment, batch, family, project or day, in order of the first launch. Pure."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(by_day(entry) if group == "day" else str(getattr(entry, group)), []).append(entry)
     return [
         Total(
             group=name,
-            launches=len(found),
-            held_micro_usd=sum(one.held_micro_usd for one in found if one.actual_micro_usd is None),
-            actual_micro_usd=sum(one.actual_micro_usd or 0 for one in found),
+            launches=len(members),
+            held_micro_usd=sum(entry.held_micro_usd for entry in members if entry.actual_micro_usd is None),
+            actual_micro_usd=sum(entry.actual_micro_usd or 0 for entry in members),
         )
-        for name, found in groups.items()
+        for name, members in groups.items()
     ]

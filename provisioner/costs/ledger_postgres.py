@@ -1,4 +1,4 @@
-"""The ledger in Postgres, for controllers on several machines that share one budget."""
+"""Keeps the ledger in Postgres, for controllers on several machines that share one budget."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from psycopg.rows import dict_row
 from provisioner.costs.ledger import COLUMNS, SCHEMA_VERSION, Connection, Ledger
 from provisioner.errors import InfrastructureError
 
-# One schema per version of the table: another version of provisioner does not misread it.
+# One schema per version of the table, so that another version of provisioner does not misread it.
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"
 CONNECT_SECONDS = 10
-# "provi" in ASCII: whoever makes the table keeps others from making it too.
+# "provi" in ASCII: the advisory lock under which one controller creates the table.
 MAKING = 0x70726F7669
 
 
 class _Postgres:
-    """A connection that takes SQLite's marks for values."""
+    """A Postgres connection that accepts SQLite's parameter style."""
 
     def __init__(self, connection: psycopg.Connection[dict[str, Any]]) -> None:
         self._connection = connection
@@ -31,12 +31,12 @@ class _Postgres:
         return self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def execute(self, sql: str, values: dict[str, Any] | None = None, /) -> psycopg.Cursor[dict[str, Any]]:
-        # The statements are the ledger's own, and have no colon but before a name.
+        # The statements are the ledger's own: a colon appears only before a parameter's name.
         return self._connection.execute(re.sub(r":(\w+)", r"%(\1)s", sql).encode(), values)
 
 
 class PostgresLedger(Ledger):
-    """A ledger in a Postgres database; its schema is made where it is missing.
+    """A ledger in a Postgres database, which creates its schema if it does not exist.
 
     Args:
         url: postgresql://USER@HOST:PORT/DATABASE.
@@ -67,7 +67,7 @@ class PostgresLedger(Ledger):
             said = str(error).strip().splitlines()
             raise InfrastructureError(
                 f"The ledger in Postgres cannot be used: {said[0] if said else type(error).__name__}",
-                hint="Nothing is launched without it. Is the database up, and is the URL right?",
+                hint="Nothing is launched without the ledger. Is the database up, and is the URL right?",
             ) from error
 
 

@@ -1,6 +1,6 @@
-"""What machines cost: price lists, and the cost of an environment per hour and to its limit. Pure.
+"""Calculates what environments cost, per hour and for a duration, from prices. Pure.
 
-Money is counted in whole millionths of a US dollar. What is held is rounded up: a sum of holds is never too small.
+Amounts are whole millionths of a US dollar, rounded up, so that a sum of reservations is never too small.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pydantic import Field
 from provisioner.models import Record
 
 MICRO = 1_000_000
-# EBS bills a GiB-month by the second; this many hours are in the shortest month, in which an hour is dearest.
+# EBS bills a GiB-month by the second. An hour costs most in the shortest month, which has this many hours.
 HOURS_PER_MONTH = 28 * 24
 
 Usd = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=10)]
 
 
 class Price(Record):
-    """A price and where it is from.
+    """A price and its source.
 
     Args:
-        usd: US dollars, for an hour or for a GiB-month; never zero: an unknown price has no Price.
+        usd: US dollars for an hour or for a GiB-month; never zero, since an unknown price has no Price.
     """
 
     usd: Usd
@@ -35,12 +35,12 @@ class Price(Record):
 
 
 class CostLine(Record):
-    """One thing of an environment that costs money by the hour.
+    """A part of an environment that costs money by the hour.
 
     Args:
-        what: as in "primary: t3.small".
-        usd_per_hour: what it costs where it is tried first.
-        worst_usd_per_hour: the most that it may cost, wherever it ends up.
+        what: its description, such as "primary: t3.small".
+        usd_per_hour: its price in the first place that is tried.
+        worst_usd_per_hour: its highest price in any place that may be tried.
     """
 
     what: str
@@ -50,39 +50,39 @@ class CostLine(Record):
     as_of: date
 
     def age_days(self, today: date) -> int:
-        """Days since the price was told."""
+        """Returns the days since the price was published."""
         return (today - self.as_of).days
 
 
 def hourly(lines: Iterable[CostLine]) -> Decimal:
-    """US dollars per hour of all lines, where they are tried first."""
+    """Returns the US dollars per hour of all lines in the first place that is tried."""
     return sum((line.usd_per_hour for line in lines), Decimal(0))
 
 
 def worst_hourly(lines: Iterable[CostLine]) -> Decimal:
-    """US dollars per hour of all lines at the most."""
+    """Returns the highest US dollars per hour of all lines."""
     return sum((line.worst_usd_per_hour for line in lines), Decimal(0))
 
 
 def micro_usd(usd: Decimal) -> int:
-    """Millionths of a US dollar, rounded up."""
+    """Converts US dollars to millionths, rounded up."""
     return math.ceil(usd * MICRO)
 
 
 def cost(usd_per_hour: Decimal, duration: timedelta) -> int:
-    """Millionths of a US dollar for a time, rounded up; a machine is billed for a minute at least.
+    """Returns the cost of a duration in millionths of a US dollar, rounded up, for at least a minute.
 
-    https://aws.amazon.com/ec2/pricing/on-demand: by the second, with a minimum of 60 seconds.
+    https://aws.amazon.com/ec2/pricing/on-demand: billed by the second, with a minimum of 60 seconds.
     """
     seconds = max(60, math.ceil(duration.total_seconds()))
     return micro_usd(usd_per_hour * seconds / 3600)
 
 
 def cost_between(usd_per_hour: Decimal, begin: datetime, end: datetime) -> int:
-    """Millionths of a US dollar from one moment to another, rounded up."""
+    """Returns the cost between two moments in millionths of a US dollar, rounded up."""
     return cost(usd_per_hour, end - begin)
 
 
 def dollars(micro: int) -> str:
-    """An amount for people, as `1.2346 USD`; rounded up, like all that is held."""
+    """Formats an amount for people, such as `1.2346 USD`, rounded up like the amounts in the ledger."""
     return f"{math.ceil(micro / 100) / 10_000:.4f} USD"

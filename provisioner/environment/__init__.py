@@ -1,4 +1,4 @@
-"""An environment's life: up, agent, score, destroy, and what an operator does with it in between.
+"""Runs an environment's life: up, agent, score, destroy, and the operator's commands in between.
 
-The one place that knows the order of its phases and unwinds what a failure cuts short.
+The only folder that knows the order of the phases and cleans up after a failure in one of them.
 """

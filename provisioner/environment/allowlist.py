@@ -1,7 +1,4 @@
-"""The allowlist of an offline environment: `--allow HOST:PORT` or `CIDR:PORT`, checked and resolved. IPv4 only.
-
-Checking asks nobody; `resolve` alone asks the controller's DNS.
-"""
+"""Checks and resolves the allowlist of an offline environment: `--allow HOST:PORT` or `CIDR:PORT`. IPv4 only."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from provisioner.errors import UsageError
 from provisioner.models import Destination
 from provisioner.validation import shown
 
-# What no environment may be let to, and why.
+# Networks that no environment may reach, and why.
 _REFUSED = (
     ("127.0.0.0/8", "loopback: the machine itself"),
     ("169.254.0.0/16", "link-local: the cloud's metadata and credentials"),
@@ -31,7 +28,7 @@ _MAXIMUM_HOST_CHARACTERS = 253
 
 @dataclass(frozen=True)
 class AllowedDestination:
-    """One `--allow`, not yet resolved.
+    """One `--allow` argument, not yet resolved.
 
     Args:
         target: an IPv4 network in CIDR form, or a host name.
@@ -48,7 +45,7 @@ def parse_destination(text: str) -> AllowedDestination:
     """Parses HOST:PORT, ADDRESS:PORT or CIDR:PORT.
 
     Raises:
-        UsageError: it is none of them, or a destination that no environment may have.
+        UsageError: the text has none of these forms, or no environment may reach the destination.
     """
     target, colon, port_text = text.rpartition(":")
     where = f"The destination {shown(text)}"
@@ -66,17 +63,17 @@ def parse_destination(text: str) -> AllowedDestination:
 
 
 def resolve(allowed: Iterable[AllowedDestination]) -> tuple[Destination, ...]:
-    """Looks the host names up, once, on the controller: the machines have no DNS.
+    """Resolves the host names once, by DNS on the controller, since the machines have no DNS.
 
     Raises:
-        UsageError: a name has no IPv4 address, or one that no environment may reach.
+        UsageError: a name has no IPv4 address, or has one that no environment may reach.
     """
     names: dict[tuple[str, int], list[str]] = {}
     for destination in allowed:
         for cidr in _addresses(destination) if destination.is_name else [destination.target]:
-            found = names.setdefault((cidr, destination.port), [])
-            if destination.is_name and destination.target not in found:
-                found.append(destination.target)
+            hosts = names.setdefault((cidr, destination.port), [])
+            if destination.is_name and destination.target not in hosts:
+                hosts.append(destination.target)
     return tuple(Destination(cidr=cidr, port=port, host_names=tuple(hosts)) for (cidr, port), hosts in names.items())
 
 
@@ -86,7 +83,9 @@ def _network(text: str, where: str) -> ipaddress.IPv4Network:
     except ValueError as error:
         raise UsageError(f"{where}: {error}.") from None
     if network.prefixlen == 0:
-        raise UsageError(f"{where} is the whole internet; a task that needs it asks for full_internet.")
+        raise UsageError(
+            f"{where} is the whole internet; a task that needs it must ask for the permission full_internet."
+        )
     for refused, reason in _REFUSED:
         if network.overlaps(ipaddress.IPv4Network(refused)):
             raise UsageError(f"{where} reaches {refused} ({reason}), which cannot be allowed.")
@@ -95,7 +94,7 @@ def _network(text: str, where: str) -> ipaddress.IPv4Network:
 
 def _is_host_name(text: str) -> bool:
     labels = text.split(".")
-    # A last label of digits alone would be read as a part of an address.
+    # A last label of digits would be parsed as part of an address.
     return len(text) <= _MAXIMUM_HOST_CHARACTERS and all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
 
 
@@ -106,7 +105,7 @@ def _addresses(destination: AllowedDestination) -> list[str]:
     except OSError as error:
         raise UsageError(
             f"The destination {name}:{destination.port} has no IPv4 address: {error.strerror}.",
-            hint="Names are looked up on this machine; does it resolve here?",
+            hint="Names are resolved on this machine: check that it can resolve this one.",
         ) from error
     addresses = sorted({str(answer[4][0]) for answer in answers})
     where = f"The destination {name}:{destination.port}, at {', '.join(addresses)},"

@@ -1,4 +1,4 @@
-"""What a task's environment would be and cost, told before anything is created or built."""
+"""Estimates the machines and the cost of a task's environment before anything is created or built."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from provisioner.ttl import TEARDOWN
 
 
 class Forecast(Record):
-    """What an environment would be.
+    """An estimate of a task's environment.
 
     Args:
-        image: the family's image, if it is built. Without it nobody knows the task's permissions and aux VM yet.
-        full_internet: None while that is not known.
-        lines: what costs money by the hour; empty where nobody bills.
-        limit_seconds: how long it may live.
-        worst_micro_usd: what it costs at the most, to its limit, in millionths of a US dollar.
-        builder_micro_usd: what each image that is not built yet costs at the most.
+        image: the family's image; None if it is not built, so that permissions and aux VM are not known yet.
+        full_internet: whether the task has internet; None if that is not known yet.
+        machines: the size of each machine.
+        lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
+        limit_seconds: its time to live.
+        worst_micro_usd: its worst-case cost until the end of its time to live, in millionths of a US dollar.
+        builder_micro_usd: the worst-case cost of each image that is not built yet, in millionths of a US dollar.
     """
 
     family: str
@@ -40,10 +41,10 @@ class Forecast(Record):
 
 
 def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
-    """Decides the machines as `run` would, as far as that is known without building anything.
+    """Chooses the machines as `run` would, as far as that is possible without building anything.
 
     Raises:
-        UsageError: unknown task, or machines that the cloud cannot give.
+        UsageError: the task is unknown, or the cloud cannot provide its machines.
         UnavailableError: a price is not known.
     """
     resources = family.manifest.resources(task)
@@ -53,7 +54,7 @@ def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
     if setup and setup.aux_vm_spec:
         sizes = session.cloud.choose(resources, setup.aux_vm_spec)
     sizes["primary"] = build.fitting_image(sizes["primary"], family)
-    # What is not known yet counts as the dearer.
+    # Assume the more expensive case for what is not known yet.
     lines = session.cloud.costs(sizes, full_internet=setup.full_internet if setup else True, spot=True)
     builder = session.cloud.builder_size(
         BaseImage(role="primary"), max(MINIMUM_DISK_GIB, *(size.disk_gib for size in sizes.values()))

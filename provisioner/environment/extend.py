@@ -1,4 +1,4 @@
-"""Moving an environment's limit: the hold first, then the record, then every layer that would end it."""
+"""Extends an environment's time to live: first the reservation, then the record, then every timer that ends it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from provisioner.ttl import extended
 
 
 def extend(session: Session, environment: Environment, by: timedelta) -> Environment:
-    """Lets an environment live longer.
+    """Extends an environment's time to live.
+
+    Args:
+        by: how much longer it may live.
 
     Returns:
-        its record.
+        the updated record.
 
     Raises:
-        UsageError: it has ended, or would live too long; or its hold is in a database that nobody named.
+        UsageError: it has ended, it would live too long, or its reservation is in a database that is not configured.
         BudgetError: the longer time does not fit a budget; nothing has changed.
-        MachineLostError: the timer inside a machine could not be moved: the machine ends at its earlier limit.
+        MachineLostError: the timer inside a machine could not be moved, so the machine ends at its earlier time.
     """
     with environment_lock(session, environment) as environment:
         if environment.status != "ready" and not environment.endpoints:
             raise UsageError(f"{environment.id} is not up: its status is {environment.status}.")
         if environment.shared_ledger and not session.database:
             raise UsageError(
-                f"The hold of {environment.id} is in a database that workers share.",
-                hint="Name it: PROVISIONER_DATABASE=postgresql://...",
+                f"The reservation of {environment.id} is in a database that workers share.",
+                hint="Set PROVISIONER_DATABASE=postgresql://... to that database.",
             )
         later = extended(environment.created_at, environment.expires_at, by, now())
         longer = environment.model_copy(update={"expires_at": later})
@@ -47,7 +50,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
 
 
 def _limits(session: Session, entry: Entry) -> list[Limit]:
-    """The standing budgets of the project under which it was launched."""
+    """Returns the standing budgets of the project that an entry was launched under."""
     return session.spending.model_copy(update={"project": entry.project}).limits(entry.launched_at)
 
 
@@ -63,7 +66,7 @@ def _move_timers(session: Session, environment: Environment) -> None:
             said = str(error)
         if said:
             raise MachineLostError(
-                f"The {role} machine of {environment.id} did not take the later limit, and ends at its earlier one.",
-                hint="All other layers are moved. Its root can stop the timer: systemctl stop provisioner-limit.timer",
+                f"The {role} machine of {environment.id} could not be extended and ends at its earlier time.",
+                hint="Everything else is extended. As root in the machine: systemctl stop provisioner-limit.timer",
                 details=said,
             )

@@ -1,6 +1,6 @@
-"""A task's environment, phase by phase: up, score, destroy.
+"""Takes a task's environment through its phases: up, score, destroy.
 
-The one place that knows their order, times them, and unwinds what a failure or Ctrl-C cuts short.
+The only module that knows their order. It times them and cleans up after a failure or Ctrl-C in one of them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from provisioner.store.environments import new_id
 
 @dataclass(frozen=True)
 class Plan:
-    """What an environment will be, decided before anything of it exists.
+    """The plan of an environment, made before anything of it exists.
 
     Args:
-        setup: the task's setup data; `setup_data` is the whole family's.
+        setup: the task's setup data.
+        setup_data: the setup data of the whole family.
         records: image and size of each machine.
     """
 
@@ -68,14 +69,14 @@ def _create_alone(session: Session, environment: Environment) -> Environment:
 
 
 def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Plan:
-    """Builds the images that are missing and decides the machines.
+    """Chooses the machines and builds the missing images.
 
     Raises:
-        UsageError: unknown task, missing variables, or machines that the cloud cannot give.
+        UsageError: the task is unknown, variables are missing, or the cloud cannot provide the machines.
         ImageBuildError: an image could not be built.
     """
     resources = family.manifest.resources(task)
-    # The manifest is known before the family's code has run: what it asks for is refused before a build.
+    # The manifest can be read without the family's code, so impossible resources are refused before a build.
     sizes = session.cloud.choose(resources, None)
     family_image, setup_data = build.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
@@ -93,34 +94,34 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     """Brings one environment up to the point where an agent may start.
 
     Args:
-        allowed: what an environment without internet may reach all the same.
+        allowed: the destinations that an environment without internet may reach.
 
     Returns:
-        its record, status `ready`.
+        the environment's record, with status `ready`.
 
     Raises:
-        ProvisionerError: what was created is destroyed again.
+        ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = bring_up(session, family, task, allowed)
     return leave(session, environment)
 
 
 def leave(session: Session, environment: Environment) -> Environment:
-    """Leaves an environment to the operator: it outlives this command, to its limit at most."""
+    """Leaves an environment to the operator: it outlives this command until its time to live ends."""
     environment = session.environments.update(environment, attended=False)
     session.leases.release(environment.id)
     return environment
 
 
 def bring_up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
-    """Brings an environment up that this command looks after, wherever the cloud has room for it."""
+    """Brings up an environment that this command looks after, in the first place where the cloud has capacity."""
     try:
         return _up_here(session, family, task, allowed)
     except CapacityError as error:
         cloud = session.cloud.fallback()
         if cloud is None:
             raise
-        session.progress.note(f"{error.message} Going on elsewhere.")
+        session.progress.note(f"{error.message} Trying another place.")
         return bring_up(replace(session, cloud=cloud), family, task, allowed)
 
 
@@ -134,18 +135,18 @@ def _up_here(session: Session, family: TaskFamily, task: str, allowed: tuple[Des
 def launch(
     session: Session, planned: Plan, identity: str, phases: Phases, create: Create = _create_alone
 ) -> Environment:
-    """Brings an environment up that this process looks after: hold, machines, isolation, start.
+    """Brings up an environment that this process looks after: reservation, machines, isolation, start.
 
     Args:
-        identity: its id, which no other environment ever had.
-        phases: those that it has behind it.
-        create: makes the machines of a recorded environment.
+        identity: its id, which no other environment may ever have had.
+        phases: the phases that are already done.
+        create: creates the machines of a recorded environment.
 
     Returns:
-        its record, status `ready`.
+        the environment's record, with status `ready`.
 
     Raises:
-        ProvisionerError: what was created is destroyed again.
+        ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = _new_environment(session, planned, identity)
     with environment_lock(session, environment):
@@ -158,14 +159,14 @@ def launch(
 
 
 def adopt(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
-    """Goes on with an environment whose machines a killed process has created, and in which start() has not begun.
+    """Takes over an environment whose machines a killed process created, and in which start() has not begun.
 
     Raises:
-        ProvisionerError: what was created is destroyed again.
+        ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    with environment_lock(session, environment) as known, _cleared_on_failure(session, known):
-        reservations.attend(session, known)
-        return _make_ready(session, planned, known, phases)
+    with environment_lock(session, environment) as current, _cleared_on_failure(session, current):
+        reservations.attend(session, current)
+        return _make_ready(session, planned, current, phases)
 
 
 @contextlib.contextmanager
@@ -174,7 +175,7 @@ def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[
         yield
     except BaseException:
         with session.shield():
-            session.progress.note(f"Clearing away {environment.id}")
+            session.progress.note(f"Destroying {environment.id}")
             keep_logs(session, environment)
             destroy_machines(session, session.environments.reread(environment))
         raise
@@ -231,11 +232,11 @@ def prove_isolation(
     """Runs the probes in all machines at once.
 
     Raises:
-        IsolationError: they show more or less than the permission promises.
+        IsolationError: the machines can reach more, or less, than the permission promises.
     """
     gateways = session.cloud.gateways(environment)
     with isolation.canary() as canary:
-        found = on_all_machines(
+        results_by_role = on_all_machines(
             connections,
             lambda role, _: isolation.run(
                 connections[role],
@@ -244,18 +245,24 @@ def prove_isolation(
                 environment.full_internet,
             ),
         )
-        results = tuple(result for role in connections for result in found[role])
+        results = tuple(result for role in connections for result in results_by_role[role])
         isolation.require(results, canary.visited)
     return results
 
 
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:
-    """Ends an environment: the family's teardown, the machines, and the proof that they are gone. Idempotent.
+    """Ends an environment: runs the family's teardown, then destroys the machines until the cloud confirms that.
 
-    A failing teardown is reported and stops nothing.
+    Idempotent. A failing teardown is reported and stops nothing.
+
+    Args:
+        prior: the phases that are already done.
+
+    Returns:
+        all finished phases.
 
     Raises:
-        StillThereError: something of it would not go.
+        StillThereError: some of its resources could not be removed.
     """
     phases = prior or Phases(session.progress)
     with environment_lock(session, environment) as environment:
@@ -287,7 +294,7 @@ def score(session: Session, environment: Environment, submission: str | None = N
     """Scores an environment at its end (Task Standard, scoring).
 
     Args:
-        submission: scored instead of the submission file.
+        submission: the text to score instead of the submission file.
 
     Returns:
         the record with its score log, and the result.
@@ -297,7 +304,7 @@ def score(session: Session, environment: Environment, submission: str | None = N
 
 
 def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, operations.IntermediateScore]:
-    """Scores an environment once in between (Task Standard, intermediate scoring).
+    """Scores an environment once before its end (Task Standard, intermediate scoring).
 
     Returns:
         the record with its score log, and the result.
@@ -311,7 +318,7 @@ def intermediate_score(session: Session, environment: Environment) -> tuple[Envi
 
 @contextlib.contextmanager
 def open_driver(session: Session, environment: Environment) -> Iterator[TaskDriver]:
-    """Opens the task driver of an environment's primary machine, while it is needed."""
+    """Connects to an environment's primary machine and yields its task driver."""
     with connect(session, environment, "primary") as connection:
         yield operations.driver(session, environment, connection)
 
@@ -319,21 +326,21 @@ def open_driver(session: Session, environment: Environment) -> Iterator[TaskDriv
 def select_for_destroy(
     session: Session, names: Sequence[str], *, everything: bool
 ) -> tuple[list[Environment], list[str]]:
-    """The environments that a destroy means, and the names of those that are gone already.
+    """Returns the environments to destroy, and the names of those that are already destroyed.
 
     Args:
         names: ids, or beginnings or ends of them.
-        everything: all whose records can be read, whatever the names. Directories without a record go at once: a crash
-            came before anything was created in them.
+        everything: selects all environments whose records can be read and ignores the names. Directories without a
+            record, in which a crash left nothing to destroy, are removed at once.
 
     Raises:
-        UsageError: a name means no environment that ever was.
+        UsageError: a name matches no environment, live or destroyed.
     """
     store = session.environments
     if everything:
         for directory in store.unrecorded():
             store.forget(directory.name)
         return store.readable(), []
-    found = {environment.id: environment for environment in (store.find(name, archived=True) for name in names)}
-    live = [environment for environment in found.values() if store.directory(environment.id).exists()]
-    return live, [name for name in found if not store.directory(name).exists()]
+    matches = {environment.id: environment for environment in (store.find(name, archived=True) for name in names)}
+    live = [environment for environment in matches.values() if store.directory(environment.id).exists()]
+    return live, [name for name in matches if not store.directory(name).exists()]

@@ -1,4 +1,4 @@
-"""What happens in a machine that is up: start, agent, scoring, teardown, tests, files, commands."""
+"""Runs operations in a machine that is up: start, agent, scoring, teardown, tests and commands."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from provisioner.ttl import words
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20
 TEARDOWN_SECONDS = 120.0
-# After its limit: until the machine has ended an agent that does not want to end.
+# How long the machine may take, after the agent's time limit, to end an agent that resists.
 STOPPING_SECONDS = 30.0
 
 
 def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
-    """The task driver of an environment's primary machine."""
+    """Returns the task driver of an environment's primary machine."""
     logs = session.environments.logs(environment.id)
     return TaskDriver(connection, environment.family, session.redactor, session.output, logs)
 
 
 def vm_variables(session: Session, environment: Environment) -> dict[str, str]:
-    """The variables that we supply when a task has an aux VM (Task Standard, VM_*); none without one."""
+    """Returns the variables that we supply to a task with an aux VM (Task Standard, VM_*); none without one."""
     if "aux" not in environment.machines:
         return {}
     return {
@@ -50,10 +50,10 @@ def vm_variables(session: Session, environment: Environment) -> dict[str, str]:
 
 
 def task_variables(session: Session, environment: Environment) -> dict[str, str]:
-    """What the family's code gets: the names that the task requires, and no others.
+    """Returns the variables for the family's code: those that the task requires and no others.
 
     Raises:
-        MissingVariablesError: some are not set.
+        MissingVariablesError: required variables are not set.
     """
     names = environment.setup.required_environment_variables
     return select_required(session.variables, names, vm_variables(session, environment))
@@ -75,8 +75,8 @@ def teardown(session: Session, environment: Environment, driver: TaskDriver) -> 
     """Runs the family's teardown, for at most two minutes.
 
     Raises:
-        TaskError: it failed or did not end.
-        MissingVariablesError: it cannot be called without its variables.
+        TaskError: teardown failed or did not end in time.
+        MissingVariablesError: required variables are not set.
     """
     variables = task_variables(session, environment)
     answer = driver.call("teardown", task=environment.task, environment=variables, timeout_seconds=TEARDOWN_SECONDS)
@@ -84,7 +84,7 @@ def teardown(session: Session, environment: Environment, driver: TaskDriver) -> 
 
 
 def run_tests(session: Session, environment: Environment, driver: TaskDriver, arguments: Sequence[str]) -> int:
-    """Runs the family's own pytest files; they get all variables (Task Standard, tests).
+    """Runs the family's own pytest files, with all variables (Task Standard, tests).
 
     Returns:
         pytest's exit code.
@@ -95,10 +95,10 @@ def run_tests(session: Session, environment: Environment, driver: TaskDriver, ar
 
 
 def read_submission(driver: TaskDriver) -> str | None:
-    """The agent's submission, as it is; None if there is none.
+    """Returns the agent's submission unchanged, or None if there is none.
 
     Raises:
-        SubmissionError: what lies there is not a plain file of bearable size.
+        SubmissionError: the submission is not a regular file, or is too large.
     """
     value = driver.call("read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES).value("reading it")
     if value.get("found"):
@@ -111,10 +111,10 @@ def read_submission(driver: TaskDriver) -> str | None:
 def end_score(
     session: Session, environment: Environment, driver: TaskDriver, submission: str | None
 ) -> tuple[Environment, ScoreResult]:
-    """Scores at the end: score(), or a last intermediate score and aggregate_scores().
+    """Scores at the end by score(), or by a last intermediate score and aggregate_scores().
 
     Args:
-        submission: scored instead of the submission file.
+        submission: the text to score instead of the submission file.
     """
     if environment.has_intermediate_score:
         try:
@@ -150,12 +150,12 @@ def _entry(entry: ScoreLogEntry) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class IntermediateScore:
-    """One intermediate score: what the agent may see of it, and what it was.
+    """One intermediate score, with the part of it that the agent may see.
 
     Args:
-        entry: what went into the score log; None if the family gave no score.
+        entry: its entry in the score log; None if the family gave no score.
         visible: message, and the score unless the manifest hides it; never the details.
-        stdout, stderr: the scorer's output, which goes back to the agent.
+        stdout, stderr: the scorer's output, which the agent may see.
     """
 
     entry: ScoreLogEntry | None
@@ -167,11 +167,11 @@ class IntermediateScore:
 def intermediate_score(
     session: Session, environment: Environment, driver: TaskDriver
 ) -> tuple[Environment, IntermediateScore]:
-    """Scores once in between, and keeps the result in the record's score log.
+    """Scores once before the end and appends the result to the record's score log.
 
     Raises:
-        TaskError: intermediate_score() failed or answered nonsense.
-        UsageError: the family has none.
+        TaskError: intermediate_score() failed or returned an invalid result.
+        UsageError: the family has no intermediate_score.
     """
     if not environment.has_intermediate_score:
         raise UsageError(f"{environment.family} has no intermediate_score.")
@@ -201,19 +201,19 @@ def run_agent(
     """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
 
     Args:
-        directory: the agent's files on the controller; it replaces what lay in scaffolding.
-        command: what the agent's login shell runs.
-        limit: how long it may run; None for no limit but the environment's.
+        directory: the agent's directory on the controller, which replaces an earlier scaffolding.
+        command: the command that the agent's login shell runs.
+        limit: how long it may run; None for as long as the environment lives.
 
     Raises:
         UsageError: the directory does not exist.
         MachineLostError: the connection broke.
-        TimeoutError: it did not end in time; its processes have been ended.
+        TimeoutError: it did not end in time and was killed.
     """
     if not directory.is_dir():
         raise UsageError(f"The agent's directory {directory} does not exist.")
     with connect(session, environment, "primary", "agent") as connection:
-        # As agent and not as root: a link that an earlier agent planted leads root astray.
+        # As agent and not as root: an earlier agent may have planted a link that would lead root elsewhere.
         unpack = 'rm -rf "$HOME/scaffolding" && mkdir "$HOME/scaffolding" && exec tar -x -C "$HOME/scaffolding"'
         sent = connection.send_tree(["sh", "-c", unpack], lambda archive: archive.add(directory, arcname="."))
         if sent.exit_code != 0:
@@ -222,7 +222,7 @@ def run_agent(
         argv = ["bash", "-c", script, "agent", command]
         if limit is None:
             return _run_logged(session, environment, connection, argv)
-        # The machine ends the command's own process group, and leaves alone what start() runs as this user.
+        # The machine ends only the command's process group, not processes that start() runs as this user.
         seconds = limit.total_seconds()
         argv = ["timeout", "--kill-after=5", f"{seconds:g}", *argv]
         begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""Whole runs: an environment is brought up, worked in and scored, or tested, and always destroyed."""
+"""Does whole runs: brings up an environment, has an agent work in it, scores or tests it, and destroys it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class AgentCommand:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a whole run came to.
+    """The result of a whole run.
 
     Args:
-        outcome: the end score, or why there is none.
-        agent_exit_code: of the agent's command, or None where a submission was given.
+        outcome: the score, or why there is none.
+        agent_exit_code: the exit code of the agent's command; None if a submission was given.
     """
 
     environment: str
@@ -49,14 +49,14 @@ def run(
     submission: str | None = None,
     allowed: tuple[Destination, ...] = (),
 ) -> RunResult:
-    """Does it all: up, agent or submission, score, destroy. Always tears down.
+    """Brings up an environment, runs the agent or takes the submission, scores, and always destroys it.
 
     Args:
-        agent: what works on the task; its submission file is scored.
-        submission: scored instead.
+        agent: the agent that works on the task; its submission file is scored.
+        submission: the text to score instead of running an agent.
 
     Raises:
-        ProvisionerError: ours or the host's fault, or start() failed. A failed scoring is a result, not an error.
+        ProvisionerError: provisioner, the host or start() failed. Failed scoring is a result, not an error.
     """
     phases = Phases(session.progress)
     environment = bring_up(session, family, task, allowed)
@@ -94,8 +94,8 @@ def run_tests(
     """Runs the family's own pytest files in an environment.
 
     Args:
-        arguments: for pytest.
-        keep: leave the environment up.
+        arguments: arguments for pytest.
+        keep: leaves the environment up.
 
     Returns:
         the environment's record and pytest's exit code.

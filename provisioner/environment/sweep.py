@@ -1,7 +1,8 @@
-"""The sweep: finds what nobody looks after any more, in the cloud and in this home, and removes it.
+"""Sweeps: finds orphans, in the cloud and in this home, and removes them.
 
-It asks the cloud what carries our tags, and the records what lives. What it would remove is marked in one pass and
-removed in the next, if both say the same: an environment that is just coming, or just going, is left alone.
+An orphan is a resource of ours that no command or controller looks after any more. The sweep compares the resources
+that carry our tags with the records. It removes only what two passes find, so that an environment that is being
+created or destroyed is left alone.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from provisioner.ttl import LONGEST, TEARDOWN, words
 
-# Between marking and removing: longer than an environment takes from its record to its lease, or from one to none.
+# Between marking and removing: longer than an environment is without its lease or its record while it changes.
 PASS_SECONDS = 5.0
-# Clocks differ, and schedules may take a minute (EventBridge Scheduler user guide): what is another controller's.
+# For other controllers' resources: clocks differ, and schedules may be a minute late (EventBridge Scheduler guide).
 GRACE = timedelta(minutes=10)
 REMOVALS_AT_ONCE = 4
 
 
 class Stray(Record):
-    """Something that nobody looks after.
+    """An orphan: an environment, or its remains, that no command looks after.
 
     Args:
-        things: what exists of it, in words.
-        reason: why it is one.
+        things: descriptions of its resources.
+        reason: why it is an orphan.
         recorded: whether this home has a record of it.
-        trouble: why it could not be removed; empty: it is gone, or nobody tried.
+        trouble: why it could not be removed; empty if it was removed or not attempted.
     """
 
     environment: str
@@ -59,15 +60,15 @@ def judge(
     at: datetime,
     older_than: timedelta,
 ) -> str | None:
-    """Why something may be removed; None: it may not. Pure.
+    """Returns why an environment's resources may be removed, or None if they may not. Pure.
 
     Args:
-        found: what exists under an environment's id.
-        record: this home's record of it.
-        attended: whether a living process of this home looks after it.
+        found: the resources with the environment's id.
+        record: this home's record of the environment, if any.
+        attended: whether a running process of this home looks after it.
         home: this home's identity.
-        at: now.
-        older_than: what is younger is left alone.
+        at: the current time.
+        older_than: anything younger is left alone.
     """
     created_at = record.created_at if record else found.created_at
     if attended or (created_at and at - created_at < older_than):
@@ -75,32 +76,32 @@ def judge(
     if record:
         return _judge_record(record, at)
     if found.home == home:
-        return "this home made it and has no record of it"
-    # Another controller's: its records cannot be seen from here, only what it says in tags.
+        return "this home created it and has no record of it"
+    # Another controller created it. Its records cannot be read here, only its tags.
     if found.leased_until and found.leased_until > at:
         return None
-    limit = found.expires_at or (found.created_at + LONGEST if found.created_at else None)
-    if limit and limit + GRACE <= at:
-        return f"its limit passed {words(at - limit)} ago, and no controller looks after it"
+    expires_at = found.expires_at or (found.created_at + LONGEST if found.created_at else None)
+    if expires_at and expires_at + GRACE <= at:
+        return f"its time to live ended {words(at - expires_at)} ago, and no controller looks after it"
     return None
 
 
 def _judge_record(record: Environment, at: datetime) -> str | None:
     if record.expires_at <= at:
-        return f"its limit passed {words(at - record.expires_at)} ago"
+        return f"its time to live ended {words(at - record.expires_at)} ago"
     if record.status == "unverified":
-        return "its end was never confirmed"
+        return "the cloud never confirmed its end"
     if record.status != "ready" or record.attended:
-        return "the command that looked after it is gone"
+        return "the command that looked after it has ended"
     return None
 
 
 def find(session: Session, regions: Sequence[str] | None, older_than: timedelta) -> list[Stray]:
-    """One pass: what nobody looks after, in the session's cloud.
+    """Finds orphans in the session's cloud, in one pass.
 
     Args:
-        regions: where to look; None for all.
-        older_than: what is younger is left alone.
+        regions: the regions to search; None for all.
+        older_than: anything younger is left alone.
 
     Raises:
         ProvisionerError: the cloud could not be asked.
@@ -109,31 +110,31 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     unreadable = store.unreadable()
     for name, error in unreadable.items():
         session.progress.note(f"{name} is left alone: {error.message}")
-    # The records first: what is created between the two questions then has none, but a lease.
+    # Records first: an environment that is created before the survey then has no record here, but has a lease.
     readable = store.readable()
-    records = {one.id: one for one in readable if one.cloud == session.cloud.name}
-    elsewhere = {one.id for one in readable} - records.keys()
-    survey = {(one.environment, one.region): one for one in session.cloud.survey(regions)}
-    for known in records.values():
-        region = known.placement.get("region", "")
+    records = {record.id: record for record in readable if record.cloud == session.cloud.name}
+    in_other_clouds = {record.id for record in readable} - records.keys()
+    survey = {(found.environment, found.region): found for found in session.cloud.survey(regions)}
+    for recorded in records.values():
+        region = recorded.placement.get("region", "")
         if regions is None or not region or region in regions:
-            survey.setdefault((known.id, region), EnvironmentResources(environment=known.id, region=region))
+            survey.setdefault((recorded.id, region), EnvironmentResources(environment=recorded.id, region=region))
     at = now()
-    strays = []
+    orphans = []
     for (name, region), found in sorted(survey.items()):
-        if not name or name in unreadable or name in elsewhere:
+        if not name or name in unreadable or name in in_other_clouds:
             continue
         record = records.get(name)
         attended = is_locked(store.lease(name)) or is_locked(store.lock(name))
         reason = judge(found, record, attended=attended, home=session.home.identity, at=at, older_than=older_than)
         if reason:
-            strays.append(
+            orphans.append(
                 Stray(
                     environment=name, cloud=session.cloud.name, region=region, things=found.resources, reason=reason,
                     recorded=record is not None,
                 )
             )  # fmt: skip
-    return strays
+    return orphans
 
 
 def sweep(
@@ -145,99 +146,100 @@ def sweep(
     dry_run: bool = False,
     shared: Ledger | None = None,
 ) -> list[Stray]:
-    """Marks what nobody looks after, looks again, and removes what is still so.
+    """Finds orphans, looks a second time, and removes those that are still orphans.
 
     Args:
-        session_of: a session on the cloud where a record says that its environment is.
-        regions: where to look; None for all.
-        older_than: what is younger is left alone.
-        dry_run: remove nothing.
-        shared: the ledger that workers share.
+        session_of: opens a session on the cloud that an environment's record names.
+        regions: the regions to search; None for all.
+        older_than: anything younger is left alone.
+        dry_run: removes nothing.
+        shared: the ledger that workers share, if any.
 
     Returns:
-        what was found, each with what kept it from being removed.
+        the orphans, each with the reason if it could not be removed.
     """
     marked = find(session, regions, older_than)
     if dry_run:
         return marked
     swept: list[Stray] = []
     if marked:
-        session.progress.note(f"Marked: {', '.join(one.environment for one in marked)}. Looking again in a moment")
+        names = ", ".join(orphan.environment for orphan in marked)
+        session.progress.note(f"Found {names}; looking again in a moment before removing anything")
         time.sleep(PASS_SECONDS)
-        still = {(one.environment, one.region) for one in find(session, regions, older_than)}
-        sure = [one for one in marked if (one.environment, one.region) in still]
-        recorded = [one for one in sure if one.recorded]
-        swept = [_destroy(session, session_of, one) for one in recorded]
+        still = {(orphan.environment, orphan.region) for orphan in find(session, regions, older_than)}
+        confirmed = [orphan for orphan in marked if (orphan.environment, orphan.region) in still]
+        swept = [_destroy(session, session_of, orphan) for orphan in confirmed if orphan.recorded]
+        unrecorded = [orphan for orphan in confirmed if not orphan.recorded]
         with ThreadPoolExecutor(max_workers=REMOVALS_AT_ONCE) as pool:
-            swept += pool.map(lambda one: _clear(session, one, shared), (one for one in sure if not one.recorded))
+            swept += pool.map(lambda orphan: _clear(session, orphan, shared), unrecorded)
     _tidy(session, regions)
     if shared:
         _settle_expired(session, shared, regions)
     return swept
 
 
-def _destroy(session: Session, session_of: Callable[[Environment], Session], stray: Stray) -> Stray:
-    """Destroys what this home has a record of, as `destroy` does; its family's teardown is not run."""
+def _destroy(session: Session, session_of: Callable[[Environment], Session], orphan: Stray) -> Stray:
+    """Destroys a recorded environment as `destroy` does, but without the family's teardown."""
     try:
-        record = session.environments.find(stray.environment)
+        record = session.environments.find(orphan.environment)
         opened = session_of(record)
-        with environment_lock(opened, record) as known, opened.shield():
-            if session.environments.directory(known.id).exists():
-                session.progress.note(f"Removing {known.id}: {stray.reason}")
-                keep_logs(opened, known)
-                destroy_machines(opened, known)
+        with environment_lock(opened, record) as current, opened.shield():
+            if session.environments.directory(current.id).exists():
+                session.progress.note(f"Removing {current.id}: {orphan.reason}")
+                keep_logs(opened, current)
+                destroy_machines(opened, current)
     except ProvisionerError as error:
-        return stray.model_copy(update={"trouble": error.message})
-    return stray
+        return orphan.model_copy(update={"trouble": error.message})
+    return orphan
 
 
-def _clear(session: Session, stray: Stray, shared: Ledger | None) -> Stray:
-    """Removes what this home knows nothing of."""
-    session.progress.note(f"Removing {stray.environment}: {stray.reason}")
+def _clear(session: Session, orphan: Stray, shared: Ledger | None) -> Stray:
+    """Removes an environment's resources that this home has no record of."""
+    session.progress.note(f"Removing {orphan.environment}: {orphan.reason}")
     try:
         session.cloud.clear(
-            EnvironmentResources(environment=stray.environment, resources=stray.things, region=stray.region)
+            EnvironmentResources(environment=orphan.environment, resources=orphan.things, region=orphan.region)
         )
         for ledger in (session.ledger, shared):
             if ledger:
-                ledger.settle_late(stray.environment, now())
+                ledger.settle_late(orphan.environment, now())
     except ProvisionerError as error:
-        return stray.model_copy(update={"trouble": error.message})
-    return stray
+        return orphan.model_copy(update={"trouble": error.message})
+    return orphan
 
 
 def _tidy(session: Session, regions: Sequence[str] | None) -> None:
-    """Removes what is on this controller alone: half-built images, stacks of nothing, holds of what never was."""
+    """Removes remains on this controller: unfinished images, unused stacks, reservations of nothing."""
     store = session.environments
     for name in session.images.remove_unfinished():
-        session.progress.note(f"Removed what was left of building {name}")
+        session.progress.note(f"Removed the unfinished image {name}")
     discard_unused_stacks(session)
-    known = {one.id for one in store.readable()} | store.unreadable().keys()
+    recorded = {environment.id for environment in store.readable()} | store.unreadable().keys()
     held = [
         entry
         for entry in _held(session, session.ledger, regions)
-        if entry.environment not in known and not is_locked(store.lease(entry.environment))
+        if entry.environment not in recorded and not is_locked(store.lease(entry.environment))
     ]
     if held:
-        existing = {one.environment for one in session.cloud.survey(regions)}
+        existing = {found.environment for found in session.cloud.survey(regions)}
         for entry in held:
             if entry.environment not in existing:
-                # Its record comes before anything of it is created, and goes after it was settled.
+                # A record is written before anything is created and removed after settling, so nothing was created.
                 session.ledger.settle(entry.environment, now(), 0)
 
 
 def _settle_expired(session: Session, shared: Ledger, regions: Sequence[str] | None) -> None:
-    """Settles holds of what has passed its limit and does not exist: whose home it was in cannot be seen from here."""
-    expired = [one for one in _held(session, shared, regions) if one.expires_at + TEARDOWN + GRACE <= now()]
+    """Settles reservations, of any home, whose environments are past their time to live and do not exist."""
+    expired = [entry for entry in _held(session, shared, regions) if entry.expires_at + TEARDOWN + GRACE <= now()]
     if expired:
-        existing = {one.environment for one in session.cloud.survey(regions)}
+        existing = {found.environment for found in session.cloud.survey(regions)}
         for entry in expired:
             if entry.environment not in existing:
                 shared.settle_late(entry.environment, now())
 
 
 def _held(session: Session, ledger: Ledger, regions: Sequence[str] | None) -> list[Entry]:
-    """Holds in the session's cloud and in some regions."""
+    """Returns the unsettled entries of the session's cloud, in some regions."""
     return [
         entry
         for entry in ledger.entries(unsettled=True)

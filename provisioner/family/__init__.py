@@ -1,4 +1,4 @@
-"""The task family as it is given to us: read, checked and hashed, never imported or run.
+"""Reads, checks and hashes a task family's files. Never imports or runs its code.
 
-Everything here is untrusted input until it has passed these checks.
+All input is untrusted until it has passed these checks.
 """

@@ -1,4 +1,4 @@
-"""Build steps: parsed strictly, and their files held inside the family directory. Runs none of them."""
+"""Parses build steps strictly and checks that their files lie inside the family directory. Runs none of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEYS = {"shell": {"type", "commands"}, "file": {"type", "source", "destination"
 
 
 def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
-    """Reads build_steps.json, where there is one, and checks its files.
+    """Reads build_steps.json, if it exists, and checks the files that it names.
 
     Raises:
-        TaskFamilyError: it is not valid, or a source is missing or lies outside the family directory.
+        TaskFamilyError: the file is not valid, or a source is missing or lies outside the family directory.
     """
     path = family_directory / FILE_NAME
     if not path.exists():
@@ -51,14 +51,14 @@ def _load_json(data: bytes) -> object:
 
 
 def parse_build_steps(value: object, where: str) -> tuple[BuildStep, ...]:
-    """Build steps from decoded JSON. The contents stay data: nothing in them is expanded or run.
+    """Converts decoded JSON to build steps. The contents stay data: nothing in them is expanded or run.
 
     Args:
         value: the decoded JSON.
-        where: what messages call it.
+        where: the name that messages use for it.
 
     Raises:
-        TaskFamilyError: it is not a list of build steps.
+        TaskFamilyError: the value is not a list of build steps.
     """
     if not isinstance(value, list | tuple):
         raise TaskFamilyError(f"{where} must be a list of build steps, not {shown(value)}.")
@@ -105,20 +105,20 @@ def _path(value: object, where: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text can be written at all: JSON may spell half a surrogate pair."""
+    """Returns whether text can be encoded: JSON may contain half a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_build_steps(steps: Iterable[BuildStep], family_directory: Path, where: str = "build_steps") -> None:
-    """Checks that the source of every file step exists and stays inside the family directory, nested links too.
+    """Checks that the source of every file step exists and stays inside the family directory, links included.
 
     Args:
-        steps: of build_steps.json or of an aux VM's spec.
-        family_directory: what sources are relative to.
-        where: what messages call the steps.
+        steps: the steps of build_steps.json or of an aux VM's spec.
+        family_directory: the directory that sources are relative to.
+        where: the name that messages use for the steps.
 
     Raises:
-        TaskFamilyError: a source is missing, leads out, or is never copied.
+        TaskFamilyError: a source is missing, leads out of the family directory, or is never copied.
     """
     root = family_directory.resolve()
     for number, step in enumerate(steps, start=1):
@@ -132,7 +132,7 @@ def _check_source(source: str, root: Path, where: str) -> None:
     try:
         resolved = (root / source).resolve(strict=True)
     except (OSError, RuntimeError):
-        # Tell a path that leads out from one that is merely missing, without looking outside.
+        # Distinguish a path that leads out from one that is only missing, without looking outside.
         problem = "does not exist" if _lexically_inside(root / source, root) else "leads out of the family directory"
         raise TaskFamilyError(f"{where} {problem}.") from None
     # Path components are compared, not characters: /a/family_evil does not lie in /a/family.

@@ -1,6 +1,6 @@
-"""Environment variables of a task: read from the env file, checked, and handed out by name.
+"""Reads and checks the env file, and selects the variables that a task requires.
 
-Values are secrets: no message of this module may show one, nor a line of the file.
+Values are secrets: no message of this module may show a value or a line of the file.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from dotenv.parser import Binding, parse_stream
 from provisioner.errors import MissingVariablesError, UsageError
 from provisioner.models import TaskSetup
 
-# What we supply ourselves to a task that lists them and has an aux VM (Task Standard, "Auxiliary virtual machines").
+# Supplied by us to a task that lists them and has an aux VM (Task Standard, "Auxiliary virtual machines").
 AUX_VM_VARIABLES = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
 
 MAXIMUM_FILE_BYTES = 1 << 20
-MAXIMUM_VALUE_BYTES = 128 << 10  # Linux takes no longer string in an environment (MAX_ARG_STRLEN)
+MAXIMUM_VALUE_BYTES = 128 << 10  # the longest string that Linux accepts in an environment (MAX_ARG_STRLEN)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether a shell can hold a variable of this name."""
+    """Returns whether a shell accepts a variable of this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def load_env_file(path: Path) -> dict[str, str]:
-    """Reads NAME=value lines by dotenv's rules: comments, quotes, `export `; the first `=` splits; the last one holds.
+    """Reads NAME=value lines by dotenv's rules: comments, quotes and `export ` are understood.
 
-    `${NAME}` stays as it is: filling it in would hand the controller's own environment to the task.
+    The first `=` ends the name. If a name appears twice, the last value counts. `${NAME}` is not expanded: that would
+    pass the controller's own environment to the task.
 
     Raises:
         UsageError: the file cannot be read, or a line is not a variable with a value.
@@ -53,48 +54,48 @@ def load_env_file(path: Path) -> dict[str, str]:
 
 
 def _variable(binding: Binding, path: Path) -> tuple[str, str]:
-    # The parser counts from where the last line ended, blank lines included.
+    # The parser counts from the end of the last line, so it includes blank lines.
     blank = binding.original.string[: -len(binding.original.string.lstrip()) or None].count("\n")
     where = f"The env file {path}, line {binding.original.line + blank}"
     if binding.error or binding.key is None:
         raise UsageError(f"{where}: not a line of the form NAME=value (is a quote left open?).")
     if not is_variable_name(binding.key):
         # The "name" may be a piece of a secret that was pasted without one: it is not shown.
-        raise UsageError(f"{where}: a variable's name is a letter or _, then letters, digits and _.")
+        raise UsageError(f"{where}: a variable's name must be a letter or _, followed by letters, digits and _.")
     if binding.value is None:
         raise UsageError(f"{where}: {binding.key} has no value. Write {binding.key}= for an empty one.")
     if "\0" in binding.value:
         raise UsageError(f"{where}: the value of {binding.key} contains a NUL character.")
     if len(binding.value.encode()) >= MAXIMUM_VALUE_BYTES:
-        raise UsageError(f"{where}: the value of {binding.key} is not shorter than {MAXIMUM_VALUE_BYTES} bytes.")
+        raise UsageError(f"{where}: the value of {binding.key} must be shorter than {MAXIMUM_VALUE_BYTES} bytes.")
     return binding.key, binding.value
 
 
 def select_required(
     variables: Mapping[str, str], required: Iterable[str], supplied: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables that a task's own functions get: those that it requires, and no others.
+    """Selects the variables that the task's own functions get: the required ones and no others.
 
     Args:
-        variables: the env file's.
+        variables: the env file's variables.
         required: the names that the task lists.
-        supplied: ours, which win over the env file's; see AUX_VM_VARIABLES.
+        supplied: our own variables, which override the env file's; see AUX_VM_VARIABLES.
 
     Raises:
-        MissingVariablesError: it names all that are missing.
+        MissingVariablesError: variables are missing; the message names all of them.
     """
-    known = {**variables, **(supplied or {})}
+    available = {**variables, **(supplied or {})}
     names = list(dict.fromkeys(required))
-    if missing := [name for name in names if name not in known]:
+    if missing := [name for name in names if name not in available]:
         raise MissingVariablesError(missing)
-    return {name: known[name] for name in names}
+    return {name: available[name] for name in names}
 
 
 def check_required(variables: Mapping[str, str], setup: TaskSetup) -> None:
-    """Checks, before anything is created, that all that a task requires is there or will be supplied by us.
+    """Checks, before anything is created, that each required variable is set or will be supplied by us.
 
     Raises:
-        MissingVariablesError: it names all that are missing.
+        MissingVariablesError: variables are missing; the message names all of them.
     """
     ours = dict.fromkeys(AUX_VM_VARIABLES, "") if setup.aux_vm_spec else {}
     select_required(variables, setup.required_environment_variables, ours)
@@ -104,7 +105,7 @@ def refuse_env_file_of_agent(directory: Path, env_file: Path) -> None:
     """Checks that the env file does not lie where an agent is copied from: agents get none of the tasks' secrets.
 
     Raises:
-        UsageError: it does.
+        UsageError: the env file lies in the agent's directory.
     """
     if env_file.resolve().is_relative_to(directory.resolve()):
         raise UsageError(

@@ -1,6 +1,7 @@
-"""The files of a family that go into a machine: listed, held inside the family directory, and hashed.
+"""Lists, checks and hashes the files of a family that are copied into machines.
 
-Reads files only. A link is copied as a link, so it must lead to the same place in the machine: relative, and inside.
+Only reads. A link is copied as a link, so it must be relative and stay inside the family directory: only then does it
+lead to the same file in the machine.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from provisioner.validation import shown
 MAXIMUM_FILES = 50_000
 MAXIMUM_TOTAL_BYTES = 8 << 30
 
-# What no task needs and every checkout has. Few on purpose: a stray .pyc or .env may be the task itself.
+# Common in checkouts and needed by no task. The list is short on purpose: a .pyc or .env may be part of the task.
 SKIPPED_NAMES = frozenset({"__pycache__", ".DS_Store", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 SKIPPED_AT_TOP = frozenset({".git", ".venv"})
 
 
 def is_skipped(relative: Path) -> bool:
-    """Whether a path, relative to the family directory, is left out of machines."""
+    """Returns whether a path, relative to the family directory, is left out of machines."""
     parts = relative.parts
     return bool(parts) and (parts[0] in SKIPPED_AT_TOP or not SKIPPED_NAMES.isdisjoint(parts))
 
 
 def list_files(root: Path, directory: Path | None = None) -> tuple[str, ...]:
-    """The files and links to copy, sorted, relative to `root`, with `/` between names.
+    """Lists the files and links to copy: sorted, relative to `root`, with `/` between names.
 
     Args:
         root: the family directory, resolved.
-        directory: a directory in it to list instead of all.
+        directory: a directory below `root`; only its files are listed.
 
     Raises:
-        TaskFamilyError: a link leads out, a file is neither regular nor a link, or there are too many or too large.
+        TaskFamilyError: a link leads out, a file is neither regular nor a link, or the files are too many or too large.
     """
-    found: list[str] = []
+    names: list[str] = []
     total_bytes = 0
     for path in _walk(root, directory or root):
-        found.append(path.relative_to(root).as_posix())
+        names.append(path.relative_to(root).as_posix())
         total_bytes += _checked_size(path, root)
-        if len(found) > MAXIMUM_FILES:
-            raise TaskFamilyError(f"{root} holds more than {MAXIMUM_FILES} files.")
+        if len(names) > MAXIMUM_FILES:
+            raise TaskFamilyError(f"{root} contains more than {MAXIMUM_FILES} files.")
         if total_bytes > MAXIMUM_TOTAL_BYTES:
-            raise TaskFamilyError(f"The files in {root} are larger than {MAXIMUM_TOTAL_BYTES >> 30} GiB together.")
-    return tuple(sorted(found))
+            raise TaskFamilyError(f"The files in {root} exceed {MAXIMUM_TOTAL_BYTES >> 30} GiB in total.")
+    return tuple(sorted(names))
 
 
 def _walk(root: Path, directory: Path) -> Iterable[Path]:
@@ -87,11 +88,11 @@ def _check_link(path: Path, root: Path, name: str) -> None:
     try:
         path.stat()
     except OSError as error:
-        # Path.resolve() tells of a circle in another way in each version of Python.
+        # Path.resolve() reports a circle of links differently in each version of Python.
         if error.errno == errno.ELOOP:
             raise TaskFamilyError(f"The link {name} leads in a circle.") from None
     resolved = path.resolve()
-    # Both ways of looking: through other links, and name by name, since `../family/x` is elsewhere in the machine.
+    # Check both the resolved path and the names alone: in the machine `../family/x` is another place.
     lexical = Path(os.path.normpath(path.parent.relative_to(root) / target))
     if lexical.parts[:1] == ("..",) or not resolved.is_relative_to(root):
         raise TaskFamilyError(f"The link {name} leads out of the family directory, to {shown(str(target))}.")
@@ -103,7 +104,7 @@ def _kind(mode: int) -> str:
 
 
 def digest_files(root: Path, files: Iterable[str]) -> str:
-    """SHA-256, in hex, over relative paths, executable bits, link targets and contents.
+    """Returns the SHA-256, in hex, of relative paths, executable bits, link targets and contents.
 
     Raises:
         TaskFamilyError: a file cannot be read.
@@ -116,7 +117,7 @@ def digest_files(root: Path, files: Iterable[str]) -> str:
         except OSError as error:
             raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
         for field in (name.encode(), *fields):
-            # Each field with its length before it, so that no two lists of fields read the same.
+            # Each field is preceded by its length, so that no two lists of fields hash alike.
             whole.update(len(field).to_bytes(8, "big") + field)
     return whole.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Reads a task family's directory, checks and hashes it. Executes none of it."""
+"""Reads, checks and hashes a task family's directory. Never runs its code."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class TaskFamily:
-    """A family's directory, checked.
+    """A task family whose directory has passed all checks.
 
     Args:
-        directory: resolved.
-        name: the directory's name, snake case.
-        module: NAME.py in it.
-        manifest: of manifest.yaml, or the defaults.
-        build_steps: of build_steps.json, or none.
-        files: what to copy into machines: sorted paths relative to `directory`, of regular files and of links
-            that stay inside. Left out: family_files.SKIPPED_NAMES, SKIPPED_AT_TOP and empty directories.
+        directory: the resolved path.
+        name: the directory's name, in snake case.
+        module: the path of its NAME.py.
+        manifest: from manifest.yaml, or the defaults.
+        build_steps: from build_steps.json, or none.
+        files: the files to copy into machines: sorted paths relative to `directory`, of regular files and of links
+            that stay inside. family.files.SKIPPED_NAMES, SKIPPED_AT_TOP and empty directories are left out.
     """
 
     directory: Path
@@ -46,20 +46,20 @@ class TaskFamily:
 
 
 def load_family(path: Path) -> TaskFamily:
-    """Loads a task family.
+    """Loads and checks a task family.
 
     Args:
-        path: its directory. A link to it gives the family the link's name.
+        path: the family's directory. If it is a link, the family takes the link's name.
 
     Raises:
-        TaskFamilyError: it is not a valid task family; the message names the file and what is wrong.
+        TaskFamilyError: the directory is not a valid task family; the message names the file and the problem.
     """
     path = path.resolve() if ".." in path.parts else path.absolute()
     if not path.is_dir():
         raise TaskFamilyError(f"{shown(str(path))} is not a directory." if path.exists() else f"{path} does not exist.")
     name = _family_name(path)
     directory = path.resolve()
-    files = list_files(directory)  # first: what is read below is a regular file of the family, or a link to one
+    files = list_files(directory)  # first, so that whatever is read below is a regular file or a link to one
     module = directory / f"{name}.py"
     if not module.is_file():
         raise TaskFamilyError(f"{path} has no {name}.py, the module that a family of this name needs.")
@@ -71,8 +71,8 @@ def _family_name(path: Path) -> str:
     name = path.absolute().name
     if not _NAME.fullmatch(name):
         raise TaskFamilyError(
-            f"The directory's name {shown(name)} is not a family's name: a small letter, then small letters, "
-            "digits and _."
+            f"The directory's name {shown(name)} is not a valid family name: use a lower-case letter, followed by "
+            "lower-case letters, digits and _."
         )
     if len(name) > MAXIMUM_NAME_CHARACTERS:
         raise TaskFamilyError(f"The family's name {shown(name)} has over {MAXIMUM_NAME_CHARACTERS} characters.")
@@ -80,7 +80,7 @@ def _family_name(path: Path) -> str:
 
 
 def family_digest(family: TaskFamily) -> str:
-    """SHA-256, in hex, of all that a family gives to its image: name, files, executable bits, links, build steps.
+    """Returns the SHA-256, in hex, of what a family contributes to its image: name, files, links and build steps.
 
     Raises:
         TaskFamilyError: a file cannot be read.
@@ -94,7 +94,7 @@ def refuse_env_file_inside(family: TaskFamily, env_file: Path) -> None:
     """Checks that the env file is not one of the files that would be copied into the image, secrets and all.
 
     Raises:
-        TaskFamilyError: it is.
+        TaskFamilyError: the env file is one of the family's files.
     """
     resolved = env_file.resolve()
     if any((family.directory / name).resolve() == resolved for name in family.files):

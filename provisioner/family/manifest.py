@@ -1,4 +1,4 @@
-"""Reads a family's manifest.yaml: strictly, bounded, with one line per problem. Knows no other file of the family."""
+"""Reads a family's manifest.yaml strictly and reports one line per problem. Reads no other file of the family."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _positive(value: float) -> float:
 
 
 class _Section(BaseModel):
-    """A part of the manifest: frozen, unknown keys refused, nothing coerced."""
+    """A frozen part of the manifest that refuses unknown keys and coerces nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -42,7 +42,7 @@ class GpuResources(_Section):
 
 
 class Resources(_Section):
-    """What the primary machine needs at least; None: ours to choose. Fractions are allowed, memory is read as GiB."""
+    """The minimum resources of the primary machine; None leaves the choice to us. Memory is in GiB, also fractions."""
 
     gpu: GpuResources | None = None
     cpus: float | None = None
@@ -56,7 +56,7 @@ class Resources(_Section):
 
 
 class Scoring(_Section):
-    """How scores of one task are shown and when they are asked for."""
+    """Whether the agent sees the scores of a task, and when intermediate scoring runs."""
 
     visible_to_agent: bool = True
     score_on_usage_limits: bool = False
@@ -64,7 +64,7 @@ class Scoring(_Section):
 
 
 class ManifestTask(_Section):
-    """What the manifest says of one task. meta is accepted and not kept: it may be anything, even contain itself."""
+    """The manifest's entry for one task. `meta` is accepted but not kept: it may be any value, even a recursive one."""
 
     version: str | None = None
     resources: Resources = Resources()
@@ -78,7 +78,7 @@ class ManifestTask(_Section):
 
 
 class Manifest(_Section):
-    """A whole manifest. A task that it does not name gets the defaults."""
+    """A whole manifest. Tasks that it does not name get the defaults."""
 
     tasks: dict[str, ManifestTask]
     version: str | None = None
@@ -90,23 +90,23 @@ class Manifest(_Section):
         return None
 
     def resources(self, task: str) -> Resources:
-        """What the task's primary machine needs."""
+        """Returns the resources of a task's primary machine."""
         return self.tasks.get(task, ManifestTask()).resources
 
     def scoring(self, task: str) -> Scoring:
-        """How the task's scores are shown and when they are asked for."""
+        """Returns the scoring settings of a task."""
         return self.tasks.get(task, ManifestTask()).scoring
 
 
 def load_manifest(directory: Path) -> Manifest:
-    """Reads manifest.yaml or manifest.yml of a family directory; an empty manifest where there is neither.
+    """Reads manifest.yaml or manifest.yml of a family directory. Returns an empty manifest if neither exists.
 
     Raises:
-        TaskFamilyError: both exist, or the one is not a valid manifest.
+        TaskFamilyError: both files exist, or the manifest is not valid.
     """
     present = [directory / name for name in FILE_NAMES if (directory / name).exists()]
     if len(present) > 1:
-        raise TaskFamilyError(f"There are both {FILE_NAMES[0]} and {FILE_NAMES[1]} in {directory}. Keep one.")
+        raise TaskFamilyError(f"{directory} contains both {FILE_NAMES[0]} and {FILE_NAMES[1]}. Keep one of them.")
     if not present:
         return Manifest(tasks={})
     if not present[0].is_file():
@@ -120,11 +120,11 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
     """Parses a manifest.
 
     Args:
-        data: YAML, at most MAXIMUM_BYTES.
-        name: what messages call it.
+        data: YAML of at most MAXIMUM_BYTES.
+        name: the name that messages use for it.
 
     Raises:
-        TaskFamilyError: it is too large, not YAML, or says what a manifest cannot; one line per problem.
+        TaskFamilyError: it is too large, not YAML, or not a valid manifest; the message has one line per problem.
     """
     if len(data) > MAXIMUM_BYTES:
         raise TaskFamilyError(f"{name} is larger than {MAXIMUM_BYTES} bytes.")

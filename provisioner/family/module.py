@@ -1,4 +1,4 @@
-"""Looks at a family's Python module as text: does it define TaskFamily, and rightly? Never imports or runs it."""
+"""Parses a family's Python module and checks that it defines TaskFamily properly. Never imports or runs it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from provisioner.errors import TaskFamilyError
 CLASS_NAME = "TaskFamily"
 MAXIMUM_BYTES = 4 << 20
 
-# The interpreter inside the machines: what it cannot parse must not pass here because ours is newer.
+# The Python version inside the machines: code that it cannot parse must not pass because ours is newer.
 _MACHINE_PYTHON = (3, 11)
 
 
 def check_module(path: Path) -> None:
-    """Checks that a module parses and has a class TaskFamily with get_tasks, as far as text can tell.
+    """Checks that a module parses and has a class TaskFamily with get_tasks, as far as its source shows.
 
-    A class that has bases, is imported or assigned may get its methods elsewhere: it is looked at in the machine.
+    A class that has bases, is imported or assigned may get its methods from other code: the machine checks it.
 
     Raises:
-        TaskFamilyError: it is too large, not Python, has no TaskFamily, or the class is not a task family.
+        TaskFamilyError: the module is too large, not Python, has no TaskFamily, or the class is not a task family.
     """
     with path.open("rb") as file:
         source = file.read(MAXIMUM_BYTES + 1)
@@ -41,7 +41,7 @@ def check_module(path: Path) -> None:
 def _parse(source: bytes, name: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a stranger's bad escapes are not our user's business
+            warnings.simplefilter("ignore")  # bad escapes in the family's code are no concern of the operator
             return ast.parse(source, filename=name, feature_version=_MACHINE_PYTHON)
     except SyntaxError as error:
         raise TaskFamilyError(f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).") from None
@@ -50,7 +50,7 @@ def _parse(source: bytes, name: str) -> ast.Module:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements that run in a body's own scope, those inside if, try, with and loops too."""
+    """Yields the statements that run in a body's own scope, including those inside if, try, with and loops."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child
@@ -63,7 +63,7 @@ def _opens_a_scope(node: ast.AST) -> bool:
 
 
 def _names(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds; `import *` may bind the one we look for."""
+    """Returns the names that a statement binds. `import *` may bind the one we look for."""
     if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {statement.name}
     if isinstance(statement, ast.ImportFrom | ast.Import):

@@ -1,7 +1,7 @@
-"""Tells the kinds of scoring results apart: untrusted JSON in, frozen records out. A failure is never a 0.
+"""Classifies scoring results: takes untrusted JSON and returns frozen records. A failure is never a score of 0.
 
 The raw result is the guest helper's object: {"status": "ok", "value": ...}, or {"status": "error", "kind": ...}
-with `message` and `traceback` (strings), `type` (the exception's), all optional; or None where there was none.
+with the optional strings `message`, `traceback` and `type` (the exception's type); or None if there was none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ IntermediateKind = Literal["scored", "invalid_submission", "no_score"] | Failure
 
 
 class ScoreResult(Record):
-    """The result of end scoring.
+    """The result of scoring at the end of a run.
 
     Args:
-        kind: `scored`, `manual_scoring_required`, `not_scored` (the family has no end scoring), or the kind of failure.
+        kind: `scored`, `manual_scoring_required`, `not_scored` (the family cannot score a run), or the kind of failure.
         score: a finite number if kind is `scored`, else None.
-        message: what went wrong, in the operator's words; empty otherwise.
-        details: the family's traceback, bounded; empty where there is none.
+        message: the problem, for the operator; empty if there was none.
+        details: the family's traceback, bounded; empty if there was none.
     """
 
     kind: ScoreKind
@@ -42,7 +42,7 @@ class ScoreResult(Record):
 
     @property
     def failed(self) -> bool:
-        """Whether scoring gave neither a score nor the wish for manual scoring."""
+        """Whether scoring gave neither a score nor a request for manual scoring."""
         return self.kind not in ("scored", "manual_scoring_required", "not_scored")
 
 
@@ -50,15 +50,15 @@ class IntermediateResult(Record):
     """The result of intermediate scoring.
 
     Args:
-        kind: `scored`, `invalid_submission` (the family answered NaN), `no_score` (None), or the kind of failure.
+        kind: `scored`, `invalid_submission` (the family returned NaN), `no_score` (None), or the kind of failure.
         score: a finite number, NaN if the submission is invalid, else None.
-        message: the family's, for the agent.
-        details: the family's, never for the agent.
-        failure: what went wrong, in the operator's words; empty otherwise.
-        traceback: the family's traceback, bounded; empty where there is none.
+        message: the family's message to the agent.
+        details: the family's details, which the agent never sees.
+        failure: the problem, for the operator; empty if there was none.
+        traceback: the family's traceback, bounded; empty if there was none.
     """
 
-    # NaN must survive being written: as null it would turn an invalid submission into no score.
+    # Serialise NaN as NaN: as null, an invalid submission would become no score.
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     kind: IntermediateKind
@@ -70,20 +70,20 @@ class IntermediateResult(Record):
 
     @property
     def is_logged(self) -> bool:
-        """Whether it belongs in the score log: scores and invalid submissions do."""
+        """Whether it belongs in the score log, as scores and invalid submissions do."""
         return self.kind in ("scored", "invalid_submission")
 
     @property
     def failed(self) -> bool:
-        """Whether scoring broke: neither a score, nor an invalid submission, nor the wish for none."""
+        """Whether scoring failed: it gave no score, no invalid submission and no deliberate None."""
         return not self.is_logged and self.kind != "no_score"
 
 
 def classify_score(result: object) -> ScoreResult:
-    """What the family's `score` or `aggregate_scores` came to. No range is enforced.
+    """Classifies the result of the family's `score` or `aggregate_scores`. Accepts scores of any range.
 
     Args:
-        result: the guest helper's object; see above.
+        result: the guest helper's object, described above.
     """
     outcome = _outcome(result)
     if isinstance(outcome, _Failed):
@@ -102,10 +102,10 @@ def classify_score(result: object) -> ScoreResult:
 
 
 def parse_intermediate(result: object) -> IntermediateResult:
-    """What the family's `intermediate_score` came to: {score, message, details}, all optional.
+    """Classifies the result of the family's `intermediate_score`: {score, message, details}, all optional.
 
     Args:
-        result: the guest helper's object; see above.
+        result: the guest helper's object, described above.
     """
     outcome = _outcome(result)
     judged = outcome if isinstance(outcome, _Failed) else _intermediate(outcome.value)
@@ -115,11 +115,11 @@ def parse_intermediate(result: object) -> IntermediateResult:
 
 
 def visible_message(score: float | None, message: Mapping[str, Any], visible_to_agent: bool) -> dict[str, object]:
-    """What the agent may see of an intermediate score: its status and message, the score unless hidden, never details.
+    """Returns what the agent may see of an intermediate score: status, message and, unless hidden, the score.
 
     Args:
-        score: of the result or log entry; NaN is an invalid submission and shown as such, since JSON has no NaN.
-        message: the family's.
+        score: the score; NaN is shown as an invalid submission, since JSON has no NaN.
+        message: the family's message.
         visible_to_agent: the manifest's scoring.visible_to_agent.
     """
     if score is None:
@@ -143,14 +143,14 @@ class _Failed:
 
 
 def _outcome(result: object) -> _Returned | _Failed:
-    """The value that the family's function gave, or how it failed."""
+    """Returns the value of the family's function, or how it failed."""
     if not isinstance(result, dict):
         return _Failed("malformed", f"The machine answered {_a(result)} instead of a result.")
     status = result.get("status")
     if status == "ok" and "value" in result:
         return _Returned(result["value"])
     if status == "ok":
-        return _Failed("malformed", "The machine's result holds no value.")
+        return _Failed("malformed", "The machine's result contains no value.")
     if status != "error":
         return _Failed("malformed", f"The machine's result has the unknown status {shown(status)}.")
     return _error(result)
@@ -198,7 +198,7 @@ def _error(result: Mapping[str, object]) -> _Failed:
 
 
 def _number(value: object) -> float | None:
-    """A JSON number as a float; None for what is no number, bool included."""
+    """Converts a JSON number to a float. Returns None for anything else, bool included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -208,7 +208,7 @@ def _number(value: object) -> float | None:
 
 
 def _text(value: object, limit: int) -> str:
-    """A stranger's text, cut, and without half characters that no file can hold."""
+    """Truncates untrusted text and replaces lone surrogates, which cannot be encoded."""
     cut = value[:limit] if isinstance(value, str) else ""
     return cut.encode("utf-8", "replace").decode()
 

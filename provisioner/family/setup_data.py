@@ -1,4 +1,4 @@
-"""Checks the setup data that a machine gave back: untrusted JSON, turned into a SetupData or a clear error."""
+"""Checks the setup data that a machine returned: converts untrusted JSON to a SetupData or raises a clear error."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FLAGS = ("has_score", "has_intermediate_score", "has_aggregate_scores", "has_te
 
 
 def parse_setup_data(value: object) -> SetupData:
-    """Setup data from the decoded JSON object whose keys are SetupData's.
+    """Converts a decoded JSON object with SetupData's keys to a SetupData.
 
-    Names and instructions may hold any shell, HCL or template syntax: they are data, here and everywhere.
+    Names and instructions may contain shell, HCL or template syntax: they are treated as data everywhere.
 
     Raises:
-        TaskFamilyError: it is not setup data that the Task Standard allows.
+        TaskFamilyError: the Task Standard does not allow this setup data.
     """
     if not isinstance(value, dict):
         raise TaskFamilyError(f"{_WHERE} must be an object, not {shown(value)}.")
@@ -48,7 +48,7 @@ def parse_setup_data(value: object) -> SetupData:
 
 
 def require_task(setup: SetupData, family_name: str, task: str) -> TaskSetup:
-    """The setup data of one task.
+    """Returns the setup data of one task.
 
     Raises:
         UsageError: the family has no such task; the message lists the nearest names.
@@ -58,16 +58,16 @@ def require_task(setup: SetupData, family_name: str, task: str) -> TaskSetup:
     near = closest(task, setup.tasks)
     said = f" The nearest names are:{listed(shown(name) for name in near)}" if near else ""
     raise UsageError(
-        f"The family {family_name} has no task {shown(task)}.{said}", hint="`provisioner tasks FAMILY` lists them all."
+        f"The family {family_name} has no task {shown(task)}.{said}", hint="`provisioner tasks FAMILY` lists all tasks."
     )
 
 
 def closest(name: str, names: Iterable[str], count: int = 5) -> list[str]:
-    """The names most like `name`, best first; at most `count`, and never none while there is any."""
+    """Returns at most `count` names similar to `name`, best first. Falls back to the first names if none is similar."""
     candidates = list(names)
     by_folded = {candidate.casefold(): candidate for candidate in reversed(candidates)}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
-    return [by_folded[folded] for folded in found] or candidates[:count]
+    similar = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
+    return [by_folded[folded] for folded in similar] or candidates[:count]
 
 
 def _flag(value: object, name: str) -> bool:
@@ -77,7 +77,7 @@ def _flag(value: object, name: str) -> bool:
 
 
 def _version(value: object) -> str | None:
-    """It is recorded and not enforced, so whatever a family wrote is taken down, shortened."""
+    """Returns the version as text, shortened: it is recorded, not enforced, so any value is accepted."""
     plain = isinstance(value, str) and len(value) <= MAXIMUM_VERSION_CHARACTERS and value.isprintable()
     return None if value is None else str(value) if plain else shown(value)
 
@@ -94,7 +94,7 @@ def _tasks(value: object) -> dict[str, TaskSetup]:
     if not isinstance(value, dict):
         raise TaskFamilyError(f"{_WHERE}: tasks must be an object of names and tasks, not {shown(value)}.")
     if not value:
-        raise TaskFamilyError("The family has no tasks: get_tasks gave none.")
+        raise TaskFamilyError("The family has no tasks: get_tasks returned an empty dict.")
     if len(value) > MAXIMUM_TASKS:
         raise TaskFamilyError(f"The family has {len(value)} tasks; at most {MAXIMUM_TASKS} are allowed.")
     return {_task_name(name): _task(name, task) for name, task in value.items()}
@@ -139,7 +139,7 @@ def _instructions(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise TaskFamilyError(f"{where}: instructions must be a string, not {shown(value)}.")
     if not _is_text(value):
-        raise TaskFamilyError(f"{where}: instructions hold half a character (a lone surrogate).")
+        raise TaskFamilyError(f"{where}: instructions contain a lone surrogate, which is half a character.")
     if len(value.encode()) > MAXIMUM_INSTRUCTIONS_BYTES:
         raise TaskFamilyError(f"{where}: instructions are larger than {MAXIMUM_INSTRUCTIONS_BYTES} bytes.")
     return value
@@ -149,7 +149,7 @@ def _variables(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TaskFamilyError(f"{where}: required_environment_variables must be a list of names, not {shown(value)}.")
     if len(value) > MAXIMUM_VARIABLES:
-        raise TaskFamilyError(f"{where}: over {MAXIMUM_VARIABLES} required environment variables.")
+        raise TaskFamilyError(f"{where} requires over {MAXIMUM_VARIABLES} environment variables.")
     for name in value:
         if not isinstance(name, str) or not is_variable_name(name):
             raise TaskFamilyError(f"{where}: {shown(name)} is not the name of an environment variable.")
@@ -157,5 +157,5 @@ def _variables(value: object, where: str) -> tuple[str, ...]:
 
 
 def _is_text(text: str) -> bool:
-    """Whether text can be written as UTF-8: JSON may spell half a surrogate pair."""
+    """Returns whether text can be encoded as UTF-8: JSON may contain half a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

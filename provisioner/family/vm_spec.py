@@ -1,4 +1,4 @@
-"""Checks what get_aux_vm_spec returned: a stranger's object, turned into a VMSpec or a clear error."""
+"""Checks the result of get_aux_vm_spec: converts an untrusted object to a VMSpec or raises a clear error."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KEYS = _REQUIRED | {"cpu_architecture", "gpu_spec", "base_image_type", "build_s
 
 
 def parse_vm_spec(value: object, where: str) -> VMSpec:
-    """A VMSpec from decoded JSON. Keys that may be left out may be null too.
+    """Converts decoded JSON to a VMSpec. Optional keys may also be null.
 
     Args:
         value: the decoded JSON.
-        where: what messages call it.
+        where: the name that messages use for it.
 
     Raises:
-        TaskFamilyError: it is not a VMSpec, or no machine could satisfy it.
+        TaskFamilyError: the value is not a VMSpec, or no machine could satisfy it.
     """
     spec = _object(value, where, _REQUIRED, _KEYS)
     gpu = None if spec.get("gpu_spec") is None else _gpu(spec["gpu_spec"], f"{where}.gpu_spec")

@@ -1,14 +1,14 @@
-"""The driver's program inside a machine: one JSON request on stdin, one result in a file, output as it comes.
+"""Runs one operation in a machine: reads a JSON request on stdin, writes the result to a file and streams the output.
 
-Usage: `python3 helper.py < request`. `helper.py child` is how it starts the process that runs task code.
-Secrets come only with the request, never in arguments. Must never import task code in the first process.
+Usage: `python3 helper.py < request`. It starts `helper.py child` for the process that runs task code. Secrets come in
+the request, never in arguments. The first process must never import task code.
 """
 
 import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# With -I or PYTHONSAFEPATH Python leaves this directory out.
+# With -I or PYTHONSAFEPATH, Python's path does not include this directory.
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
@@ -16,22 +16,22 @@ from provisioner_request import BadRequestError, Request, parse_request  # noqa:
 
 
 def read_request() -> Request:
-    """Read stdin to its end as the request."""
+    """Read the request from stdin."""
     return parse_request(sys.stdin.buffer.read())
 
 
 def main(arguments: list[str]) -> int:
-    """Run one operation and give the exit code.
+    """Run one operation and return the exit code.
 
     Args:
-        arguments: none for the driver's call, ["child"] in the process that does the work.
+        arguments: [] when the driver calls it, ["child"] in the process that runs task code.
 
     Returns:
-        0 when a result was written, whatever it says; 2 when the request was not one.
+        0 if a result was written, even that of a failure; 2 if the request is not valid.
     """
     try:
         request = read_request()
-        # Each process imports its own half: on an emulated CPU an unused module costs a tenth of a second.
+        # Each process imports only its own modules: on an emulated CPU each one costs a tenth of a second.
         if arguments == ["child"]:
             import provisioner_child
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Powers this machine off at a moment, whatever runs in it then.
-# Usage: limit.sh SECONDS [move]   since the epoch. Called at each boot with the first limit; with `move` where the
-# operator moves it, which later boots then know.
+# Powers this machine off at the end of its time to live, whatever is running in it then.
+# Usage: limit.sh SECONDS [move]   SECONDS since the epoch. Each boot calls it with the original time. `move` sets another
+# time, which later boots use as well.
 set -eu
 moved=/var/lib/provisioner-limit
 
@@ -25,6 +25,6 @@ if [ "${2:-}" = move ]; then
     systemctl stop provisioner-limit.timer 2> /dev/null || :
     set_timer "$left"
 else
-    # Not waited for: the timer starts after what this boot waits for, and that after us.
+    # In the background: the timer starts only after units of this boot that wait for this script.
     set_timer "$left" < /dev/null > /dev/null 2>&1 &
 fi

@@ -1,15 +1,15 @@
-"""Tries, inside a machine, all that its task's permission forbids or promises, and says what was reached.
+"""Probes, inside a machine, everything that its task's permission forbids or promises.
 
-Runs as root, standard library only. Reads one JSON object from stdin:
+Runs as root and uses only the standard library. Reads one JSON object from stdin:
 
-    {"devices": [[device, gateway], ...],   routes to force, so that a guest's own routing table proves nothing
+    {"devices": [[device, gateway], ...],   routes to force, in addition to the machine's own routing table
      "canary_ports": [port, ...],           listeners on the controller's loopback
-     "gateways": [address, ...],            where the controller's loopback might answer
+     "gateways": [address, ...],            addresses at which the controller's loopback might answer
      "peer": address or null,               the neighbour on the environment's own link
      "allowed": [[address, port], ...],     allowlisted destinations
-     "agent": bool}                         try everything as user agent too
+     "agent": bool}                         whether to probe as user agent too
 
-and writes one JSON array of {"user", "probe", "reached", "detail"} to stdout. Judges nothing.
+and writes one JSON array of {"user", "probe", "reached", "detail"} to stdout. The controller judges them.
 """
 
 import json
@@ -34,79 +34,79 @@ QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00
 
 
 def _socket(family, kind, device=None, protocol=0):
-    made = socket.socket(family, kind, protocol)
-    made.settimeout(SECONDS)
+    connection = socket.socket(family, kind, protocol)
+    connection.settimeout(SECONDS)
     if device:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
-    return made
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+    return connection
 
 
 def _tcp(address, port, device=None):
-    with _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, device) as made:
-        made.connect((address, port))
+    with _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        connection.connect((address, port))
     return "connected"
 
 
 def _allowed(address, port):
-    # What stands between may accept before the destination does, and hang up if that refuses.
-    with _socket(socket.AF_INET, socket.SOCK_STREAM) as made:
-        made.connect((address, port))
+    # A proxy on the way may accept first and hang up when the destination refuses.
+    with _socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.connect((address, port))
         try:
-            if not made.recv(1):
+            if not connection.recv(1):
                 raise OSError("closed at once")
         except TimeoutError:
-            pass  # it waits for us to speak first
+            pass  # the server waits for the client's first bytes
         return "connected"
 
 
 def _metadata(address, device=None):
-    # Without a token: a token's answer may get lost in the hop limit alone. Even a 401 is an answer.
-    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
-        made.connect((address, 80))
-        made.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
-        answer = made.recv(64).decode("latin-1")
-        if answer[8:13] == " 403 ":  # how EC2's service says that it is switched off
+    # Without a token, whose answer may be lost merely by the hop limit. Even a 401 is an answer.
+    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        connection.connect((address, 80))
+        connection.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
+        answer = connection.recv(64).decode("latin-1")
+        if answer[8:13] == " 403 ":  # EC2's answer if the service is switched off
             raise OSError("switched off")
         return answer
 
 
 def _udp(address, port, device=None):
-    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as made:
-        made.sendto(QUERY, (address, port))
-        return f"{len(made.recv(512))} bytes"
+    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
+        connection.sendto(QUERY, (address, port))
+        return f"{len(connection.recv(512))} bytes"
 
 
 def _dns_tcp(address, device=None):
-    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as made:
-        made.connect((address, 53))
-        made.sendall(struct.pack("!H", len(QUERY)) + QUERY)
-        answer = made.recv(2)
+    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        connection.connect((address, 53))
+        connection.sendall(struct.pack("!H", len(QUERY)) + QUERY)
+        answer = connection.recv(2)
         if not answer:
             raise OSError("closed")
         return "answered"
 
 
 def _ping(address, device=None):
-    # Unprivileged ICMP where the kernel allows it, raw where we are root.
+    # A raw socket as root, otherwise unprivileged ICMP if the kernel allows it.
     raw = os.geteuid() == 0
     kind = socket.SOCK_RAW if raw else socket.SOCK_DGRAM
-    with _socket(socket.AF_INET, kind, device, socket.IPPROTO_ICMP) as made:
+    with _socket(socket.AF_INET, kind, device, socket.IPPROTO_ICMP) as connection:
         body = b"\x08\x00\x00\x00\x13\x37\x00\x01"
         total = sum(struct.unpack("!4H", body))
-        made.sendto(body[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + body[4:], (address, 0))
+        connection.sendto(body[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + body[4:], (address, 0))
         while True:
-            answer, sender = made.recvfrom(256)
+            answer, sender = connection.recvfrom(256)
             if sender[0] == address and (answer[20] if raw else answer[0]) == 0:
                 return "echo"
 
 
 def _resolve(name, port):
-    found = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
-    return found[0][4][0]
+    addresses = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
+    return addresses[0][4][0]
 
 
 def _get_out(names):
-    """Reaches any of the public names, or a public address."""
+    """Connects to the first of the public names that answers."""
     failures = []
     for name, port in names:
         try:
@@ -153,7 +153,7 @@ def _probes_via(device, request):
 
 
 def _try_all(request, user):
-    """Runs all probes at once, so that the whole takes one time-out."""
+    """Runs all probes at once, so that together they take no longer than one time-out."""
     results = []
 
     def attempt(name, probe):
@@ -170,7 +170,7 @@ def _try_all(request, user):
         thread.start()
     deadline = time.monotonic() + 4 * SECONDS
     for thread in threads:
-        # The C library's resolver has time-outs of its own.
+        # The C library's resolver has its own, longer time-outs.
         thread.join(max(0, deadline - time.monotonic()))
     answered = list(results)
     named = {result["probe"] for result in answered}
@@ -179,7 +179,7 @@ def _try_all(request, user):
 
 
 def _as_agent(request):
-    """The same as user agent, in a child that gives up root first."""
+    """Runs all probes as user agent, in a child process that gives up root first."""
     import pwd
 
     entry = pwd.getpwnam("agent")
@@ -206,7 +206,7 @@ def _route(action, devices):
 
 
 def main():
-    """Reads the request, tries, writes the results."""
+    """Reads the request, runs the probes and writes the results."""
     request = json.load(sys.stdin)
     present = [pair for pair in request["devices"] if os.path.exists("/sys/class/net/" + pair[0])]
     request["devices"] = present

@@ -1,4 +1,4 @@
-"""The process that does the work: task code runs here, as root in the family's directory, and nowhere else."""
+"""Runs an operation in its own process, the only one that runs task code: as root in the family's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import provisioner_files
 import provisioner_result
 from provisioner_request import Request
 
-# Name of the operation -> what does it. Each takes the request and gives the result's value.
+# The function of each operation. It takes the request and returns the result's value.
 OPERATIONS: dict[str, Callable[[Request], Any]] = {
     "install": provisioner_family.install,
     "setup": provisioner_family.setup,
@@ -30,14 +30,14 @@ OPERATIONS: dict[str, Callable[[Request], Any]] = {
 
 
 def main(request: Request, *, program_directory: str) -> None:
-    """Do one operation and write its result.
+    """Run one operation and write its result.
 
     Args:
-        request: what to do.
-        program_directory: where this program lies; task code cannot import from there.
+        request: the request.
+        program_directory: the directory of this program, from which task code cannot import.
     """
     pid = os.getpid()
-    # stdin held the request; task code finds an empty one.
+    # stdin contained the request; task code gets an empty one.
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
@@ -45,7 +45,7 @@ def main(request: Request, *, program_directory: str) -> None:
     sys.path[:] = [str(request.places.family), *others]
     result = provisioner_result.result_of(lambda: _operation(request))
     if os.getpid() != pid:
-        os._exit(0)  # task code forked, and the copy came back here too: it has no result to give
+        os._exit(0)  # task code forked, and its child came back here: it has no result
     provisioner_result.write(request.result, result)
 
 

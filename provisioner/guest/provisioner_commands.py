@@ -1,4 +1,4 @@
-"""The operations that run programs: the commands of a build step, and the family's own tests."""
+"""Implements the operations that run programs: the commands of a build step, and the family's own tests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def shell(request: Request) -> None:
         commands: the script's lines.
         shell: the shell and its options.
         cwd: absolute directory.
-        user: who runs them; None for root.
+        user: the user who runs them; None for root.
 
     Raises:
-        OperationError: the script ended with another exit code than 0.
+        OperationError: the exit code of the script is not 0.
     """
     commands = _strings(request, "commands")
     program = _strings(request, "shell")
-    # In memory: a script may hold secrets, arguments are for all to see, and another user must be able to read it.
+    # In memory, because a script may contain secrets: every user can see arguments. The other user must read it.
     script = os.memfd_create("script")
     with os.fdopen(script, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write("".join(f"{command}\n" for command in commands))
@@ -54,7 +54,7 @@ def _strings(request: Request, name: str) -> list[str]:
 
 
 def _as_user(request: Request) -> dict[str, Any]:
-    """subprocess.run's arguments for the user that the request names."""
+    """Return subprocess.run's arguments for the user that the request names."""
     if request.options.get("user") is None:
         return {}
     user = provisioner_machine.find_user(request.places, request.option("user", str))
@@ -62,19 +62,19 @@ def _as_user(request: Request) -> dict[str, Any]:
     if user.uid == os.geteuid():
         return {"env": environment}
     for output in (1, 2):
-        os.fchown(output, user.uid, user.gid)  # else its `echo ... > /dev/stderr` is refused
+        os.fchown(output, user.uid, user.gid)  # otherwise its `echo ... > /dev/stderr` is refused
     groups = provisioner_machine.groups_of(request.places, user)
     return {"env": environment, "user": user.uid, "group": user.gid, "extra_groups": groups}
 
 
 def pytest(request: Request) -> dict[str, int]:
-    """Run the family's own tests: the files test_*.py and *_test.py beside its module.
+    """Run the family's own tests: the files test_*.py and *_test.py next to its module.
 
     Options:
-        arguments: more arguments for pytest.
+        arguments: additional arguments for pytest.
 
     Returns:
-        exit_code, as pytest gave it.
+        exit_code, that of pytest.
 
     Raises:
         OperationError: pytest is not installed.
@@ -87,8 +87,8 @@ def pytest(request: Request) -> dict[str, int]:
     if not files:
         print("The task family has no tests: no file test_*.py or *_test.py.")
         return {"exit_code": NO_TESTS_COLLECTED}
-    # -m puts the working directory, and with it the family, on the path. The plugin goes by the name of its entry
-    # point, as METR's own does: under another, a test file that names it too would register it twice.
+    # -m puts the working directory, and with it the family, on the path. The plugin has the name of its entry point,
+    # like METR's own: under another name, a test file that names it too would register it twice.
     command = [*python_command(), "-m", "pytest", "-p", "metr-task-standard"]
     options = [f"--task-standard-task-family-name={request.family}", f"--task-standard-task-name={request.task or ''}"]
     arguments = [*command, *options, *map(str, request.option("arguments", list)), "--", *files]

@@ -1,4 +1,4 @@
-"""The operations that call the family's TaskFamily class. They hand back what it says, unjudged."""
+"""Implements the operations that call the family's TaskFamily class. Returns its values unchecked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from provisioner_result import OperationError
 
 
 def load_family(name: str) -> Any:
-    """Import the family's module and give its class.
+    """Import the family's module and return its class.
 
     Raises:
-        OperationError: there is no class TaskFamily in it.
+        OperationError: the module has no class TaskFamily.
     """
     if not name.isidentifier():
         raise OperationError("invalid", f"{name!r} is not the name of a task family")
@@ -34,7 +34,7 @@ def load_family(name: str) -> Any:
 def _tasks(family: Any) -> dict[Any, Any]:
     tasks = family.get_tasks()
     if not isinstance(tasks, dict):
-        raise OperationError("invalid", f"get_tasks() gave a {type(tasks).__name__} where a dict of tasks was due")
+        raise OperationError("invalid", f"get_tasks() must return a dict of tasks, not a {type(tasks).__name__}")
     return tasks
 
 
@@ -53,14 +53,14 @@ def _function(family: Any, name: str) -> Callable[..., Any]:
 
 
 def install(request: Request) -> None:
-    """Call install(), where there is one."""
+    """Call install(), if the family has it."""
     family = load_family(request.family)
     if hasattr(family, "install"):
         family.install()
 
 
 def start(request: Request) -> None:
-    """Call start(task), where there is one."""
+    """Call start(task), if the family has it."""
     family = load_family(request.family)
     task = _task(family, request.task)
     if hasattr(family, "start"):
@@ -71,9 +71,9 @@ def score(request: Request) -> Any:
     """Call score(task, submission).
 
     Options:
-        submission: path of the file that holds it, as the controller placed it.
+        submission: path of the file with the submission, which the controller has written.
     """
-    # newline="": a submission keeps its line ends as they are.
+    # newline="" keeps the submission's line ends unchanged.
     with open(request.option("submission", str), encoding="utf-8", errors="replace", newline="") as file:
         submission = file.read()
     family = load_family(request.family)
@@ -101,7 +101,7 @@ def aggregate_scores(request: Request) -> Any:
 
 
 def score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Give an entry the types of the standard: scored_at a UTC datetime, and the older keys, in milliseconds."""
+    """Convert an entry to the standard's types: scored_at as a UTC datetime, and the older keys in milliseconds."""
     moment = datetime.datetime.fromisoformat(entry["scored_at"])
     moment = moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
     milliseconds = int(moment.timestamp() * 1000)
@@ -112,7 +112,7 @@ def score_log_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def teardown(request: Request) -> None:
-    """Call teardown(task), or teardown() as older families have it, where there is one."""
+    """Call teardown(task), or teardown() as older families define it, if the family has it."""
     family = load_family(request.family)
     function = getattr(family, "teardown", None)
     if function is None:
@@ -124,22 +124,22 @@ def teardown(request: Request) -> None:
 
 
 def setup(request: Request) -> dict[str, Any]:
-    """Read the setup data of all tasks, each time in a fresh process, until no more variables are asked for.
+    """Read the setup data of all tasks, repeatedly in fresh processes, until they require no further variables.
 
-    A family may leave tasks out while a variable is missing. So it is first read with none of the user's variables
-    set, then with those that it asked for; with all of them where it cannot be read otherwise.
+    A family may leave tasks out while a variable is missing. So the first pass sets none of the user's variables, the
+    next ones set those that the tasks required, and all of them are set if the family cannot be read otherwise.
 
     Options:
-        given: the variables that the user gave.
+        given: the user's variables.
     """
-    given = request.option("given", dict)
+    variables = request.option("given", dict)
     names: set[str] = set()
     while True:
-        result = _read_afresh(request, {name: given[name] for name in names})
-        wanted = set(given) if result["status"] == "error" else _required(result["value"]) & set(given)
-        if wanted <= names:
+        result = _read_afresh(request, {name: variables[name] for name in names})
+        required = set(variables) if result["status"] == "error" else _required(result["value"]) & set(variables)
+        if required <= names:
             break
-        names |= wanted
+        names |= required
     if result["status"] == "error":
         error = OperationError("", "")
         error.result = result
@@ -153,7 +153,7 @@ def _required(value: dict[str, Any]) -> set[str]:
 
 
 def _read_afresh(request: Request, variables: dict[str, str]) -> dict[str, Any]:
-    """Read the setup data in a copy of this process, in which the family is not yet imported."""
+    """Read the setup data in a fork of this process, in which the family is not imported yet."""
     path = request.result.with_name(request.result.name + ".setup")
     provisioner_result.discard(path)
     pid = os.fork()
@@ -161,7 +161,7 @@ def _read_afresh(request: Request, variables: dict[str, str]) -> dict[str, Any]:
         try:
             _read_and_write(request.family, variables, path)
         finally:
-            os._exit(0)  # whatever happens, the copy must not go on where the original does
+            os._exit(0)  # whatever happens, the child must not continue as the parent does
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not provisioner_result.is_written(path):
         return provisioner_result.ended(exit_code)
@@ -178,17 +178,17 @@ def _read_and_write(name: str, variables: dict[str, str], path: Path) -> None:
         return read_setup(name)
 
     result = provisioner_result.result_of(read)
-    if os.getpid() == own_pid:  # else task code forked, and the copy came back here
+    if os.getpid() == own_pid:  # otherwise task code forked, and its child came back here
         provisioner_result.write(path, result)
     sys.stdout.flush()
     sys.stderr.flush()
 
 
 def read_setup(name: str) -> dict[str, Any]:
-    """Import the family and ask for the setup data of every task.
+    """Import the family and read the setup data of every task.
 
     Raises:
-        OperationError: it aggregates scores and never gives an intermediate one, but has score() too.
+        OperationError: the family has score() and aggregate_scores(), but no intermediate_score().
     """
     family = load_family(name)
     if hasattr(family, "score") and hasattr(family, "aggregate_scores") and not hasattr(family, "intermediate_score"):
@@ -219,5 +219,5 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
             "aux_vm_spec": family.get_aux_vm_spec(task) if hasattr(family, "get_aux_vm_spec") else None,
         }
     except Exception as error:
-        error.add_note(f"This was while the setup data of the task {name!r} was read.")
+        error.add_note(f"This happened while the setup data of the task {name!r} was read.")
         raise

@@ -1,6 +1,6 @@
-"""The operations on files that the agent can reach. Follows no link that the agent may have planted.
+"""Implements the operations on files that the agent can reach. Follows no link that the agent may have planted.
 
-Everything is done below an open directory and by names of one component, so that nothing can be swapped on the way.
+Works from open directories and names of one component, so that the agent cannot swap a directory on the path.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import provisioner_machine
 from provisioner_request import Request
 
-# Deeper than any real tree, and below the limits of recursion and of open files.
+# Deeper than any real tree, but below the limits on recursion and open files.
 MAX_DEPTH = 400
 MAX_WARNINGS = 20
 KEY_HEADER_BYTES = 4096
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a FIFO that nobody writes to must not hold us up.
+# O_NONBLOCK: a FIFO without a writer must not block.
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# It is not there, or is something else: perhaps a process of the task took it away between two calls of ours.
+# The file is missing or of another kind: a process of the task may have replaced it between two calls.
 GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
 
 Visit = Callable[[int, str, os.stat_result], bool]
@@ -32,16 +32,15 @@ Visit = Callable[[int, str, os.stat_result], bool]
 def settle_home(request: Request) -> dict[str, Any]:
     """Give /home/agent to agent after start() and place the instructions.
 
-    Left alone are what belongs to the group `protected` (with all that lies in such a directory) and directories at
-    the top whose name begins with a dot, but for .ssh. Private keys of agent's under .ssh become 0600, without which
-    OpenSSH refuses them.
+    Files and directory trees of the group `protected` are left alone, and so are top-level directories whose name
+    begins with a dot, except .ssh. Private keys of agent's under .ssh get mode 0600, which OpenSSH requires.
 
     Options:
-        instructions: goes to instructions.txt, with a newline.
-        skip_chown: whether the family takes care of the owners itself.
+        instructions: the text of instructions.txt, to which a newline is added.
+        skip_chown: whether to leave all owners unchanged.
 
     Returns:
-        warnings: what could not be given to agent.
+        warnings: the files that could not be given to agent.
     """
     instructions = request.option("instructions", str)
     user = provisioner_machine.find_user(request.places, "agent")
@@ -63,7 +62,7 @@ def _give_home(home: int, user: provisioner_machine.User, protected: int, warnin
         try:
             os.chown(name, user.uid, user.gid, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            return False  # a process of the task removed it meanwhile
+            return False  # a process of the task has removed it
         except OSError as error:
             warnings.append(f"could not give {name!r} to agent: {error.strerror}")
         return is_directory
@@ -77,7 +76,7 @@ def _tighten_private_keys(home: int, agent_uid: int) -> None:
         if stat.S_ISREG(status.st_mode):
             with _open(name, FILE_FLAGS, directory) as file:
                 status = os.fstat(file)
-                # Another owner's is left: 0600 would lock agent out of it.
+                # Keys of other owners are unchanged: 0600 would lock agent out.
                 if stat.S_ISREG(status.st_mode) and status.st_uid == agent_uid and _is_private_key(file):
                     os.fchmod(file, 0o600)
         return stat.S_ISDIR(status.st_mode)
@@ -95,7 +94,7 @@ def _is_private_key(file: int) -> bool:
 
 
 def _walk(directory: int, visit: Visit, depth: int = 0) -> None:
-    """Visit all that is below an open directory; visit says whether to go down. Links are visited, not followed."""
+    """Visit everything below an open directory; `visit` returns whether to descend. Links are visited, not followed."""
     if depth > MAX_DEPTH:
         raise OSError(errno.ENAMETOOLONG, f"directories nested deeper than {MAX_DEPTH} levels")
     for name in os.listdir(directory):
@@ -119,12 +118,12 @@ def _open(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
 
 
 def place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode: int) -> None:
-    """Put a new file in the place of whatever has that name, at once.
+    """Atomically replace whatever has a name by a new file.
 
     Args:
-        directory: open directory.
+        directory: the descriptor of an open directory.
         name: the file's name in it.
-        text: the content, UTF-8.
+        text: the content, written as UTF-8.
         owner: user id and group id.
         mode: permission bits.
     """
@@ -143,14 +142,14 @@ def place(directory: int, name: str, text: str, *, owner: tuple[int, int], mode:
 
 
 def read_submission(request: Request) -> dict[str, Any]:
-    """Read the file that the agent wrote, whatever it really is.
+    """Read the agent's submission file, safely whatever kind of file it is.
 
     Options:
-        path: where it should be.
-        limit_bytes: a larger one is not read.
+        path: the submission's path.
+        limit_bytes: the largest size that is read.
 
     Returns:
-        found, text and, if something lies there that is not what it should be, the reason.
+        found, text and, if the file there cannot be a submission, the reason.
     """
     path, limit = request.option("path", str), request.option("limit_bytes", int)
     try:
@@ -158,7 +157,7 @@ def read_submission(request: Request) -> dict[str, Any]:
             reason = _unfit(os.fstat(file), limit)
             data = b"" if reason else _read(file, limit + 1)
     except OSError as error:
-        # A missing file is no fault: an agent may submit nothing.
+        # A missing file is not an error: an agent may submit nothing.
         reasons = {errno.ENOENT: "", errno.ELOOP: "it is a symbolic link"}
         return _submission(None, reasons.get(error.errno or 0, error.strerror or "it cannot be opened"))
     if len(data) > limit:

@@ -1,4 +1,4 @@
-"""What the machine knows of its users and of the environment that each login gets. Only reads."""
+"""Reads the machine's users, groups and the environment variables of each login. Never writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from provisioner_request import Places
 
-# What Debian's login gives to root and to other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
+# The PATH that Debian's login sets for root and for other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USER_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 
@@ -23,7 +23,7 @@ class User:
 
 
 def find_user(places: Places, name: str) -> User:
-    """Look a user up.
+    """Look up a user.
 
     Raises:
         LookupError: there is no such user.
@@ -35,7 +35,7 @@ def find_user(places: Places, name: str) -> User:
 
 
 def find_group(places: Places, name: str) -> int:
-    """Look a group's id up.
+    """Look up a group's id.
 
     Raises:
         LookupError: there is no such group.
@@ -47,7 +47,7 @@ def find_group(places: Places, name: str) -> int:
 
 
 def groups_of(places: Places, user: User) -> list[int]:
-    """Ids of every group that the user is in."""
+    """Return the ids of all groups that the user is in."""
     others = [int(fields[2]) for fields in _lines(places, "group", 4) if user.name in fields[3].split(",")]
     return [user.gid, *others]
 
@@ -58,7 +58,7 @@ def _lines(places: Places, file: str, fields: int) -> list[list[str]]:
 
 
 def root_environment(places: Places) -> dict[str, str]:
-    """The whole environment of an operation, before the request's variables: nothing of ours leaks in."""
+    """Return the environment of an operation without the request's variables. Nothing of this process leaks in."""
     return {
         "PATH": ROOT_PATH,
         "HOME": str(places.family),
@@ -71,13 +71,13 @@ def root_environment(places: Places) -> dict[str, str]:
 
 
 def user_environment(places: Places, user: User) -> dict[str, str]:
-    """The same for another user."""
+    """Return the environment of an operation that another user runs."""
     own = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell, "PATH": USER_PATH}
     return {**root_environment(places), **own, **_etc_environment(places)}
 
 
 def _etc_environment(places: Places) -> dict[str, str]:
-    """The lines of /etc/environment, by the rules of pam_env: NAME=value, perhaps quoted, perhaps after `export`."""
+    """Parse /etc/environment by the rules of pam_env: NAME=value, optionally quoted, optionally after `export`."""
     try:
         text = (places.etc / "environment").read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:

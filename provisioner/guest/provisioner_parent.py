@@ -1,7 +1,7 @@
-"""Starts the child that does an operation, passes its output on while it runs, and sees to it that a result is left.
+"""Starts the child that runs an operation, passes its output on, and makes sure that there is a result.
 
-The child's output goes to files and not to pipes: what the task leaves running keeps writing there, so that it
-neither holds this process up nor dies of a closed pipe.
+The child's output goes to files, not to pipes. So processes that the task leaves running can keep writing: they neither
+block this process nor die of a closed pipe.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CHUNK_BYTES = 64 * 1024
 
 
 def run(request: Request, *, program: str) -> None:
-    """Do one operation: afterwards its result is in the request's result file, and its output has been passed on.
+    """Run one operation: pass its output on, and leave its result in the request's result file.
 
     Args:
-        request: what to do.
-        program: path of helper.py.
+        request: the request.
+        program: the path of helper.py.
 
     Raises:
         BadRequestError: the result's directory is not safe.
@@ -45,13 +45,13 @@ def run(request: Request, *, program: str) -> None:
     try:
         _run_in(request, program, directory)
     finally:
-        # The output may quote secrets, and an image must not keep them. What still runs keeps its open file.
+        # The output may quote secrets, which must not stay in an image. Running processes keep their open files.
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run_in(request: Request, program: str, directory: Path) -> None:
-    # For appending: `echo ... > /dev/stderr` opens the file again and cuts it off, and others must not write on
-    # at their old place.
+    # For appending: `echo ... > /dev/stderr` reopens and truncates the file, after which other writers must not
+    # continue at their old offsets.
     with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
         child = _start(request, program, stdout, stderr)
     with (directory / "stdout").open("rb") as stdout, (directory / "stderr").open("rb") as stderr:
@@ -64,7 +64,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
 
 
 def _start(request: Request, program: str, stdout: BinaryIO, stderr: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start the child in a session of its own, with the request as its stdin: memory, never a disk or an argument."""
+    """Start the child in its own session. Its stdin is the request, kept in memory: never on disk or in arguments."""
     memory = os.memfd_create("request")
     with os.fdopen(memory, "wb") as file:
         file.write(_as_json(request))
@@ -90,10 +90,10 @@ def _as_json(request: Request) -> bytes:
 
 
 def _wait(child: subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
-    """Pass output on until the child itself has ended, whatever it left running.
+    """Pass output on until the child has ended, even if processes that it started still run.
 
     Returns:
-        Its exit code, or None when the time ran out and its process group was killed.
+        Its exit code, or None if the time ran out and its process group was killed.
     """
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
@@ -109,9 +109,9 @@ def _wait(child: subprocess.Popen[bytes], streams: list[_Stream], timeout_second
 
 
 def _complete_result(request: Request, exit_code: int | None) -> None:
-    """Write what the child could not say of itself."""
+    """Write a result for a child that ended without one."""
     if exit_code is None:
-        message = f"not done after {request.timeout_seconds:g} seconds; its processes were killed"
+        message = f"it did not end within {request.timeout_seconds:g} seconds; its processes were killed"
         provisioner_result.discard(request.result)
         provisioner_result.write(request.result, provisioner_result.OperationError("timeout", message).result)
     elif not provisioner_result.is_written(request.result):
@@ -120,7 +120,7 @@ def _complete_result(request: Request, exit_code: int | None) -> None:
 
 @dataclass
 class _Stream:
-    """Passes on a growing file: the first half of what is allowed as it comes, the rest at the end."""
+    """Passes on a growing file: the first half of the allowed bytes as they arrive, the rest at the end."""
 
     file: BinaryIO
     target: BinaryIO
@@ -129,11 +129,11 @@ class _Stream:
     offset: int = field(default=0, init=False)
 
     def pass_on(self) -> None:
-        """Pass on what is new, while the first half has room."""
+        """Pass on new output, up to half of the allowed bytes."""
         self._copy(min(self._unread(), self.limit_bytes // 2 - self.passed))
 
     def finish(self) -> None:
-        """Pass on the rest, its middle cut out where it is too long. What is written from now on is not ours."""
+        """Pass on the rest, with its middle cut out if it is too long. Later output is ignored."""
         self.pass_on()
         rest, room = self._unread(), self.limit_bytes - self.passed
         if rest > room:
@@ -144,7 +144,7 @@ class _Stream:
     def _unread(self) -> int:
         size = os.fstat(self.file.fileno()).st_size
         if size < self.offset:
-            self.offset = 0  # the task cut its output off: what is there now is new
+            self.offset = 0  # the task truncated its output, so the file's contents are new
         return size - self.offset
 
     def _copy(self, size: int) -> None:
@@ -159,6 +159,6 @@ class _Stream:
             self.target.write(data)
             self.target.flush()
         except OSError:
-            # Nobody listens any more. The operation goes on all the same, and so must our exit.
+            # The reader is gone, but the operation must go on, and this process must exit normally.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.target.fileno())

@@ -1,4 +1,4 @@
-"""The request that the controller sends, checked, and the places of one machine. Touches no file of the task."""
+"""Parses and checks the controller's request, and defines the paths in a machine. Touches none of the task's files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class BadRequestError(Exception):
-    """The request is not one. Its message never quotes a value: a value may be a secret."""
+    """The request is not valid. The message never quotes a value, which may be a secret."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where things lie in the machine. `root` is / but in tests of this program."""
+    """The paths in a machine. `root` is / except in this program's tests."""
 
     root: Path = Path("/")
 
@@ -33,28 +33,28 @@ class Places:
 
     @property
     def state(self) -> Path:
-        """This program's own directory, root's only."""
+        """This program's own directory, which only root can enter."""
         return self.root / "var/lib/provisioner"
 
     @property
     def etc(self) -> Path:
-        """Users, groups and the environment of every login."""
+        """The directory with users, groups and the environment of every login."""
         return self.root / "etc"
 
 
 @dataclass(frozen=True)
 class Request:
-    """One operation to do.
+    """The request to run one operation.
 
     Args:
         operation: its name, a key of provisioner_child.OPERATIONS.
-        family: name of the family's module, or "" where the operation needs none.
-        task: name of the task, or None.
-        environment: variables that the task's code gets beside the machine's own.
-        result: absolute path of the file that the result goes to.
-        output_limit_bytes: how much of stdout, and of stderr, is passed on.
-        timeout_seconds: after this the process group is killed; None for no limit.
-        places: where things lie.
+        family: the name of the family's module, or "" if the operation needs none.
+        task: the name of the task, or None.
+        environment: variables for the task's code, in addition to the machine's own.
+        result: the absolute path of the result file.
+        output_limit_bytes: how many bytes of stdout, and of stderr, are passed on.
+        timeout_seconds: when the process group is killed; None for never.
+        places: the paths in the machine.
         options: the operation's own keys.
     """
 
@@ -69,10 +69,10 @@ class Request:
     options: dict[str, Any]
 
     def option(self, name: str, kind: type[T]) -> T:
-        """Give a key of the operation's own.
+        """Return the value of one of the operation's own keys.
 
         Raises:
-            BadRequestError: it is missing or of another type.
+            BadRequestError: the key is missing or its value has another type.
         """
         value = self.options.get(name)
         if not isinstance(value, kind):
@@ -80,7 +80,7 @@ class Request:
         return value
 
 
-# Key of the request -> the types that it may have.
+# The types that each key of the request may have.
 COMMON_KEYS: dict[str, tuple[type, ...]] = {
     "operation": (str,),
     "family": (str,),
@@ -101,15 +101,15 @@ def parse_request(data: bytes) -> Request:
         data: one JSON object.
 
     Raises:
-        BadRequestError: it is not JSON, or a common key is missing or of the wrong type.
+        BadRequestError: the data is not JSON, or a common key is missing or has the wrong type.
     """
     try:
-        given = json.loads(data)
+        request = json.loads(data)
     except ValueError:
         raise BadRequestError("the request is not JSON") from None
-    if not isinstance(given, dict):
+    if not isinstance(request, dict):
         raise BadRequestError("the request is not a JSON object")
-    keys = {**DEFAULTS, **given}
+    keys = {**DEFAULTS, **request}
     for name, types in COMMON_KEYS.items():
         if not isinstance(keys.get(name), types) or (isinstance(keys[name], bool)):
             raise BadRequestError(f"the request's {name!r} is missing or of the wrong type")
@@ -124,17 +124,17 @@ def parse_request(data: bytes) -> Request:
         output_limit_bytes=max(keys["output_limit_bytes"], 0),
         timeout_seconds=keys["timeout_seconds"],
         places=Places(Path(keys["root"])),
-        options={name: value for name, value in given.items() if name not in COMMON_KEYS},
+        options={name: value for name, value in request.items() if name not in COMMON_KEYS},
     )
 
 
-def _variables(given: dict[str, Any]) -> dict[str, str]:
-    for name, value in given.items():
+def _variables(variables: dict[str, Any]) -> dict[str, str]:
+    for name, value in variables.items():
         if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
             raise BadRequestError("the request's 'environment' holds a name or value that no environment can hold")
-    return given
+    return variables
 
 
 def python_command() -> list[str]:
-    """The interpreter that runs us, to be started again in the same way."""
+    """Return the command line that starts this interpreter again with the same options."""
     return [sys.executable, *(["-B"] if sys.flags.dont_write_bytecode else [])]

@@ -1,6 +1,6 @@
-"""The result of an operation: its errors and the file that carries it to the controller.
+"""Writes the result of an operation, or its error, to a file that the controller reads.
 
-The file is beside everything that the family prints, so no print can corrupt or forge it.
+The file is separate from the family's output, so no print can corrupt or forge it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ TRACEBACK_LIMIT = 30_000
 
 
 class OperationError(Exception):
-    """An operation failed and the result is known.
+    """An operation failed; `result` is the result to write.
 
     Args:
         kind: "invalid" (the family or the machine breaks a rule), "exit" (a process ended with a code), "exception",
             "timeout" or "too_large".
-        message: what happened.
-        more: further keys of the result.
+        message: the problem.
+        more: additional keys of the result.
     """
 
     def __init__(self, kind: str, message: str, **more: Any) -> None:
@@ -36,10 +36,10 @@ class OperationError(Exception):
 
 
 def result_of(work: Callable[[], Any]) -> dict[str, Any]:
-    """Do the work and say how it went, whatever it raises.
+    """Run an operation and return its result, whatever it raises.
 
     Args:
-        work: gives the operation's value.
+        work: returns the operation's value.
     """
     try:
         return {"status": "ok", "value": plain(work())}
@@ -56,7 +56,7 @@ def result_of(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _exit_result(code: object) -> dict[str, Any]:
-    """What Python makes of sys.exit's argument: None is 0, a number itself, anything else is printed and 1."""
+    """Interpret sys.exit's argument as Python does: None is 0, a number is itself, anything else is printed and 1."""
     if code is None or isinstance(code, int):
         number = int(code or 0)
         return OperationError("exit", f"the task's code called sys.exit({number})", exit_code=number).result
@@ -66,7 +66,7 @@ def _exit_result(code: object) -> dict[str, Any]:
 def _exception_result(error: BaseException) -> dict[str, Any]:
     try:
         trace = "".join(traceback.format_exception(error))
-    except Exception:  # the family's exception may break even while it is printed
+    except Exception:  # the family's exception may fail even while it is formatted
         trace = ""
     if len(trace) > TRACEBACK_LIMIT:
         half = TRACEBACK_LIMIT // 2
@@ -77,31 +77,31 @@ def _exception_result(error: BaseException) -> dict[str, Any]:
 def _text(value: object) -> str:
     try:
         return str(value)[:MESSAGE_LIMIT]
-    except BaseException:  # a __str__ of the family's
-        return "(its text cannot be had)"
+    except BaseException:  # raised by the family's __str__
+        return "(its text is not available)"
 
 
 def prepare(path: Path) -> None:
-    """Make room for a result: a directory that only we can enter, and no earlier result in it.
+    """Prepare for a result: check that only root can enter its directory, and remove an earlier result.
 
     Raises:
-        BadRequestError: the directory is another user's, or others can enter it.
+        BadRequestError: another user owns the directory or can enter it.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.parent.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise BadRequestError(f"{path.parent} is not a directory of root's alone")
+        raise BadRequestError(f"{path.parent} must be a directory that only root can enter")
     discard(path)
 
 
 def discard(path: Path) -> None:
-    """Remove a result, whole or half-written."""
+    """Remove a result, complete or partly written."""
     path.unlink(missing_ok=True)
     _unfinished(path).unlink(missing_ok=True)
 
 
 def is_written(path: Path) -> bool:
-    """Whether a whole result is there."""
+    """Return whether there is a complete result."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def is_written(path: Path) -> bool:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result, atomically. One that is too large is replaced by an error that says so."""
+    """Write a result atomically. Replace one that is too large by an error."""
     data = json.dumps(result).encode("ascii")
     if len(data) > MAX_BYTES:
         data = json.dumps(OperationError("too_large", str(TooLargeError())).result).encode("ascii")
@@ -125,10 +125,10 @@ def _unfinished(path: Path) -> Path:
 
 
 def ended(exit_code: int) -> dict[str, Any]:
-    """The result of a process that ended without one.
+    """Return the result for a process that ended without writing one.
 
     Args:
         exit_code: as subprocess gives it; negative for a signal.
     """
     how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-    return OperationError("exit", f"the operation's process {how} before it gave a result", exit_code=exit_code).result
+    return OperationError("exit", f"the operation's process {how} before it wrote a result", exit_code=exit_code).result

@@ -1,4 +1,4 @@
-"""Turns any Python value into one that JSON can say. Imports neither NumPy nor pandas: it asks the value."""
+"""Converts any Python value to one that JSON can represent. Asks NumPy and pandas values without importing either."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 60
 REPR_LIMIT = 10_000
-# Python refuses to write an integer of more than 4,300 digits.
+# Python refuses to format an integer of more than 4,300 digits.
 MAX_INTEGER_BITS = 14_000
 
 
@@ -19,26 +19,26 @@ class TooLargeError(Exception):
 
 
 def plain(value: object) -> Any:
-    """Give the value as None, bool, int, float, str, list or dict with string keys.
+    """Convert a value to None, bool, int, float, str, list or dict with string keys.
 
     NumPy and pandas objects become lists and numbers, a DataFrame a list of rows; NaN and infinities stay.
-    What has no such form becomes its repr.
+    Any other value becomes its repr.
 
     Raises:
-        TooLargeError: it does not fit into a result.
+        TooLargeError: the value does not fit into a result.
     """
     return _Encoder().encode(value, 0)
 
 
 class _Encoder:
-    """Counts what it has made: a small value can unfold without end (a list that holds itself twice)."""
+    """Counts the size of its output, since a small value can expand without end (a list that contains itself twice)."""
 
     def __init__(self) -> None:
         self._room = MAX_BYTES
 
     def encode(self, value: object, depth: int) -> Any:
         self._spend(1)
-        # A subclass (numpy.float64, an enum) becomes the plain type; its own methods are not asked.
+        # A subclass (numpy.float64, an enum) becomes the plain type, without calls of its own methods.
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -48,7 +48,7 @@ class _Encoder:
         if isinstance(value, str):
             return self._string(str.__str__(value))
         if depth >= MAX_DEPTH:
-            # Not its repr: that of lists which hold each other many times over takes for ever.
+            # Not its repr: for lists that contain each other many times, repr takes for ever.
             return self._string(f"<{type(value).__name__} nested too deeply>")
         if isinstance(value, type):
             return self._representation(value)
@@ -59,30 +59,30 @@ class _Encoder:
         return self._converted(value, depth)
 
     def _converted(self, value: object, depth: int) -> Any:
-        """Ask the object for a simpler form of itself, as NumPy, pandas, Decimal and their like give one."""
+        """Ask the object for a simpler form of itself, which NumPy, pandas, Decimal and similar types provide."""
         for method, arguments in (("tolist", ()), ("item", ()), ("to_dict", ("records",)), ("__float__", ())):
             convert = getattr(value, method, None)
             if convert is None:
                 continue
             try:
                 simpler = convert(*arguments)
-            except Exception:  # another library's method of that name, or a value that has no such form
+            except Exception:  # an unrelated method of that name, or a value without such a form
                 continue
-            if type(simpler) is not type(value):  # numpy.longdouble.item() gives itself
+            if type(simpler) is not type(value):  # numpy.longdouble.item() returns itself
                 return self.encode(simpler, depth + 1)
         return self._representation(value)
 
     def _key(self, key: object) -> str:
         try:
             text = str(key)
-        except Exception:  # a __str__ of the family's
+        except Exception:  # raised by the family's __str__
             return self._representation(key)
         return self._string(text)
 
     def _representation(self, value: object) -> str:
         try:
             text = repr(value)
-        except Exception:  # a __repr__ of the family's, or a value nested too deeply
+        except Exception:  # raised by the family's __repr__, or the value is nested too deeply
             text = f"<{type(value).__name__} without a repr>"
         return self._string(text[:REPR_LIMIT])
 

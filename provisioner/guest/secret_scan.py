@@ -1,6 +1,6 @@
-"""Prints the files on the root file system, newer than the base image, that hold one of the secrets.
+"""Prints the files on the root file system, newer than the base image, that contain a secret.
 
-Reads {NAME: value} as JSON from stdin; prints one "PATH holds NAME" line per finding. Standard library only.
+Reads {NAME: value} as JSON from stdin. Prints one "PATH holds NAME" line per finding. Uses only the standard library.
 """
 
 import json
@@ -14,18 +14,18 @@ PIECE = 4 << 20
 
 
 def _holds(path, secrets, longest):
-    found = set()
+    names = set()
     with open(path, "rb", buffering=0) as file:
         rest = b""
         while piece := file.read(PIECE):
             text = rest + piece
-            found |= {name for name, value in secrets.items() if value in text}
+            names |= {name for name, value in secrets.items() if value in text}
             rest = text[-longest:]
-    return found
+    return names
 
 
 def main():
-    """Walks the disk once."""
+    """Reads the secrets and searches the disk."""
     secrets = {name: value.encode() for name, value in json.load(sys.stdin).items()}
     longest = max(len(value) for value in secrets.values())
     # boot.sh wrote this file when the builder started.
@@ -36,7 +36,7 @@ def main():
             path = os.path.join(directory, name)
             try:
                 status = os.lstat(path)
-                # A copied file may carry an old modification time; its change time cannot.
+                # A copied file may have an old modification time, but not an old change time.
                 if not stat.S_ISREG(status.st_mode) or max(status.st_mtime, status.st_ctime) < born - 5:
                     continue
                 for secret in sorted(_holds(path, secrets, longest)):

@@ -1,4 +1,4 @@
-"""Family and aux images: built once, in a builder with internet, and named by all that went into them.
+"""Builds family and aux images once, in a builder with internet, and names them by a hash of their contents.
 
 The family's code runs in the builder, never on the controller.
 """

@@ -1,7 +1,7 @@
-"""Family and aux images: built once in a builder machine with internet, named by all that went into them.
+"""Builds family and aux images once, in a builder with internet, and names them by a hash of their contents.
 
-The family's own code runs in the builder, never on the controller. What is in the image when the builder is
-powered off is what every environment of the family boots from.
+The family's code runs in the builder, never on the controller. Every environment of the family boots from the disk as
+it was when the builder was powered off.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ AUX_ACCOUNT = Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home")
 
 
 def family_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:
-    """The name of a family's image: base image, files, build steps, variables. Pure but for reading the files."""
+    """Returns the name of a family's image: a hash of base image, files, build steps and variables."""
     sha = hashlib.sha256(f"{base}\0{family_digest(family)}\0".encode())
     sha.update(json.dumps(sorted(variables.items())).encode())
     return f"family-{family.name.replace('_', '-')}-{sha.hexdigest()[:16]}"
 
 
 def aux_image_name(family: TaskFamily, base: str, spec: VMSpec) -> str:
-    """The name of an aux image: base image, the spec's build steps, and the files that they copy."""
+    """Returns the name of an aux image: a hash of base image, build steps and the files that they copy."""
     sha = hashlib.sha256(f"{base}\0".encode())
     for step in spec.build_steps:
         sha.update(step.model_dump_json().encode())
@@ -62,10 +62,10 @@ def _content_digest(family: TaskFamily, source: str) -> bytes:
 
 
 def base_image(session: Session, base: BaseImage) -> str:
-    """The name of a base image, built where it is missing.
+    """Returns the name of a base image and builds the image if it does not exist.
 
     Raises:
-        ImageBuildError: it could not be built.
+        ImageBuildError: the image could not be built.
     """
     name = session.cloud.base_image(base, session.progress)
     if session.images.load(name).kind == "base":
@@ -76,7 +76,9 @@ def base_image(session: Session, base: BaseImage) -> str:
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             if not session.cloud.adopt(name, directory):
-                session.progress.note(f"Building the base image for the {base.role} machine (once; some minutes)")
+                session.progress.note(
+                    f"Building the base image for the {base.role} machine (only once; takes some minutes)"
+                )
                 builder = Builder(label=f"base-{base.role}", base=base, image=vendor, disk_gib=MINIMUM_DISK_GIB)
                 build(session, builder, name, directory, lambda _, link: prepare_base(session, base, link))
             image = Image(name=name, kind="base", created_at=now(), cloud=session.cloud.name, base=vendor)
@@ -85,7 +87,7 @@ def base_image(session: Session, base: BaseImage) -> str:
 
 
 def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
-    """The family's image and setup data, built where they are missing.
+    """Returns the name of the family's image and its setup data; builds the image if it does not exist.
 
     Raises:
         ImageBuildError: a build step or install() failed.
@@ -121,7 +123,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
 
 
 def built_family_image(session: Session, family: TaskFamily) -> str | None:
-    """The name of the family's image if it is built, on the newest base image; None otherwise."""
+    """Returns the name of the family's image on the newest base image, or None if it is not built yet."""
     bases = [
         i.name for i in session.images.all() if i.cloud == session.cloud.name and i.name.startswith("base-primary-")
     ]
@@ -130,26 +132,26 @@ def built_family_image(session: Session, family: TaskFamily) -> str | None:
 
 
 def fitting_image(size: MachineSize, family: TaskFamily) -> MachineSize:
-    """A primary machine's size with a disk no smaller than the image's, which holds the family's largest task."""
+    """Returns a primary machine's size with a disk at least as large as the image's."""
     return size.model_copy(update={"disk_gib": max(size.disk_gib, disk_gib(family))})
 
 
 def disk_gib(family: TaskFamily) -> int:
-    """What the largest of the family's tasks asks for: all of them boot from one image."""
+    """Returns the largest disk, in GiB, that any of the family's tasks asks for, since all boot from one image."""
     sizes = [task.resources.storage_gb or 0 for task in family.manifest.tasks.values()]
     return max(MINIMUM_DISK_GIB, math.ceil(max(sizes, default=0)))
 
 
 def _aux_image_names(session: Session, family: TaskFamily, setup: SetupData) -> set[str]:
-    found = set()
+    names = set()
     for task, data in setup.tasks.items():
         if (spec := data.aux_vm_spec) and spec.build_steps:
             check_build_steps(spec.build_steps, family.directory)
-            # A task whose machines this cloud cannot give has no image here.
+            # A task needs no image on a cloud that cannot provide its machines.
             with contextlib.suppress(UnavailableError):
                 size = session.cloud.choose(family.manifest.resources(task), spec)["aux"]
-                found.add(aux_image_name(family, base_image(session, _aux_base(spec, size)), spec))
-    return found
+                names.add(aux_image_name(family, base_image(session, _aux_base(spec, size)), spec))
+    return names
 
 
 def _aux_base(spec: VMSpec, size: MachineSize) -> BaseImage:
@@ -157,10 +159,10 @@ def _aux_base(spec: VMSpec, size: MachineSize) -> BaseImage:
 
 
 def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineSize) -> str:
-    """The aux VM's image, built where it is missing. Without build steps it is the base image.
+    """Returns the name of the aux VM's image and builds it if it does not exist. Without build steps: the base image.
 
     Args:
-        size: the aux VM's, as the cloud chose it.
+        size: the aux VM's size, as the cloud chose it.
 
     Raises:
         ImageBuildError: a build step failed.
@@ -190,15 +192,15 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
 
 
 def build_all(session: Session, family: TaskFamily) -> tuple[str, list[str]]:
-    """Builds the family's image and every aux image that its tasks ask for.
+    """Builds the family's image and the aux images of all its tasks.
 
     Returns:
         the family image's name and the aux images' names.
     """
     name, setup = family_image(session, family)
-    found = set()
+    aux_names = set()
     for task, data in setup.tasks.items():
         if spec := data.aux_vm_spec:
             size = session.cloud.choose(family.manifest.resources(task), spec)["aux"]
-            found.add(aux_image(session, family, spec, size))
-    return name, sorted(found)
+            aux_names.add(aux_image(session, family, spec, size))
+    return name, sorted(aux_names)

@@ -1,4 +1,4 @@
-"""A builder: the machine in which an image is made, with internet. It always goes, whatever comes of it."""
+"""Runs a builder: the machine with internet in which an image is built. It is always destroyed afterwards."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from provisioner.session import Session
 from provisioner.store.environments import new_id
 
 POWER_OFF_SECONDS = 120
-# Boot, one question, and the end; its hold is no larger than that.
+# Enough to boot, read the image and end: the reservation should be no larger than that.
 LOOK_LIMIT = timedelta(minutes=20)
-# Shorter values would be found by accident.
+# Shorter values would match by accident.
 SECRET_SCAN_MIN_LENGTH = 8
 
 Result = TypeVar("Result")
@@ -38,11 +38,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Builder:
-    """A machine in which an image is made.
+    """A machine in which an image is built.
 
     Args:
-        label: whose image; for a family, its name.
-        base: what it boots from, and `image` that image's name.
+        label: a name for the image's owner; for a family, the family's name.
+        base: the kind of image that it boots from.
+        image: the name of that image.
         disk_gib: its root volume in GiB.
     """
 
@@ -59,7 +60,7 @@ def build(
     directory: Path,
     fill: Callable[[TaskDriver, Connection], Result],
 ) -> Result:
-    """Boots a builder, fills it, powers it off and captures its disk as the image `name`. The builder always goes."""
+    """Boots a builder, fills it, powers it off and captures its disk as the image `name`. Always destroys it."""
     with _booted(session, builder, session.builder_limit) as environment:
         with connect(session, environment, "primary") as connection:
             result = fill(_driver(session, builder, environment, connection), connection)
@@ -72,7 +73,7 @@ def build(
 
 
 def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver], Result]) -> Result:
-    """Boots a builder and reads what its image holds."""
+    """Boots a machine from a finished image, reads from it, and destroys it."""
     limit = min(LOOK_LIMIT, session.builder_limit)
     with (
         _booted(session, builder, limit) as environment,
@@ -88,7 +89,7 @@ def _driver(session: Session, builder: Builder, environment: Environment, connec
 
 @contextlib.contextmanager
 def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[Environment]:
-    """A builder that is up, and that is gone afterwards."""
+    """Yields a builder that is up, and destroys it afterwards."""
     identity = new_id(f"build-{builder.label}", None)
     size = session.cloud.builder_size(builder.base, builder.disk_gib)
     created_at = now()
@@ -118,7 +119,7 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
                 connection.close()
             yield environment
         except ImageBuildError as error:
-            error.hint = error.hint or f"provisioner logs {environment.id} shows all that it said."
+            error.hint = error.hint or f"provisioner logs {environment.id} shows its full output."
             raise
         finally:
             with session.shield():
@@ -127,30 +128,30 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
 
 
 def _require_no_secrets(session: Session, connection: Connection) -> None:
-    """Looks for the environment file's values in every file that the build wrote.
+    """Searches every file that the build wrote for the env file's values.
 
     Raises:
-        ImageBuildError: one was left; an image would keep it for every later environment and agent.
+        ImageBuildError: a file contains one, so every later environment and agent could read it.
     """
     secrets = {name: value for name, value in session.variables.items() if len(value) >= SECRET_SCAN_MIN_LENGTH}
     if not secrets:
         return
     program = (GUEST / "secret_scan.py").read_bytes()
-    found = connection.run(["python3", "-I", "-c", program.decode()], stdin=json.dumps(secrets).encode())
-    if found.exit_code != 0:
+    search = connection.run(["python3", "-I", "-c", program.decode()], stdin=json.dumps(secrets).encode())
+    if search.exit_code != 0:
         raise MachineLostError(
-            "The builder could not be searched for secrets.", details=found.stderr.decode(errors="replace")[-500:]
+            "The builder could not be searched for secrets.", details=search.stderr.decode(errors="replace")[-500:]
         )
-    lines = found.stdout.decode(errors="replace").splitlines()
+    lines = search.stdout.decode(errors="replace").splitlines()
     if lines:
         raise ImageBuildError(
-            "Building left secrets in the image: " + session.redactor.redact("; ".join(lines[:10])),
-            hint="A secret must not stay in an image: read it in start(), through required_environment_variables.",
+            "The build left secrets in the image: " + session.redactor.redact("; ".join(lines[:10])),
+            hint="An image must not contain secrets: read them in start(), through required_environment_variables.",
         )
 
 
 def _clean_and_power_off(connection: Connection) -> None:
-    """Removes what belongs to the builder and not to the image, then powers it off."""
+    """Removes the builder's own files, which do not belong in the image, and powers it off."""
     script = """
     rm -rf /var/lib/provisioner /var/lib/provisioner-limit /run/provisioner
     rm -rf /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
@@ -169,6 +170,6 @@ def _wait_until_off(session: Session, builder: Environment) -> None:
     while session.cloud.alive(builder, "primary"):
         if time.monotonic() > deadline:
             raise MachineLostError(
-                "The builder does not power off.", details=session.cloud.console(builder, "primary")[-1500:]
+                "The builder did not power off.", details=session.cloud.console(builder, "primary")[-1500:]
             )
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""An environment's machines: created, booted, destroyed until the cloud says that they are gone.
+"""Creates, boots and destroys an environment's machines, until the cloud confirms that they are gone.
 
-Knows no tasks. Environments of tasks and builders of images both stand on it.
+Knows no tasks. Both the environments of tasks and the builders of images use it.
 """

@@ -1,4 +1,4 @@
-"""Waits until an environment's machines have booted and let the controller in."""
+"""Waits until an environment's machines have booted and accept the controller's login."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
-# Emulated, two machines on one busy core need about a minute; nothing healthy needs this long.
+# Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 300
 POLL_SECONDS = 1.0
 
 
 def boot_machines(session: Session, environment: Environment) -> dict[Role, Connection]:
-    """Waits, for all machines at once, until they let the controller in as root.
+    """Waits for all machines at once until they accept a login as root.
 
     Raises:
-        MachineLostError: with the end of the machine's console.
+        MachineLostError: a machine did not come up; the details hold the end of its console.
     """
 
-    told = {role: threading.Event() for role in environment.machines}
+    pinned = {role: threading.Event() for role in environment.machines}
 
     def reach(role: Role, cancelled: threading.Event) -> Connection:
         deadline = time.monotonic() + BOOT_SECONDS
@@ -34,9 +34,9 @@ def boot_machines(session: Session, environment: Environment) -> dict[Role, Conn
 
         try:
             session.environments.pin(environment, role, _host_key(session, environment, role, deadline, alive))
-            told[role].set()
-            if (jump := environment.endpoints[role].jump) and not told[jump].wait(BOOT_SECONDS):
-                raise MachineLostError("The machine that leads to it did not come up.")
+            pinned[role].set()
+            if (jump := environment.endpoints[role].jump) and not pinned[jump].wait(BOOT_SECONDS):
+                raise MachineLostError("The machine that it is reached through did not come up.")
             login = session.environments.login(environment, role, "root")
             return Connection(login, deadline - time.monotonic(), alive, session.check)
         except MachineLostError as error:
@@ -56,10 +56,10 @@ def boot_machines(session: Session, environment: Environment) -> dict[Role, Conn
 def _host_key(
     session: Session, environment: Environment, role: Role, deadline: float, alive: Callable[[], bool]
 ) -> str:
-    """The machine's host key, from the cloud alone: what answers at its address must show the same."""
+    """Waits until the cloud reports the machine's host key, the only key that the controller will accept."""
     while (key := session.cloud.host_key(environment, role)) is None:
         session.check()
         if time.monotonic() > deadline or not alive():
-            raise MachineLostError("The cloud does not tell its host key.")
+            raise MachineLostError("The cloud did not report its host key.")
         time.sleep(POLL_SECONDS)
     return key

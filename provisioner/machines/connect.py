@@ -13,16 +13,16 @@ def connect(session: Session, environment: Environment, role: Role, user: str = 
     """Opens an SSH connection to a machine that is up.
 
     Raises:
-        MachineLostError: no SSH, or the machine has ended.
+        MachineLostError: the machine does not answer, or has ended.
     """
     login = session.environments.login(environment, role, user)
     try:
         return Connection(login, 60, lambda: session.cloud.alive(environment, role), session.check)
     except MachineLostError as error:
         if not session.cloud.alive(environment, role):
-            why = " Its time limit has passed." if environment.expires_at <= now() else ""
+            why = " Its time to live has ended." if environment.expires_at <= now() else ""
             raise MachineLostError(
-                f"The {role} machine of {environment.id} is not running any more.{why}",
-                hint=f"provisioner destroy {environment.id} clears it away.",
+                f"The {role} machine of {environment.id} is no longer running.{why}",
+                hint=f"provisioner destroy {environment.id} removes the environment.",
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""Creates an environment's machines: the record and its keys first, then one apply for all of a stack."""
+"""Creates an environment's machines: writes record and keys first, then runs one apply for a whole stack."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AUX_USER = "admin"
 
 
 def record_environment(session: Session, environment: Environment) -> None:
-    """Writes the record, the keys and what the machines boot with. Nothing exists yet.
+    """Writes the record, the keys and the files that the machines boot with. Creates nothing in the cloud.
 
-    Each environment has a controller key, and an RSA key that the task gets for its aux VM.
+    Each environment has a controller key and, if it has an aux VM, an RSA key for the task to reach it.
     """
     session.home.make()
     session.environments.save(environment)
@@ -37,21 +37,22 @@ def record_environment(session: Session, environment: Environment) -> None:
 
 
 def create_machines(session: Session, environments: list[Environment]) -> list[Environment]:
-    """Creates the machines of one stack's environments with one apply, and one more for each lack of capacity.
+    """Creates the machines of one stack's environments with one apply, and another after each lack of capacity.
 
     Args:
-        environments: recorded ones, all of the same stack. What was placed before stays there: it may exist.
+        environments: recorded environments of one stack. One that has a placement keeps it, since it may exist.
 
     Returns:
         their records, with endpoints.
 
     Raises:
-        TerraformError: what exists by then is found by destroy.
-        CapacityError: the same; the cloud has no machine to give.
+        TerraformError: Terraform failed; destroy finds what it created.
+        CapacityError: the cloud has no capacity for a machine; destroy finds what was created.
     """
     cloud, stack = session.cloud, stack_of(session, environments[0])
     placed = {
-        one.id: session.environments.update(one, placement=one.placement or cloud.place(one)) for one in environments
+        each.id: session.environments.update(each, placement=each.placement or cloud.place(each))
+        for each in environments
     }
     create_shared_network(session, next(iter(placed.values())))
     while True:
@@ -60,32 +61,32 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
             outputs = stack.apply(session.progress.note, cloud.parallelism)
             break
         except TerraformError as error:
-            placed |= _placed_anew(session, placed, error)
+            placed |= _moved(session, placed, error)
     return [
-        session.environments.update(one, endpoints=_endpoints(outputs, one), usd_per_hour=cloud.usd_per_hour(one))
-        for one in placed.values()
+        session.environments.update(each, endpoints=_endpoints(outputs, each), usd_per_hour=cloud.usd_per_hour(each))
+        for each in placed.values()
     ]
 
 
 def root_files(session: Session, environments: list[Environment]) -> dict[str, str]:
-    """The files of the Terraform root of placed environments."""
+    """Renders the files of the Terraform root of placed environments."""
     cloud = session.cloud
-    specs = {one.id: _spec(session, one) for one in environments}
+    specs = {environment.id: _spec(session, environment) for environment in environments}
     return render_stack(cloud.name, cloud.module_variables, specs) | cloud.root_files(environments[0])
 
 
 def create_shared_network(session: Session, environment: Environment) -> None:
-    """Makes what all environments of a place share, unless it is there; one controller of this home at a time."""
+    """Creates the network that all environments of a place share, unless it exists. One controller at a time."""
     cloud = session.cloud
     if (network := cloud.shared_network(environment)) is None:
         return
     with locked(session.home.locks / f"shared-{network.stack}"):
         if (network := cloud.shared_network(environment)) is not None:
-            session.progress.note("Making the network that all environments there share (once)")
+            session.progress.note("Creating the network that all environments there share (only once)")
             directory = session.home.stacks / network.stack
             stack, unfinished = Stack(directory), directory / UNFINISHED
             if unfinished.exists():
-                session.progress.note("The last attempt was cut short; removing what it made")
+                session.progress.note("The last attempt was interrupted; removing what it created")
                 cloud.remove_shared_network(environment)
             stack.write(render_network(cloud.name, network.values) | network.root_files)
             if network.new:
@@ -94,12 +95,12 @@ def create_shared_network(session: Session, environment: Environment) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _placed_anew(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
-    """The environments that Terraform failed on, placed anew.
+def _moved(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:
+    """Moves the environments that Terraform failed on to other places and returns them.
 
     Raises:
-        TerraformError: their places are not to blame.
-        CapacityError: there is nowhere else for some of them, and it names all of those.
+        TerraformError: the failure has nothing to do with their places.
+        CapacityError: no place is left for some of them; it names them all.
     """
     moved = {}
     exhausted: dict[str, CapacityError] = {}
@@ -148,5 +149,5 @@ def _endpoints(outputs: Mapping[str, object], environment: Environment) -> dict[
         return {role: Endpoint.model_validate(machines[role]) for role in environment.machines}
     except (KeyError, TypeError, ValueError) as error:
         raise InfrastructureError(
-            f"Terraform gave no endpoints for {environment.id}.", hint="Its log lies in the stack's directory."
+            f"Terraform gave no endpoints for {environment.id}.", hint="Terraform's log is in the stack's directory."
         ) from error

@@ -15,11 +15,11 @@ def environment_lock(session: Session, environment: Environment) -> Iterator[Env
     """Keeps other provisioners from changing the environment while this one does.
 
     Yields:
-        the record as it is now: another provisioner may have changed it until then. The one given, if none is kept.
+        the current record, which another provisioner may have changed; the one given if there is none on disk.
     """
 
     def tell() -> None:
-        session.progress.note(f"Another provisioner works on {environment.id}; waiting for it")
+        session.progress.note(f"Waiting for another provisioner that works on {environment.id}")
 
     with locked(session.environments.lock(environment.id), on_wait=tell):
         yield session.environments.reread(environment)

@@ -1,4 +1,4 @@
-"""Keeps what would go with the machines: journals, consoles, Terraform's log."""
+"""Saves logs that would be lost with the machines: journals, consoles and Terraform's log."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 
-# What a machine says of itself is worth some seconds; a hostile one may say nothing for ever, or too much.
+# Bounds for a hostile machine, which may send nothing for ever, or too much.
 JOURNAL_LINES = 5000
 JOURNAL_SECONDS = 20.0
 JOURNAL_BYTES = 2 << 20
 
 
 def keep_journals(session: Session, environment: Environment) -> None:
-    """Fetches the end of each machine's journal into the environment's logs, of those that let the controller in."""
+    """Saves the end of each machine's journal in the environment's logs. Skips machines that do not answer."""
 
     def fetch(role: Role, _: threading.Event) -> None:
         argv = ["journalctl", "--boot", "--no-pager", "--lines", str(JOURNAL_LINES)]
-        # OSError too: what cannot be kept must not keep the machine.
+        # OSError too: a log that cannot be written must not keep the machine alive.
         with contextlib.suppress(InfrastructureError, TimeoutError, OSError):
             if not session.cloud.alive(environment, role):
                 return
             login = session.environments.login(environment, role, "root")
             with Connection(login, JOURNAL_SECONDS) as connection:
-                told = connection.run(argv, timeout_seconds=JOURNAL_SECONDS, limit_bytes=JOURNAL_BYTES).stdout
-            text = session.redactor.redact(told.decode(errors="replace"))
+                journal = connection.run(argv, timeout_seconds=JOURNAL_SECONDS, limit_bytes=JOURNAL_BYTES).stdout
+            text = session.redactor.redact(journal.decode(errors="replace"))
             write_atomically(session.environments.logs(environment.id) / f"journal-{role}.log", text)
 
     on_all_machines(environment.machines, fetch)
 
 
 def keep_logs(session: Session, environment: Environment) -> None:
-    """Copies what else goes with the machines into the environment's logs, if it can: consoles, and Terraform's log."""
+    """Saves the machines' consoles and Terraform's log in the environment's logs, as far as possible."""
     if not session.environments.directory(environment.id).is_dir():
         return
     directory = session.environments.logs(environment.id)

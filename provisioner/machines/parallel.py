@@ -1,4 +1,4 @@
-"""Does one thing with all machines of an environment at once."""
+"""Runs a function for all machines of an environment at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def on_all_machines(roles: Mapping[Role, object], work: Callable[[Role, threading.Event], T]) -> dict[Role, T]:
-    """Does something with all machines at once; the first failure is raised, and the event tells the others to stop."""
+    """Runs `work` for all machines at once. Raises the first failure, and sets the event so that the others stop."""
     cancelled = threading.Event()
     pool = ThreadPoolExecutor(max_workers=len(roles))
     try:

@@ -1,4 +1,4 @@
-"""Before an environment is created: its lease, and the hold of what it may cost. After its end: the settlement."""
+"""Takes an environment's lease and reserves its worst-case cost before it is created, and settles after its end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from provisioner.ttl import TEARDOWN
 
 
 def take(session: Session, environment: Environment) -> Environment:
-    """Takes the lease, and the hold of what an environment may cost at the most. Nothing exists yet, no record either.
+    """Takes the lease and reserves the worst-case cost of an environment. Nothing of it exists yet, not even a record.
 
     Returns:
-        the environment with its worst price.
+        the environment with its highest price per hour.
 
     Raises:
-        BudgetError: it does not fit a budget.
+        BudgetError: the cost does not fit a budget.
         UnavailableError: a price is not known.
     """
     sizes = {role: machine.size for role, machine in environment.machines.items()}
@@ -45,33 +45,33 @@ def take(session: Session, environment: Environment) -> Environment:
     except BaseException as error:
         session.leases.release(environment.id)
         session.environments.forget(environment.id)
-        if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the hold was taken; nothing exists yet
+        if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the reservation; nothing exists yet
             session.ledger.settle(environment.id, now(), 0)
         raise
     return environment
 
 
 def attend(session: Session, environment: Environment) -> None:
-    """Takes the lease: this process looks after the environment from now on."""
+    """Takes the lease of an environment: this process looks after it from now on."""
     lease = session.environments.lease(environment.id)
     session.leases.take(environment.id, lease, lambda: _renew(session, environment))
 
 
 def worst_cost(environment: Environment) -> int:
-    """What an environment costs at the most, in millionths of a US dollar; zero where nobody bills."""
+    """Returns an environment's worst-case cost in millionths of a US dollar; zero on a cloud that costs nothing."""
     if not environment.worst_usd_per_hour:
         return 0
     return cost_between(environment.worst_usd_per_hour, environment.created_at, environment.expires_at + TEARDOWN)
 
 
 def _renew(session: Session, environment: Environment) -> None:
-    known = session.environments.reread(environment)
-    if known.endpoints:
-        session.cloud.renew_lease(known)
+    current = session.environments.reread(environment)
+    if current.endpoints:
+        session.cloud.renew_lease(current)
 
 
 def runs(session: Session, environment: Environment) -> bool:
-    """Whether the environment still costs money, as far as the cloud can be asked: else its limit has ended it."""
+    """Returns whether any machine still runs and costs money. If the cloud does not answer, assumes that one does."""
     if not environment.endpoints:
         return True
     try:
@@ -81,17 +81,17 @@ def runs(session: Session, environment: Environment) -> bool:
 
 
 def settle(session: Session, environment: Environment, *, ran: bool) -> None:
-    """Replaces the hold by what the environment did cost, from its launch to its end. Once the cloud confirmed that.
+    """Replaces the reservation by the actual cost. To be called once the cloud has confirmed the environment's end.
 
     Args:
-        ran: whether it still ran just before; else it ended at its limit at the latest.
+        ran: whether it still ran just before; otherwise its time to live has ended it.
     """
     ended_at = now() if ran else min(now(), environment.expires_at)
     rate = environment.worst_usd_per_hour if environment.usd_per_hour is None else environment.usd_per_hour
     actual = cost_between(rate, environment.created_at, ended_at) if rate else 0
     if environment.shared_ledger and not session.database:
         session.progress.note(
-            f"The hold of {environment.id} is in a database that workers share, which PROVISIONER_DATABASE does not "
-            "name: a sweep with it settles the hold after its limit"
+            f"The reservation of {environment.id} is in a database that workers share, and PROVISIONER_DATABASE is not "
+            "set: a sweep with it settles the reservation after the time to live"
         )
     session.ledger.settle(environment.id, ended_at, actual)

@@ -1,4 +1,4 @@
-"""The Terraform roots that environments belong to."""
+"""Finds the Terraform roots that environments belong to and removes unused ones."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.terraform.stack import Stack
 
-# Stacks of what environments share have names that begin so.
+# Prefix of the names of stacks that environments share.
 NETWORK_STACK = "network-"
 
 
 def stack_of(session: Session, environment: Environment) -> Stack:
-    """The Terraform root that the environment belongs to."""
+    """Returns the Terraform root that the environment belongs to."""
     return Stack(session.home.stacks / environment.stack, check=session.check)
 
 
 def discard_unused_stacks(session: Session) -> None:
-    """Removes the directories of stacks that no environment belongs to: a crash came in the middle of their removal."""
-    # The directories first: a record is there before its stack.
+    """Removes the directories of stacks without environments, which a crash during their removal leaves behind."""
+    # Directories first: a record is written before its stack.
     directories = [path for path in session.home.stacks.glob("*/") if not path.name.startswith((".", NETWORK_STACK))]
     if session.environments.unreadable():
         return
-    known = {one.stack for one in session.environments.readable()}
+    in_use = {environment.stack for environment in session.environments.readable()}
     for directory in directories:
-        if directory.name not in known:
+        if directory.name not in in_use:
             Stack(directory).discard()

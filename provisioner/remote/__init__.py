@@ -1,4 +1,4 @@
-"""Into machines: SSH, the driver of the family's operations, file transfer, isolation probes, keys.
+"""Works inside machines: SSH, the driver of the family's operations, file transfer, isolation probes, keys.
 
-What comes back is a stranger's: it is bounded here, and judged by the caller.
+Data from a machine is untrusted: its size is bounded here, and the caller judges its contents.
 """

@@ -1,4 +1,4 @@
-"""Isolation, proven by packets: runs the guest's probe program and judges what it saw. Fails closed."""
+"""Proves isolation by sending packets: runs the guest's probe program and judges its results. Fails closed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROGRAM = "/usr/lib/provisioner/guest/probe.py"
 PROBE_SECONDS = 60
 ANSWER_LIMIT_BYTES = 1 << 20
 
-# Without a permission everything is forbidden but these; the whole list is in guest/probe.py.
+# Without the permission full_internet every probe but these must fail; guest/probe.py has the whole list.
 PROMISED_ALWAYS = ("neighbour ", "allowed ")
-# With full_internet only these are judged: each is promised, or forbidden all the same.
+# With full_internet only these are judged: the first must succeed, the others must fail even then.
 PROMISED_ONLINE = ("reach the internet by name",)
 FORBIDDEN_ONLINE = ("controller's loopback ", "metadata ", "ipv6")
 
@@ -34,7 +34,7 @@ class _Seen(Record):
 
 
 class Canary:
-    """A listener on the controller's loopback that no machine may reach. Notes who did."""
+    """A listener on the controller's loopback that no machine may reach. Records whether one did."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -58,20 +58,22 @@ class Canary:
 
 @contextlib.contextmanager
 def canary() -> Iterator[Canary]:
-    """A canary for as long as the probes run."""
-    made = Canary()
+    """Runs a canary while the probes run."""
+    listener = Canary()
     try:
-        yield made
+        yield listener
     finally:
-        made.close()
+        listener.close()
 
 
 def request(environment: Environment, role: Role, canary_port: int, gateways: list[str]) -> dict[str, Any]:
-    """What the probe program is asked to try in one machine. Pure.
+    """Returns the request to the probe program of one machine. Pure.
 
     Args:
-        canary_port: a listener on the controller's loopback.
-        gateways: addresses under which a machine might find the controller.
+        environment: the machine's environment.
+        role: the machine.
+        canary_port: the port of a listener on the controller's loopback.
+        gateways: addresses at which a machine might reach the controller.
     """
     other: Role = "aux" if role == "primary" else "primary"
     peer = environment.endpoints.get(other)
@@ -100,10 +102,10 @@ def run(connection: Connection, role: Role, asked: dict[str, Any], full_internet
     """Runs the probes in one machine.
 
     Returns:
-        one result for each probe that the permission says something about.
+        one result for each probe that the permission promises or forbids.
 
     Raises:
-        IsolationError: the machine did not answer properly; an unknown state counts as open.
+        IsolationError: the machine gave no valid answer; an unknown state counts as open.
     """
     try:
         answer = connection.run(
@@ -122,19 +124,19 @@ def run(connection: Connection, role: Role, asked: dict[str, Any], full_internet
 
 
 def judge(role: Role, seen: list[_Seen], full_internet: bool) -> tuple[ProbeResult, ...]:
-    """Sets what was reached against what the permission promises. Pure."""
+    """Compares what the probes reached with what the permission promises. Pure."""
     results = []
-    for one in seen:
-        expected = _expected(one.probe, full_internet)
+    for probe in seen:
+        expected = _expected(probe.probe, full_internet)
         if expected is not None:
             results.append(
                 ProbeResult(
                     machine=role,
-                    user=one.user,
-                    probe=one.probe,
-                    reached=one.reached,
+                    user=probe.user,
+                    probe=probe.probe,
+                    reached=probe.reached,
                     expected=expected,
-                    detail=one.detail,
+                    detail=probe.detail,
                 )
             )
     return tuple(results)
@@ -151,13 +153,14 @@ def _expected(probe: str, full_internet: bool) -> bool | None:
 
 
 def require(results: tuple[ProbeResult, ...], canary_visited: bool) -> None:
-    """Fails closed.
+    """Requires that the probes confirm the isolation.
 
     Raises:
-        IsolationError: no probe ran, one shows more or less than the permission promises, or the canary had a visitor.
+        IsolationError: no probe ran, one reached more or less than the permission promises, or a machine reached the
+            canary.
     """
     if not results:
-        raise IsolationError("No isolation probe gave an answer.")
+        raise IsolationError("No isolation probe gave a result.")
     wrong = [result for result in results if result.reached != result.expected]
     if canary_visited and not wrong:
         raise IsolationError("A machine reached the controller's loopback.")

@@ -1,6 +1,6 @@
-"""Key pairs, made on the controller with the cryptography library.
+"""Generates key pairs on the controller with the cryptography library.
 
-That library takes its time to import, and most commands make no key: it is imported where one is made.
+That library takes long to import and most commands generate no key, so it is imported where one is generated.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key pair as OpenSSH writes it.
+    """A key pair in OpenSSH's formats.
 
     Args:
-        private: PEM text with its newlines.
+        private: PEM text, newlines included.
         public: one line, `TYPE BASE64`.
     """
 
@@ -31,7 +31,7 @@ class KeyPair:
 
 
 def ed25519_key_pair() -> KeyPair:
-    """Makes an Ed25519 pair: the controller's keys and the machines' host keys."""
+    """Generates an Ed25519 pair: the controller's keys and the machines' host keys."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import PrivateFormat
 
@@ -39,9 +39,9 @@ def ed25519_key_pair() -> KeyPair:
 
 
 def rsa_key_pair() -> KeyPair:
-    """Makes an RSA pair in PEM: the key that a task gets for its aux VM.
+    """Generates an RSA pair in PEM: the key that a task gets for its aux VM.
 
-    RSA, as helper libraries of task families load it with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
+    Helper libraries of task families load that key with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
     """
     from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
     from cryptography.hazmat.primitives.serialization import PrivateFormat

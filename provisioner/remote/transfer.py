@@ -19,15 +19,15 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
     """Copies a file or directory into a machine.
 
     Args:
-        source: on the controller.
-        destination: the new path; a directory that exists, or ends with /, takes the source under its own name.
+        source: the path on the controller.
+        destination: the new path; a source copied to an existing directory, or to a path ending in /, keeps its name.
 
     Returns:
-        how many files went.
+        the number of files copied.
 
     Raises:
         UsageError: the source does not exist.
-        TaskError: the machine refused.
+        TaskError: the machine could not write the files.
     """
     if not source.exists():
         raise UsageError(f"{source} does not exist.")
@@ -58,11 +58,11 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """What came out of a machine.
+    """The result of a download.
 
     Args:
-        files: how many regular files.
-        skipped: paths of what is neither a file nor a directory: links, devices, sockets.
+        files: the number of regular files copied.
+        skipped: the paths that were not copied, being neither files nor directories: links, devices, sockets.
     """
 
     files: int
@@ -70,14 +70,15 @@ class Downloaded:
 
 
 def download(connection: Connection, source: str, destination: Path) -> Downloaded:
-    """Copies a file or directory out of a machine. Links, devices, owners and special permission bits stay there.
+    """Copies a file or directory out of a machine, without links, devices, owners and special permission bits.
 
     Args:
-        source: in the machine.
-        destination: on the controller; an existing directory takes the source under its own name.
+        source: the path in the machine.
+        destination: the path on the controller; a source copied to an existing directory keeps its name.
 
     Raises:
-        TaskError: the machine gave nothing usable, or more than 4 GiB.
+        UsageError: the destination cannot be written.
+        TaskError: the machine sent nothing usable, or more than 4 GiB.
     """
     path = PurePosixPath(source)
     name = path.name
@@ -111,15 +112,15 @@ def download(connection: Connection, source: str, destination: Path) -> Download
 
 
 def _unpack(archive: tarfile.TarFile, directory: Path, top: str) -> Downloaded:
-    """Unpacks files and directories below a new directory. No link is ever made there, so none can be followed.
+    """Unpacks files and directories into a new directory. Creates no links there, so none can be followed.
 
-    Not tarfile's own filters: Python has them since 3.11.4, and Debian 12 has 3.11.2.
+    Does not use tarfile's filters: they came with Python 3.11.4, and Debian 12 has 3.11.2.
     """
     files, skipped = 0, []
     for member in archive:
         parts = PurePosixPath(member.name).parts
         if parts[:1] != (top,) or ".." in parts:
-            raise tarfile.TarError(f"its member {member.name[:200]!r} lies outside of what was asked for")
+            raise tarfile.TarError(f"its member {member.name[:200]!r} lies outside the requested path")
         path = directory.joinpath(*parts)
         if member.isdir():
             path.mkdir(exist_ok=True)

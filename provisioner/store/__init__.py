@@ -1,4 +1,4 @@
-"""What lies on disk: the home directory, records of environments and images, leases.
+"""Keeps files on disk: the home directory, the records of environments and images, locks and leases.
 
-Knows what the files hold and how they are written safely. Creates nothing in any cloud.
+Knows what the files contain and writes them safely. Creates nothing in any cloud.
 """

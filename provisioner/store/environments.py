@@ -1,4 +1,4 @@
-"""The records of environments: written before anything is created, kept in the archive after all is gone."""
+"""Keeps the records of environments: written before anything is created, archived after everything is gone."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 
 RECORD = "environment.json"
-# No vowels, no look-alikes: ids are read aloud and typed at night.
+# No vowels and no look-alikes, since people read ids aloud and type them.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 ID_DIGITS = 6
-# A batch has ten thousand runs: with so many digits, no two of them have the same id.
+# Enough digits that the ten thousand runs of a batch have different ids.
 DERIVED_DIGITS = 10
 
 
 def new_id(family: str, task: str | None) -> str:
-    """A new environment id: readable, and safe as a file name and a Terraform key."""
+    """Returns a new environment id: readable, and safe as a file name and a Terraform key."""
     return _id(family, task, "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_DIGITS)))
 
 
 def derived_id(family: str, task: str | None, seed: str) -> str:
-    """The environment id that belongs to a seed: whoever is told the same seed finds the same environment."""
+    """Returns the environment id that belongs to a seed: the same seed always gives the same id."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest())
     digits = []
     for _ in range(DERIVED_DIGITS):
@@ -54,24 +54,24 @@ class EnvironmentStore:
         self._home = home
 
     def directory(self, environment_id: str) -> Path:
-        """environments/ID."""
+        """Returns environments/ID, the environment's directory."""
         return self._home.environments / environment_id
 
     def logs(self, environment_id: str) -> Path:
-        """The directory of an environment's logs, live or archived."""
+        """Returns the directory of an environment's logs, live or archived."""
         live = self.directory(environment_id) / "logs"
         return live if live.exists() else self._home.archive / environment_id / "logs"
 
     def lock(self, environment_id: str) -> Path:
-        """The file that whoever changes the environment keeps locked."""
+        """Returns the file that a process locks while it changes the environment."""
         return self._home.locks / f"environment-{environment_id}"
 
     def lease(self, environment_id: str) -> Path:
-        """The file that a command keeps locked as long as it looks after the environment."""
+        """Returns the file that a command locks while it looks after the environment."""
         return self._home.locks / f"lease-{environment_id}"
 
     def save(self, environment: Environment) -> Environment:
-        """Writes the record, atomically; the first time it makes the environment's directory."""
+        """Writes the record atomically and creates the environment's directory if it does not exist yet."""
         directory = self.directory(environment.id)
         (directory / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(directory / RECORD, environment.model_dump_json(indent=2))
@@ -82,43 +82,43 @@ class EnvironmentStore:
         return self.save(environment.model_copy(update=changes))
 
     def all(self) -> list[Environment]:
-        """All live environments, oldest first.
+        """Returns all live environments, oldest first.
 
         Raises:
-            InfrastructureError: a record cannot be read, so that nobody knows what else exists.
+            InfrastructureError: a record cannot be read, so the list would be incomplete.
         """
-        found, unreadable = self._read_all()
+        readable, unreadable = self._read_all()
         for error in unreadable.values():
             raise error
-        return found
+        return readable
 
     def readable(self) -> list[Environment]:
-        """All live environments whose records can be read, oldest first."""
+        """Returns all live environments whose records can be read, oldest first."""
         return self._read_all()[0]
 
     def unreadable(self) -> dict[str, InfrastructureError]:
-        """Why the records of the other live environments cannot be read, by id."""
+        """Returns the ids of environments whose records cannot be read, each with the error."""
         return self._read_all()[1]
 
     def _read_all(self) -> tuple[list[Environment], dict[str, InfrastructureError]]:
-        found, unreadable = [], {}
+        readable, unreadable = [], {}
         for path in sorted(self._home.environments.glob(f"*/{RECORD}")):
             try:
-                found.append(self._read(path))
+                readable.append(self._read(path))
             except InfrastructureError as error:
                 if path.exists():  # else another provisioner has just destroyed it
                     unreadable[path.parent.name] = error
-        return sorted(found, key=lambda environment: environment.created_at), unreadable
+        return sorted(readable, key=lambda environment: environment.created_at), unreadable
 
     def reread(self, environment: Environment) -> Environment:
-        """The environment's record as it is now, or the one given if none is kept."""
+        """Reads the environment's current record. Returns the one given if there is no record on disk."""
         path = self.directory(environment.id) / RECORD
         return self._read(path) if path.exists() else environment
 
     def unrecorded(self) -> list[Path]:
-        """Environment directories that have no record: a crash between making the one and writing the other.
+        """Returns environment directories without a record, which a crash between creating the two leaves behind.
 
-        Those that a living provisioner is just making are not among them.
+        Directories that another running provisioner has locked are left out.
         """
         return [
             path
@@ -127,25 +127,29 @@ class EnvironmentStore:
         ]
 
     def find(self, name: str, *, archived: bool = False) -> Environment:
-        """The environment with this id, or the only one whose id starts or ends with it.
+        """Finds the environment with this id, or the only one whose id starts or ends with it.
 
         Args:
-            name: an id or an unambiguous beginning or end of one.
-            archived: look among destroyed ones too.
+            name: an id, or an unambiguous beginning or end of one.
+            archived: also searches destroyed environments.
 
         Raises:
-            UsageError: there is none, or more than one.
+            UsageError: no environment matches, or more than one does.
         """
         roots = [self._home.environments, *([self._home.archive] if archived else [])]
         paths = {path.parent.name: path for root in reversed(roots) for path in root.glob(f"*/{RECORD}")}
         if name in paths:
             return self._read(paths[name])
-        matches = sorted(one for one in paths if name and (one.startswith(name) or one.endswith(name)))
+        matches = sorted(
+            environment_id
+            for environment_id in paths
+            if name and (environment_id.startswith(name) or environment_id.endswith(name))
+        )
         if len(matches) == 1:
             return self._read(paths[matches[0]])
         if matches:
-            raise UsageError(f"{name!r} could be any of: {', '.join(matches[:10])}.")
-        raise UsageError(f"There is no environment {name!r}.", hint="`provisioner list` shows them.")
+            raise UsageError(f"{name!r} is ambiguous: it matches {', '.join(matches[:10])}.")
+        raise UsageError(f"There is no environment {name!r}.", hint="`provisioner list` shows all environments.")
 
     def _read(self, path: Path) -> Environment:
         try:
@@ -153,13 +157,13 @@ class EnvironmentStore:
         except (OSError, ValidationError) as error:
             raise InfrastructureError(
                 f"The record {path} cannot be read: {type(error).__name__}.",
-                hint="It was changed by hand, written by another version of provisioner, or is damaged. What runs "
-                "there is not known: look into its directory.",
+                hint="It is damaged, was changed by hand, or is of another version of provisioner. "
+                "Its machines may still run: look into its directory.",
                 details=str(error),
             ) from error
 
     def write_keys(self, environment_id: str, keys: dict[str, KeyPair]) -> None:
-        """Keeps key pairs as keys/NAME (mode 0600) and keys/NAME.pub."""
+        """Writes key pairs as keys/NAME and keys/NAME.pub, with mode 0600."""
         directory = self.directory(environment_id) / "keys"
         directory.mkdir(mode=0o700, exist_ok=True)
         for name, pair in keys.items():
@@ -167,16 +171,16 @@ class EnvironmentStore:
             write_atomically(directory / f"{name}.pub", pair.public + "\n")
 
     def key(self, environment_id: str, name: str) -> KeyPair:
-        """A key pair that write_keys kept."""
+        """Reads a key pair that write_keys wrote."""
         path = self.key_path(environment_id, name)
         return KeyPair(path.read_text(), path.with_suffix(".pub").read_text().strip())
 
     def key_path(self, environment_id: str, name: str) -> Path:
-        """The file of a private key."""
+        """Returns the file of a private key."""
         return self.directory(environment_id) / "keys" / name
 
     def login(self, environment: Environment, role: Role, user: str) -> Login:
-        """How the controller logs in to a machine.
+        """Returns how the controller logs in to a machine.
 
         Raises:
             UsageError: the environment has no such machine, or it is not up.
@@ -188,7 +192,7 @@ class EnvironmentStore:
         if endpoint is None or not host_key.exists():
             raise UsageError(
                 f"{environment.id} is not up: its status is {environment.status}.",
-                hint=f"If nothing works on it any more: provisioner destroy {environment.id}",
+                hint=f"If no other command works on it, remove it: provisioner destroy {environment.id}",
             )
         return Login(
             endpoint=endpoint,
@@ -199,11 +203,11 @@ class EnvironmentStore:
         )
 
     def pin(self, environment: Environment, role: Role, host_key: str) -> None:
-        """Keeps a machine's host key, `TYPE BASE64`: the only one that is accepted from then on."""
+        """Stores a machine's host key, `TYPE BASE64`. No other key is accepted from then on."""
         write_atomically(self.key_path(environment.id, f"host_{role}.pub"), host_key + "\n")
 
     def archive(self, environment: Environment) -> None:
-        """Keeps record and logs, removes the rest. Only once the cloud has confirmed that all is gone."""
+        """Archives record and logs, and removes the rest. To be called once the cloud has confirmed the end."""
         directory = self.directory(environment.id)
         kept = self._home.archive / environment.id
         shutil.rmtree(kept, ignore_errors=True)
@@ -214,7 +218,7 @@ class EnvironmentStore:
         self.forget(environment.id)
 
     def forget(self, environment_id: str) -> None:
-        """Removes the environment's directory and lock."""
+        """Removes the environment's directory, lock and lease."""
         directory = self.directory(environment_id)
         if directory.exists():
             shutil.rmtree(directory)

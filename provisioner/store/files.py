@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and removes directories with all that is in them."""
+"""Writes files whole or not at all, and removes directory trees."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
-    """Writes a file so that a reader sees the old contents or the new ones, never a part.
+    """Replaces a file so that a reader sees either the old or the new contents, never a part.
 
     Args:
-        path: its directory must exist.
-        data: text (UTF-8) or bytes.
+        path: the file; its directory must exist.
+        data: text, written as UTF-8, or bytes.
         mode: permission bits of the file.
     """
     encoded = data.encode() if isinstance(data, str) else data
@@ -32,13 +32,13 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
 
 
 def remove_tree(directory: Path) -> None:
-    """Removes a directory with all that is in it; nothing happens if it is not there.
+    """Removes a directory tree. Does nothing if it does not exist.
 
-    An ordinary user's build of a base image that was killed leaves files of subordinate ids, which only root of a
-    user namespace can remove.
+    If an ordinary user's build of a base image is killed, it leaves files owned by subordinate ids, which only root of
+    a user namespace can remove.
 
     Raises:
-        OSError: it could not be removed.
+        OSError: the tree could not be removed.
     """
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists() and os.geteuid() != 0:

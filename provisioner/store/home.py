@@ -1,4 +1,4 @@
-"""The layout of the provisioner home: what each directory is called. Knows nothing of what the files mean."""
+"""Defines the layout of the provisioner home: the path of each directory. Knows nothing of the files' contents."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Home:
     """The provisioner home: PROVISIONER_HOME, by default `provisioner` in the XDG state directory.
 
     Args:
-        root: the directory; made, with mode 0700, when something is first written.
+        root: the directory; created with mode 0700 when the first file is written.
     """
 
     root: Path
 
     @classmethod
     def default(cls) -> Home:
-        """The home that the process's environment names (XDG Base Directory Specification 0.8)."""
+        """Returns the home that the process's environment names (XDG Base Directory Specification 0.8)."""
         named = os.environ.get("PROVISIONER_HOME")
         if named:
             return cls(Path(named).expanduser().absolute())
         state = Path(os.environ.get("XDG_STATE_HOME") or "")
-        # The XDG specification has relative paths ignored.
+        # The XDG specification requires that relative paths are ignored.
         return cls((state if state.is_absolute() else Path.home() / ".local" / "state") / "provisioner")
 
     @property
@@ -44,7 +44,7 @@ class Home:
 
     @property
     def environments(self) -> Path:
-        """environments/ID/: record, keys and, on the local cloud, machines of what lives now."""
+        """environments/ID/: record, keys and, on the local cloud, machines of each live environment."""
         return self.root / "environments"
 
     @property
@@ -54,7 +54,7 @@ class Home:
 
     @property
     def archive(self) -> Path:
-        """archive/ID/: record and logs of what is gone. No key, no disk."""
+        """archive/ID/: record and logs of each destroyed environment, without keys and disks."""
         return self.root / "archive"
 
     @property
@@ -64,12 +64,12 @@ class Home:
 
     @property
     def ledger(self) -> Path:
-        """ledger.sqlite: what launches may cost and did cost."""
+        """ledger.sqlite: reserved and actual costs of all launches."""
         return self.root / "ledger.sqlite"
 
     @property
     def identity(self) -> str:
-        """A word for this home, the same for ever: what it makes in a cloud is tagged with it."""
+        """A permanent random id of this home; resources that it creates in a cloud are tagged with it."""
         path = self.root / "id"
         with contextlib.suppress(FileNotFoundError):
             return path.read_text().strip()
@@ -80,7 +80,7 @@ class Home:
         return path.read_text().strip()
 
     def make(self) -> None:
-        """Makes the directories."""
+        """Creates the home's directories."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for directory in (self.images, self.locks, self.environments, self.stacks, self.archive, self.batches):
             directory.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where finished images lie: one directory per image, whole or not there at all. Builds nothing itself."""
+"""Keeps finished images: one directory per image, either complete or absent. Builds no images."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UNFINISHED = ".building-"
 
 
 class Image(Record):
-    """What is known of a finished image, kept in its directory as image.json.
+    """The record of a finished image, kept in its directory as image.json.
 
     Args:
-        kind: `vendor` is a distribution's own image, which a builder turns into a base image.
-        cloud: where machines can boot from it.
-        base: the image that this one was made from; None for the first one.
+        kind: the image's layer; `vendor` is a distribution's own image, which a builder turns into a base image.
+        cloud: the cloud whose machines can boot from it.
+        base: the image that this one was built from; None for the lowest layer.
         family: the task family that it was built for; None for a base image.
-        needs: images that environments of this one need beside it (a family's aux images).
+        needs: other images that its environments need (a family's aux images).
     """
 
     name: str
@@ -50,29 +50,31 @@ class ImageStore:
         return self._home.images / name
 
     def disk(self, name: str) -> Path:
-        """The image's disk: disk.raw of a base image, disk.qcow2 of any other."""
+        """Returns the image's disk: disk.raw of a base image, disk.qcow2 of any other."""
         directory = self.path(name)
         raw = directory / "disk.raw"
         return raw if raw.exists() else directory / "disk.qcow2"
 
     def finished(self, name: str) -> bool:
-        """Whether the image is there, whole."""
+        """Returns whether the image exists and is complete."""
         return (self.path(name) / "image.json").exists()
 
     @contextlib.contextmanager
     def building(
         self, name: str, progress: Progress, held: Callable[[Path], bool] = lambda _: True
     ) -> Iterator[Path | None]:
-        """Holds the image's lock; gives an empty directory to build in, or None if the image is finished.
+        """Locks the image and yields an empty directory to build in, or None if the image is finished.
 
-        Two builds of one image at once make one: the second waits here, and finds it finished.
+        Of two simultaneous builds of one image, the second waits here and then finds it finished.
 
         Args:
-            held: whether the cloud still has what a finished image's directory describes.
+            name: the image's name.
+            progress: receives a line when it waits.
+            held: returns whether the cloud still has the image that a finished image's directory describes.
         """
 
         def wait() -> None:
-            progress.note(f"Another provisioner builds {name}; waiting for it")
+            progress.note(f"Waiting for another provisioner that is building {name}")
 
         def usable() -> bool:
             return self.finished(name) and held(self.path(name))
@@ -85,7 +87,7 @@ class ImageStore:
                 yield None
                 return
             if self.finished(name):
-                progress.note(f"The cloud has lost the image {name}")
+                progress.note(f"The cloud no longer has the image {name}")
                 self._remove(self.path(name))
             directory = self._home.images / f"{UNFINISHED}{name}"
             remove_tree(directory)
@@ -94,20 +96,20 @@ class ImageStore:
                 yield directory
             finally:
                 log = directory / "build.log"
-                if log.exists():  # a failed build: keep what it said
+                if log.exists():  # the build failed: keep its log
                     log.replace(self._home.archive / f"{name}.build.log")
                 remove_tree(directory)
 
     def finish(self, image: Image, directory: Path) -> None:
-        """Makes a built directory the image, in one step."""
+        """Turns a built directory into the finished image, atomically."""
         write_atomically(directory / "image.json", image.model_dump_json(indent=2))
         try:
             directory.rename(self.path(image.name))
         except OSError as error:
-            raise InfrastructureError(f"Image {image.name} could not be put in place: {error}") from error
+            raise InfrastructureError(f"The image {image.name} could not be moved into place: {error}") from error
 
     def load(self, name: str) -> Image:
-        """The record of a finished image.
+        """Returns the record of a finished image.
 
         Raises:
             UsageError: there is no such image.
@@ -115,42 +117,42 @@ class ImageStore:
         try:
             return Image.model_validate_json((self.path(name) / "image.json").read_bytes())
         except FileNotFoundError as error:
-            raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows them.") from error
+            raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows all images.") from error
 
     def setup_data(self, name: str) -> SetupData:
-        """The setup data stored beside a family image."""
+        """Returns the setup data stored with a family image."""
         return SetupData.model_validate_json((self.path(name) / "setup-data.json").read_bytes())
 
     def all(self) -> list[Image]:
-        """All finished images, oldest first."""
+        """Returns all finished images, oldest first."""
         names = [path.parent.name for path in self._home.images.glob("*/image.json")]
-        found = [self.load(name) for name in names if not name.startswith(UNFINISHED)]
-        return sorted(found, key=lambda image: (image.created_at, image.name))
+        images = [self.load(name) for name in names if not name.startswith(UNFINISHED)]
+        return sorted(images, key=lambda image: (image.created_at, image.name))
 
     def disk_bytes(self, name: str) -> int:
-        """What the image takes on the disk, in bytes."""
+        """Returns the disk space that the image occupies, in bytes."""
         return sum(path.stat().st_blocks * 512 for path in self.path(name).iterdir() if path.is_file())
 
     def prune(
         self, in_use: set[str], *, cloud: str, discard: Callable[[Path], None], everything: bool = False
     ) -> list[str]:
-        """Removes images, and what interrupted builds left.
+        """Removes unused images and the remains of interrupted builds.
 
         Args:
-            in_use: names of images that environments run from; never removed, nor what they build on.
-            cloud: whose images; those of others stay.
-            discard: removes what an image has outside its directory.
-            everything: remove all others; else only those that a newer image of the same family replaces, and
-                base images that nothing builds on any more.
+            in_use: names of images that environments run from; they and the images that they need are kept.
+            cloud: removes only this cloud's images.
+            discard: removes an image's resources outside its directory.
+            everything: removes all unused images, not only those that a newer image of the same family replaces and
+                base images that no other image needs.
 
         Returns:
-            the names that were removed.
+            the names of the removed images and directories.
         """
         images = self.all()
         keep = set(in_use) if everything else in_use | current(images)
         keep |= needed_by(keep, images)
         removed = [image.name for image in images if image.name not in keep and image.cloud == cloud]
-        # Layers go before what they lie on, so that a crash in between leaves no image without its base.
+        # Upper layers first, so that a crash in between leaves no image without its base.
         order = {"aux": 0, "family": 0, "base": 1, "vendor": 2}
         for image in sorted((i for i in images if i.name in removed), key=lambda i: order[i.kind]):
             discard(self.path(image.name))
@@ -158,7 +160,7 @@ class ImageStore:
         return removed + self.remove_unfinished()
 
     def remove_unfinished(self) -> list[str]:
-        """Removes what interrupted builds left; returns what that was called."""
+        """Removes the directories of interrupted builds and returns their names."""
         removed = []
         for directory in self._home.images.glob(f"{UNFINISHED}*"):
             if not is_locked(self._lock(directory.name.removeprefix(UNFINISHED))):
@@ -176,7 +178,7 @@ class ImageStore:
 
 
 def current(images: list[Image]) -> set[str]:
-    """The newest image of each family, and the newest base images. Pure."""
+    """Returns the newest image of each family and the newest base images. Pure."""
     newest: dict[tuple[str, str | None], str] = {}
     for image in images:
         if image.kind != "aux":
@@ -186,7 +188,7 @@ def current(images: list[Image]) -> set[str]:
 
 
 def needed_by(names: set[str], images: list[Image]) -> set[str]:
-    """The images that `names` need: their bases and aux images, and theirs in turn. Pure."""
+    """Returns the images that `names` need, directly or indirectly: bases and aux images. Pure."""
     by_name = {image.name: image for image in images}
     needed: set[str] = set()
     pending = list(names)

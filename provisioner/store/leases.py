@@ -1,7 +1,7 @@
-"""Leases: a command's sign that it looks after an environment, so that no sweep takes it away.
+"""Holds leases: while a command has an environment's lease, no sweep removes that environment.
 
-On this controller a lease is a locked file, which the kernel frees however the command ends. In the cloud, where other
-controllers look, it is a time that is renewed as long as the command lives.
+On this controller a lease is a locked file, which the kernel unlocks however the command ends. For other controllers,
+the cloud stores a time that the command renews while it runs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from provisioner.errors import ProvisionerError
 from provisioner.store.locks import locked
 
 RENEW_SECONDS = 120.0
-# Several renewals may fail before others take the environment for abandoned.
+# Several renewals may fail before other controllers consider the environment abandoned.
 LEASE = timedelta(minutes=10)
 
 
 class Leases:
-    """The leases of one process."""
+    """The leases that one process holds."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Callable[[], None], contextlib.ExitStack]] = {}
@@ -29,11 +29,12 @@ class Leases:
         self._thread: threading.Thread | None = None
 
     def take(self, environment_id: str, path: Path, renew: Callable[[], None]) -> None:
-        """Looks after an environment from now on. Again makes no difference.
+        """Takes an environment's lease. Does nothing if this process already has it.
 
         Args:
-            path: the file that is locked.
-            renew: tells the cloud so, again and again.
+            environment_id: the environment.
+            path: the file to lock.
+            renew: renews the lease in the cloud; called regularly.
         """
         with self._mutex:
             if environment_id in self._held:
@@ -46,7 +47,7 @@ class Leases:
                 self._thread.start()
 
     def release(self, environment_id: str) -> None:
-        """Looks after it no more."""
+        """Gives up an environment's lease. Does nothing if this process does not have it."""
         with self._mutex:
             _, stack = self._held.pop(environment_id, (None, contextlib.ExitStack()))
         stack.close()
@@ -57,6 +58,6 @@ class Leases:
             with self._mutex:
                 renewals = [renew for renew, _ in self._held.values()]
             for renew in renewals:
-                # A cloud that cannot be asked now is asked again.
+                # If the cloud does not answer, the next renewal tries again.
                 with contextlib.suppress(ProvisionerError, OSError):
                     renew()

@@ -1,4 +1,4 @@
-"""Locks that the kernel frees however their holder ends, and who has a file open."""
+"""Locks files, in a way that the kernel unlocks when a process ends, and finds the processes that have a file open."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Holds an exclusive lock on a file. The kernel frees it when this process ends, however it ends.
+    """Holds an exclusive lock on a file. The kernel releases it when this process ends, however it ends.
 
     Args:
-        path: the lock file; made where it is missing, never removed.
-        on_wait: called once if somebody else holds the lock.
+        path: the lock file; created if it does not exist, never removed.
+        on_wait: called once if another process holds the lock.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -29,7 +29,7 @@ def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[No
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock on `path`."""
+    """Returns whether a process holds the lock on `path`."""
     try:
         with path.open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -41,19 +41,19 @@ def is_locked(path: Path) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """The processes of ours that have a file open. Unlike a pid file, this never names a stranger."""
+    """Returns the ids of our user's processes that have a file open. Unlike a pid file, this is never out of date."""
     try:
-        wanted = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return []
-    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, wanted)]
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, status)]
 
 
-def _has_open(process: Path, wanted: os.stat_result) -> bool:
-    # Processes end, and close files, while we look; those of other users do not let us.
+def _has_open(process: Path, status: os.stat_result) -> bool:
+    # Processes may end or close files meanwhile, and those of other users cannot be inspected.
     with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
-                if os.path.samestat(descriptor.stat(), wanted):
+                if os.path.samestat(descriptor.stat(), status):
                     return True
     return False

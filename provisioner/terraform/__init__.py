@@ -1,4 +1,4 @@
-"""The one effect that creates and removes what costs money: rendered roots, and Terraform run on them.
+"""Renders Terraform roots and runs Terraform on them.
 
-Knows no cloud and no task.
+Knows no task.
 """

@@ -1,8 +1,8 @@
-"""One Terraform process: how it starts, what it says, how it ends. The only importer of python_terraform.
+"""Starts a Terraform process, reads its messages and ends it. The only importer of python_terraform.
 
-Terraform has a session of its own, so that a Ctrl-C at the terminal reaches the controller alone. It writes into a
-file, not a pipe, and so can end its work and record it when the controller was killed. It inherits the stack's lock,
-and hands it on to what its provisioners start: the lock is free only once all of them have ended.
+Terraform runs in its own session, so that a Ctrl-C at the terminal reaches only the controller. It writes to a file
+and not to a pipe, so that it can finish its work even if the controller is killed. It inherits the stack's lock and
+passes it on to the programs that its provisioners start: the lock is released only after all of them have ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from provisioner.store.locks import holders, is_locked
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
-# These would change what we ask Terraform for.
+# Variables that would change the meaning of our commands.
 FOREIGN = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_LOG", "TF_DATA_DIR")
 TERMINATE_SECONDS = 10.0
 POLL_SECONDS = 0.02
@@ -48,13 +48,13 @@ def run(
     """Runs one Terraform command in a root and returns its exit code.
 
     Args:
-        directory: the root. All that Terraform says is added to its terraform.log.
-        command: init, apply, `remove` (an apply that only takes away, and so asks nothing about the rest), destroy,
-            or `state push`, which hands in errored.tfstate.
-        take: told each message of Terraform's -json stream; a line that is not JSON comes as {"@message": line}.
-        patience_seconds: how long Terraform may take to end its work once this thread is interrupted.
-        parallelism: how many things an apply makes at once, if not as many as Terraform likes.
-        check: asked again and again; what it raises interrupts Terraform.
+        directory: the root. Terraform's output is appended to its terraform.log.
+        command: init, apply, `remove` (an apply that only removes, and so does not refresh the rest), destroy, or
+            `state push`, which writes errored.tfstate to the backend.
+        take: receives each message of Terraform's -json stream; a line that is not JSON arrives as {"@message": line}.
+        patience_seconds: how long Terraform may take to finish once this thread is interrupted.
+        parallelism: how many resources an apply creates at once; None for Terraform's default.
+        check: called regularly; an exception from it interrupts Terraform.
 
     Raises:
         HostError: Terraform is not installed.
@@ -71,15 +71,18 @@ def run(
 
 
 def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes] | None = None) -> bool:
-    """Ends the Terraform that works in a root, whoever started it, and what it started. False: something lives on.
+    """Ends the Terraform that works in a root, whichever controller started it, and the processes that it started.
 
-    The interrupt ladder. SIGINT lets Terraform end what it is doing and write its state; SIGKILL, the last step,
-    makes it forget what it was creating.
+    SIGINT comes first and lets Terraform finish its current step and write its state. SIGKILL, the last resort, loses
+    track of the resources that it was creating.
 
     Args:
         directory: the root.
-        patience_seconds: how long SIGINT may take.
-        child: the process, where it is this process's own.
+        patience_seconds: how long Terraform may take after SIGINT.
+        child: the process, if this process started it.
+
+    Returns:
+        whether all of them have ended.
     """
 
     def ended() -> bool:
@@ -92,7 +95,7 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
     ):
         for pid in holders(directory / LOCK):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                # Only Terraform leads a session. What it started is its own to interrupt.
+                # Only Terraform leads a session. It interrupts the processes that it started.
                 if number != signal.SIGINT or os.getsid(pid) == pid:
                     os.kill(pid, number)
         deadline = time.monotonic() + seconds
@@ -106,26 +109,26 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
 
 
 def terraform_program(ours: Mapping[str, str]) -> str | None:
-    """Terraform's path: what PROVISIONER_TERRAFORM names, else `terraform` on PATH; None where there is none.
+    """Returns Terraform's path: PROVISIONER_TERRAFORM, or else `terraform` on PATH; None if neither exists.
 
     Args:
-        ours: the controller's environment.
+        ours: the controller's environment variables.
     """
     return shutil.which(ours.get("PROVISIONER_TERRAFORM") or "terraform", path=ours.get("PATH"))
 
 
 def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """What Terraform's processes see of our environment. It reads no file; it looks whether one exists.
+    """Returns the environment variables for Terraform's processes. Reads no file, but checks whether one exists.
 
     Args:
-        ours: the controller's environment.
+        ours: the controller's environment variables.
     """
     theirs = {name: value for name, value in ours.items() if not name.startswith(FOREIGN)}
     if not os.access(theirs.get("TF_CLI_CONFIG_FILE", os.devnull), os.R_OK):
         del theirs["TF_CLI_CONFIG_FILE"]
     package = str(Path(__file__).parents[2])
     theirs["PYTHONPATH"] = os.pathsep.join(filter(None, [package, ours.get("PYTHONPATH")]))
-    # Go collects garbage less often: reading the provider's schema takes a third less CPU and a tenth more memory.
+    # Less frequent garbage collection: reading the provider's schema takes a third less CPU and a tenth more memory.
     theirs.setdefault("GOGC", "400")
     return theirs | {
         "TF_IN_AUTOMATION": "1",
@@ -135,7 +138,7 @@ def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
-    """python-terraform makes the command line; the process is ours to start: it knows no session, lock or log."""
+    """Uses python-terraform for the command line only: it cannot start a process with a session, lock and log."""
 
     def __init__(self, program: str, directory: Path, log: IO[bytes], lock: int) -> None:
         super().__init__(working_dir=str(directory), terraform_bin_path=program)
@@ -143,10 +146,10 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
         self._lock = lock
 
     def read_state_file(self, file_path: str | None = None) -> None:
-        """Reads nothing: the state is Terraform's."""
+        """Does nothing: only Terraform reads its state."""
 
     def cmd(self, cmd: str, *args: str, **options: object) -> subprocess.Popen[bytes]:
-        """Starts a command; python-terraform's apply() and destroy() end here."""
+        """Starts a command; python-terraform's apply() and destroy() call this."""
         return subprocess.Popen(
             cast("list[str]", self.generate_cmd_string(cmd, *args, **options)),
             cwd=self.working_dir,
@@ -162,8 +165,8 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
 def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | None) -> subprocess.Popen[bytes]:
     program = terraform_program(os.environ)
     if program is None:
-        raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to get it.")
-    # Our copy of the lock is closed at once: from then on Terraform's family alone keeps it.
+        raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to install it.")
+    # Close our copy of the lock at once, so that only Terraform and its children keep it.
     with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +175,7 @@ def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | Non
                 f"Another Terraform works in {directory}.", hint="Try again when it is done."
             ) from None
         launcher = _Launcher(program, directory, log, lock.fileno())
-        # var=None: from its default, an empty dictionary, python-terraform makes a file in /tmp that nobody removes.
+        # var=None: given the default, an empty dictionary, python-terraform leaves a file in /tmp.
         common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}
         if command == "apply":
             started = launcher.apply(skip_plan=True, parallelism=parallelism, **common)

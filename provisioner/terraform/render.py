@@ -1,7 +1,7 @@
-"""Environments -> the text of a Terraform root. Pure but for reading our own templates and modules.
+"""Renders environments as the files of a Terraform root. Reads our own templates and modules, and nothing else.
 
-Jinja renders structure and names that we made. What a family or a machine says travels only as data, in
-environments.auto.tfvars.json: there, unlike in .tf files, Terraform evaluates no ${...}.
+Jinja renders only structure and names of our own. Values from a family or a machine go into
+environments.auto.tfvars.json as data: unlike in .tf files, Terraform evaluates no ${...} there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MachineSpec(Record):
 
     image: str
     cpus: int
-    memory_gib: float = Field(allow_inf_nan=False)  # JSON, and so a .tfvars.json file, knows neither
+    memory_gib: float = Field(allow_inf_nan=False)  # JSON, and so a .tfvars.json file, has neither NaN nor infinities
     disk_gib: int
     public_key: str
 
@@ -49,27 +49,28 @@ class EnvironmentSpec(Record):
 def render_stack(
     cloud: str, variables: type[ModuleVariables], environments: Mapping[str, EnvironmentSpec]
 ) -> dict[str, str]:
-    """The files of a stack's Terraform root.
+    """Renders the files of a stack's Terraform root.
 
-    The modules are copied into it, so that what created a stack can always destroy it, whatever version of
-    provisioner is installed by then.
+    The modules are copied into the root, so that the code that created a stack can destroy it even if another version
+    of provisioner is installed by then.
 
     Args:
-        cloud: whose modules.
+        cloud: the name of the cloud whose modules are used.
         variables: those that only this cloud's module takes.
         environments: the stack's environments by id.
 
     Returns:
-        path relative to the stack's directory -> text.
+        the text of each file, by its path relative to the stack's directory.
     """
     main = _template("stack.tf.j2").render(extra_variables=variables.terraform_types())
     return _module(cloud, "environment") | {"main.tf": main} | render_values(environments)
 
 
 def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the Terraform root with what a cloud's environments share.
+    """Renders the files of the Terraform root of the network that a cloud's environments share.
 
     Args:
+        cloud: the name of the cloud whose modules are used.
         values: the variables of the cloud's module `network`.
     """
     main = _template("network.tf.j2").render()
@@ -91,7 +92,7 @@ def _template(name: str) -> Template:
 
 
 def render_values(environments: Mapping[str, EnvironmentSpec]) -> dict[str, str]:
-    """The file with the values: all that changes when an environment joins or leaves a stack."""
+    """Renders the file with the values, the only one that changes when an environment joins or leaves a stack."""
     values = {name: _values(spec) for name, spec in environments.items()}
     return {VALUES: json.dumps({"environments": values}, indent=2)}
 

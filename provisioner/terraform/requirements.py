@@ -1,4 +1,4 @@
-"""What every cloud needs of the controller: Terraform. What one cloud needs besides, its `problems()` say."""
+"""Checks for the program that every cloud needs: Terraform. Each cloud's `problems()` checks for its own needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TERRAFORM_HINT = "scripts/install-terraform, or https://developer.hashicorp.com/
 
 
 def problems() -> list[tuple[str, str]]:
-    """What is missing, as (problem, how to mend it)."""
+    """Returns the missing programs as (problem, remedy) pairs."""
     if terraform_program(os.environ):
         return []
     return [("Terraform is not installed.", TERRAFORM_HINT)]

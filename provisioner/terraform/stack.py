@@ -1,6 +1,6 @@
-"""A stack: one Terraform root and its state in one directory. What exists is asked of the cloud, not of Terraform.
+"""Manages a stack: one Terraform root and its state in one directory.
 
-Terraform's exit code is taken for what it is, the report of one process.
+Terraform's exit code reports only how its process ended. Callers ask the cloud what exists.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, Message
 from provisioner.terraform.render import VALUES
 
-# (what the error says, what it is): each passes by itself.
+# Temporary errors: (text in Terraform's message, explanation for the operator).
 RETRYABLE = (
-    ("requestlimitexceeded", "the cloud asks for fewer requests"),
-    ("throttling", "the cloud asks for fewer requests"),
+    ("requestlimitexceeded", "the cloud throttles requests"),
+    ("throttling", "the cloud throttles requests"),
     ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
-    ("dependencyviolation", "something that is about to go still uses what shall be destroyed"),
-    # The provider repeats what it got no answer to. The whole ACL is made anew then.
-    ("networkaclentryalreadyexists", "an answer of the cloud was lost"),
-    ("text file busy", "another process is just installing the provider"),
+    ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
+    # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.
+    ("networkaclentryalreadyexists", "a reply from the cloud was lost"),
+    ("text file busy", "another process is installing the provider"),
     ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
     ("connection reset by peer", "the network dropped a connection"),
 )
@@ -50,7 +50,7 @@ INITIALISED = ".terraform"
 LOCK_FILE = ".terraform.lock.hcl"
 # Files of `.terraform` that are worth copying are small.
 LENT_BYTES = 1 << 20
-# What Terraform could not write to its backend.
+# The state that Terraform could not write to its backend.
 ERRORED_STATE = "errored.tfstate"
 STATE_LOCKED = "error acquiring the state lock"
 _ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
@@ -61,12 +61,12 @@ Tell = Callable[[str], None]
 class Stack:
     """A Terraform root and its state.
 
-    Any number of controllers may call its methods at once: they take turns.
+    Any number of controllers may call its methods at once: each waits for its turn.
 
     Args:
-        directory: the stack's directory; made by `write`.
-        patience_seconds: how long an interrupted Terraform may take to end what it is doing.
-        check: asked again and again while Terraform runs; what it raises interrupts it.
+        directory: the stack's directory; created by `write`.
+        patience_seconds: how long an interrupted Terraform may take to finish its current step.
+        check: called regularly while Terraform runs; an exception from it interrupts Terraform.
     """
 
     def __init__(
@@ -78,23 +78,23 @@ class Stack:
 
     @property
     def exists(self) -> bool:
-        """Whether the stack was ever written, whole."""
+        """Whether the stack's files have been written completely."""
         return (self._directory / ROOT).exists()
 
     @property
     def is_remote(self) -> bool:
-        """Whether others may see its state."""
+        """Whether its state is in a backend that other controllers can read."""
         return any(self._directory.glob("backend.tf*"))
 
     def log_text(self) -> str:
-        """The end of all that Terraform said, run after run, at most 1 MiB. The log goes with the stack."""
+        """Returns the last 1 MiB of Terraform's output in all runs. The log is removed with the stack."""
         with contextlib.suppress(FileNotFoundError), (self._directory / LOG).open("rb") as log:
             log.seek(-min(LOG_LIMIT_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
             return log.read().decode(errors="replace")
         return ""
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Writes the root's files, each one atomically, main.tf last: with it the stack is whole."""
+        """Writes the root's files, each atomically, and main.tf last, which marks the stack as complete."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in sorted(files.items(), key=lambda item: item[0] == ROOT):
             path = self._directory / name
@@ -103,11 +103,11 @@ class Stack:
                 write_atomically(path, text)
 
     def apply(self, tell: Tell, parallelism: int | None = None) -> dict[str, Any]:
-        """Makes what the files say, and returns the outputs.
+        """Creates the resources that the files describe and returns the outputs.
 
         Args:
-            tell: told when it waits for another controller, and of each failure that is tried again.
-            parallelism: how many things to make at once, if not as many as Terraform likes.
+            tell: receives a line when it waits for another controller or repeats a failed attempt.
+            parallelism: how many resources to create at once; None for Terraform's default.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
@@ -118,7 +118,7 @@ class Stack:
             return self._run("apply", tell, parallelism).outputs
 
     def remove(self, environment_ids: Collection[str], tell: Tell) -> None:
-        """Destroys environments of the stack; the stack goes with its last one. Safe to repeat.
+        """Destroys environments of the stack. Removes the stack with its last environment. Safe to repeat.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
@@ -136,38 +136,38 @@ class Stack:
                 self._delete()
 
     def rest(self, tell: Tell) -> None:
-        """Waits until nothing works here; a Terraform that outlived its controller, and may still create, is ended.
+        """Waits for other controllers and ends a Terraform that outlived its own, since it may still create resources.
 
         Raises:
-            TerraformError: it would not end.
+            TerraformError: that Terraform did not end.
         """
         with self._turn(tell):
             pass
 
     def forget(self, environment_ids: Collection[str]) -> None:
-        """Drops environments that are gone from the stack, without Terraform; the stack goes with its last one."""
+        """Drops destroyed environments from the stack without Terraform. Removes the stack with its last one."""
         with self._turn(lambda _: None):
             if not self._drop(environment_ids):
                 self._delete()
 
     def discard(self) -> None:
-        """Removes the directory, whatever its state says. Only once the cloud has confirmed that all is gone."""
+        """Removes the directory, whatever its state says. To be called once the cloud has confirmed the end."""
         with self._turn(lambda _: None):
             self._delete()
 
     @contextlib.contextmanager
     def _turn(self, tell: Tell) -> Iterator[None]:
-        """Waits for other controllers, then ends a Terraform that outlived its own. The lock is on the directory."""
+        """Locks the directory, after other controllers, and ends a Terraform that outlived its own controller."""
         try:
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
-            yield  # there is nothing to take turns at
+            yield  # without a directory there is nothing to lock
             return
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                tell(f"Another provisioner works on the stack {self._directory.name}; waiting for it")
+                tell(f"Waiting for another provisioner that works on the stack {self._directory.name}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._end_orphan()
             yield
@@ -175,16 +175,16 @@ class Stack:
             os.close(descriptor)
 
     def _end_orphan(self) -> None:
-        """Whoever has its turn knows that a Terraform at work here belongs to a controller that was killed."""
+        """Ends a running Terraform. Under the lock, its controller can only have been killed."""
         orphan = is_locked(self._directory / LOCK)
         if orphan and not process.end(self._directory, self._patience_seconds):
             raise TerraformError(
-                f"A Terraform that outlived its controller still works in {self._directory}.",
-                hint="End the processes that keep its terraform.lock open, and try again.",
+                f"A Terraform process that outlived its controller still works in {self._directory}.",
+                hint="End the processes that have its terraform.lock open, and try again.",
             )
 
     def _drop(self, environment_ids: Collection[str]) -> bool:
-        """Takes environments out of the values; False, and the values as they were, if no other is left."""
+        """Removes environments from the values. If none would remain, changes nothing and returns False."""
         values = {name: value for name, value in self._values().items() if name not in environment_ids}
         if values:
             write_atomically(self._directory / VALUES, json.dumps({"environments": values}, indent=2))
@@ -201,7 +201,7 @@ class Stack:
             shutil.rmtree(self._directory)
 
     def _init(self, tell: Tell) -> None:
-        """Initialises the root, unless that was done, to its end, for the same .tf files."""
+        """Runs `terraform init`, unless it has succeeded before for the same .tf files."""
         done = self._directory / INITIALISED / "provisioner-initialised"
         digest = self._digest()
         if not done.exists() or done.read_text() != digest:
@@ -212,12 +212,12 @@ class Stack:
             self._lend(digest)
         errored = self._directory / ERRORED_STATE
         if errored.exists():
-            tell("Handing in the state that Terraform could not write before")
+            tell("Writing the state that Terraform could not write to its backend before")
             self._run("state push", tell)
             errored.unlink()
 
     def _borrow(self, digest: str) -> bool:
-        """Takes over what init made of the same files in another stack: it reads the provider's 600 MB each time."""
+        """Copies the result of init from a stack with the same files: init reads the provider's 600 MB each time."""
         lent = self._lent / digest
         links = [path for path in lent.rglob("*") if path.is_symlink()]
         if not lent.is_dir() or not all(link.exists() for link in links):
@@ -230,7 +230,7 @@ class Stack:
 
     def _lend(self, digest: str) -> None:
         lent = self._lent / digest
-        # What names a backend is this stack's own. A provider that was copied, not linked, would be copied each time.
+        # A backend's configuration belongs to one stack. A provider that is copied, not linked, is too large to copy.
         copied = any(p.stat().st_size > LENT_BYTES for p in (self._directory / INITIALISED).rglob("*") if p.is_file())
         if lent.exists() or copied or list(self._directory.glob("backend.tf*")):
             return
@@ -272,7 +272,7 @@ class Stack:
 
 
 class _Transcript:
-    """What of one run is worth keeping: outputs, errors and the last lines. The log has all of it."""
+    """Keeps a run's outputs, errors and last lines. The log has everything."""
 
     def __init__(self) -> None:
         self.outputs: dict[str, Any] = {}
@@ -280,7 +280,7 @@ class _Transcript:
         self._last: deque[str] = deque(maxlen=DETAIL_LINES)
 
     def take(self, message: Message) -> None:
-        """Keeps what matters of a message."""
+        """Stores the outputs or the error of a message, and its text."""
         self._last.append(str(message.get("@message", "")))
         if message.get("type") == "outputs":
             self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
@@ -290,7 +290,7 @@ class _Transcript:
 
     @property
     def passing(self) -> str | None:
-        """Why it is worth another attempt, or None."""
+        """The explanation of a temporary error, or None if another attempt is pointless."""
         said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors] or list(self._last)
         text = "\n".join(said).lower()
         return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
@@ -298,10 +298,10 @@ class _Transcript:
     @property
     def _environments(self) -> frozenset[str]:
         addresses = [str(error.get("address", "")) for error in self._errors]
-        return frozenset(found[1] for address in addresses if (found := _ENVIRONMENT.match(address)))
+        return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
 
     def error(self, command: str, code: int) -> TerraformError:
-        """One screen: what Terraform calls it, and the last lines of what it, or a provisioner of it, printed."""
+        """Returns the error to raise: Terraform's summaries, and as details at most one screen of its last lines."""
         whole = dict.fromkeys(str(error.get("summary", "")) for error in self._errors)
         summaries = dict.fromkeys(summary[:200] for summary in whole)
         lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
@@ -309,8 +309,8 @@ class _Transcript:
         said = "\n".join([*whole, *lines])
         if STATE_LOCKED in said.lower():
             return TerraformError(
-                f"terraform {command} did nothing: another controller works on this stack.",
-                hint="Try again when it is done. If it was killed, `terraform force-unlock` in the stack's directory.",
+                f"terraform {command} did nothing: another controller is working on this stack.",
+                hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
                 details="\n".join(line[:LINE_CHARACTERS] for line in shown),
                 said=said,
             )

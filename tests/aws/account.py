@@ -1,4 +1,4 @@
-"""An AWS account in tests: sessions on it, records of environments, and what is left in it."""
+"""Provides an AWS account to tests: sessions on it, records of environments, and a list of its resources."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.homes import new_home
 REGION = "us-east-1"
 CONTROLLER = "203.0.113.10/32"
 IMAGE = "family-tests-0000000000000000"
-# One of Amazon's: asking for their list takes moto seconds.
+# One of Amazon's images: listing them all takes moto seconds.
 AMI = next(ami["ami_id"] for ami in AMIS if ami["architecture"] == "x86_64")
 TYPES = ("t3.small", "t3.medium")
 
 
 class Notes:
-    """Progress that keeps the notes."""
+    """A listener that keeps the notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -47,10 +47,10 @@ class Notes:
 
 
 class Account:
-    """An account that the environment's variables lead to.
+    """The account that the AWS environment variables select.
 
     Args:
-        directory: where the homes of its controllers are.
+        directory: the parent directory of its controllers' homes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class Account:
         return boto3.client(service, region_name=region)
 
     def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
-        """A controller with a home of its own, in which an image is ready."""
+        """Returns the session of a controller with its own home, which has a finished image."""
         home = new_home(self._directory / name)
         settings = Settings(controller_cidrs=options.pop("controller_cidrs", (CONTROLLER,)))
         store = ImageStore(home)
@@ -73,7 +73,7 @@ class Account:
         return Session(home=home, cloud=AwsCloud(home, settings, regions, **options), progress=self.progress)
 
     def record(self, session: Session, region: str) -> Environment:
-        """The record of an environment that is placed, and that nobody means to create."""
+        """Returns the record of a placed environment that will never be created."""
         size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=TYPES)
         return Environment(
             id=new_id("tests", "placed"),
@@ -91,7 +91,7 @@ class Account:
         )
 
     def everything(self, region: str = REGION) -> dict[str, list[str]]:
-        """All that environments could have left in the account, by kind."""
+        """Returns all resources in the account that environments may leave behind, by kind."""
         ec2 = self.client(region=region)
         instances = [i for r in ec2.describe_instances()["Reservations"] for i in r["Instances"]]
         groups = ec2.describe_security_groups()["SecurityGroups"]
@@ -132,11 +132,11 @@ def make_environment(
     allowed: tuple[Destination, ...] = (),
     types: tuple[str, ...] = TYPES,
 ) -> Environment:
-    """Makes the record of an environment that does not exist yet."""
+    """Returns the record of an environment that does not exist yet."""
     roles: tuple[Role, ...] = ("primary", "aux") if aux else ("primary",)
     size = MachineSize(cpus=2, memory_gib=2, disk_gib=16, types=types)
     identity, created_at = new_id("tests", "main"), now()
-    made = Environment(
+    environment = Environment(
         id=identity,
         cloud="aws",
         stack=stack or identity,
@@ -150,6 +150,6 @@ def make_environment(
         allowed_destinations=allowed,
         machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
     )
-    made = reservations.take(session, made)
-    record_environment(session, made)
-    return made
+    environment = reservations.take(session, environment)
+    record_environment(session, environment)
+    return environment

@@ -193,12 +193,12 @@ class _Login(paramiko.ServerInterface):
 
 def _agent(argv: list[str]) -> tuple[int, bytes]:
     limit, command = float(argv[2]), argv[-1]
-    if found := re.fullmatch(r"sleep ([0-9.]+)", command):
-        wanted = float(found[1])
-        time.sleep(min(wanted, limit))
-        return (124 if wanted > limit else 0), b"slept\n"
-    if found := re.fullmatch(r"exit (\d+)", command):
-        return int(found[1]), b"no\n"
+    if match := re.fullmatch(r"sleep ([0-9.]+)", command):
+        seconds = float(match[1])
+        time.sleep(min(seconds, limit))
+        return (124 if seconds > limit else 0), b"slept\n"
+    if match := re.fullmatch(r"exit (\d+)", command):
+        return int(match[1]), b"no\n"
     return 0, b"done\n"
 
 

@@ -1,4 +1,4 @@
-"""What moto says of instances that EC2 does not, and that Terraform takes for a change. Patches moto in this process.
+"""Patches moto where it differs from EC2 in a way that Terraform would take for a change.
 
 - A network interface without a public address has no association, where moto shows an empty one.
 - An instance that was launched with a network interface is in that interface's groups, where moto shows none.
@@ -6,9 +6,9 @@
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
-And three ways in which moto is slower than it need be: it goes through the tags of all things for those of one, and
-through all members of a class for each request; with hundreds of environments it did nothing else. And it takes
-seconds to tell of all instance types: a few families are left.
+It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
+resources for those of one, searches all members of a class for each request, and takes seconds to list all instance
+types, of which only a few families are left here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAMILIES = ("t2", "t3", "t4g", "m5", "c5", "r5", "g4dn", "p3")
 
 
 def take_time() -> None:
-    """Before each answer."""
+    """Waits before each answer."""
     time.sleep(ANSWER_SECONDS)
 
 
@@ -101,7 +101,7 @@ def _deleted_subnets() -> None:
             for name in [name for name, subnet in table._associations.items() if subnet == subnet_id]:
                 del table._associations[name]
         for acl in self.network_acls.values():
-            for name in [name for name, one in acl._associations.items() if one.subnet_id == subnet_id]:
+            for name in [name for name, association in acl._associations.items() if association.subnet_id == subnet_id]:
                 del acl._associations[name]
         return deleted
 

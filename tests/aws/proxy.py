@@ -1,4 +1,4 @@
-"""moto's API with something in front of it that fails chosen requests as AWS does."""
+"""Serves moto's API and makes chosen requests fail as AWS does."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class FaultyApi:
             start_response("501 Not Implemented", [("Content-Length", "0")])
             return []
         with self._one_at_a_time:
-            found = list(self._moto(environ, noted))
+            chunks = list(self._moto(environ, noted))
         if answered and answered[0].startswith("5"):  # shown with a test that fails
-            told = b"".join(found)[:2000]
-            print(f"moto failed: {body[:300]!r}: {answered[0]}: {told!r}", file=sys.stderr)
-        return found
+            excerpt = b"".join(chunks)[:2000]
+            print(f"moto failed: {body[:300]!r}: {answered[0]}: {excerpt!r}", file=sys.stderr)
+        return chunks
 
     def inject(self, fault: Fault) -> Fault:
         """Adds a fault."""
@@ -97,8 +97,8 @@ class FaultyApi:
         request = dict(urllib.parse.parse_qsl(body.decode("latin-1"))) if body.startswith(b"Action=") else {}
         self.requests.append(request or {"Action": f"{method} {path}"})
         for fault in self.faults:
-            wanted, _, end = fault.action.partition(" ")
-            matches = request.get("Action") == wanted or (method == wanted and end and path.endswith(end))
+            action, _, end = fault.action.partition(" ")
+            matches = request.get("Action") == action or (method == action and end and path.endswith(end))
             if matches and fault.region in ("", region) and fault.when(request):  # which may ask the API itself
                 with self._lock:
                     if len(fault.hits) < fault.times:

@@ -1,4 +1,4 @@
-"""What doctor says of an account, before anything is created in it."""
+"""Tests what `doctor` reports about an account before anything is created in it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_container_escape_is_built_solved_and_destroyed_on_ec2(ec2_home: Home) -
     ec2 = boto3.client("ec2")
     ours = [{"Name": "tag-key", "Values": ["provisioner:environment"]}]
     reservations = ec2.describe_instances(Filters=ours)["Reservations"]
-    states = {instance["State"]["Name"] for found in reservations for instance in found["Instances"]}
+    states = {instance["State"]["Name"] for reservation in reservations for instance in reservation["Instances"]}
     assert states == {"terminated"}
     left = {
         "volumes": ec2.describe_volumes(Filters=ours)["Volumes"],
@@ -64,7 +64,7 @@ def _solved(home: Home) -> bool:
 
 def _go_every_way_in(home: Home) -> None:
     """While the agent works; in the end it is told to end. No option says which cloud: the record does."""
-    [env] = [one["environment"] for one in answer(home, "list")["environments"]]
+    [env] = [listed["environment"] for listed in answer(home, "list")["environments"]]
     for machine, user in (("primary", "agent"), ("aux", "admin"), ("aux", "root")):
         login = (env, "--machine", machine, "--user", user)
         done = provisioner(home, "exec", *login, "--", "sh", "-c", "id -un; hostname")
@@ -72,8 +72,8 @@ def _go_every_way_in(home: Home) -> None:
         shell = provisioner(home, "ssh", *login, stdin="id -un\n")
         assert (shell.returncode, shell.stdout.strip().splitlines()[-1:]) == (0, [user]), shell.stderr
     # The aux VM's name leads to it; the internet's names lead nowhere.
-    found = provisioner(home, "exec", env, "--user", "root", "--", "getent", "hosts", "aux")
-    assert found.stdout.startswith("10.215."), found.stderr
+    lookup = provisioner(home, "exec", env, "--user", "root", "--", "getent", "hosts", "aux")
+    assert lookup.stdout.startswith("10.215."), lookup.stderr
     # Another host key than the console's is refused, by our client and by OpenSSH.
     keys = home.environments / env / "keys"
     pinned = (keys / "host_aux.pub").read_text()
@@ -82,8 +82,8 @@ def _go_every_way_in(home: Home) -> None:
     assert (refused.returncode, "host key" in refused.stderr) == (5, True)
     assert provisioner(home, "ssh", env, "--machine", "aux", stdin="true\n").returncode == 255
     (keys / "host_aux.pub").write_text(pinned)
-    told = provisioner(home, "exec", env, "--user", "agent", "--", "touch", "/tmp/looked-at")
-    assert told.returncode == 0, told.stderr
+    touched = provisioner(home, "exec", env, "--user", "agent", "--", "touch", "/tmp/looked-at")
+    assert touched.returncode == 0, touched.stderr
 
 
 def _wait(until: Callable[[], bool], seconds: float) -> None:

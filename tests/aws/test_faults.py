@@ -1,4 +1,4 @@
-"""What EC2 refuses, by faults put in front of moto: capacity and quota move on, throttling repeats, rights stop."""
+"""Tests errors of EC2: without capacity or quota another place is tried, throttling repeats, missing rights stop."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def session(api: FaultyApi, account: Account) -> Iterator[Session]:
     opened = account.session()
     yield opened
     api.faults.clear()
-    for made in opened.environments.all():
-        destroy_machines(opened, made)
+    for environment in opened.environments.all():
+        destroy_machines(opened, environment)
 
 
 def zone_of(account: Account, request: Request) -> str:
     subnet = request["NetworkInterface.1.SubnetId"] if "NetworkInterface.1.SubnetId" in request else request["SubnetId"]
-    found = account.client().describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"]
-    return str(found)
+    zone = account.client().describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"]
+    return str(zone)
 
 
-def create(session: Session, made: Environment) -> Environment:
-    [created] = create_machines(session, [made])
+def create(session: Session, environment: Environment) -> Environment:
+    [created] = create_machines(session, [environment])
     return created
 
 
 def test_a_zone_without_capacity_is_left_for_the_next(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    made = environment(session, aux=False)
-    first = session.cloud.place(made)["zone"]
+    record = environment(session, aux=False)
+    first = session.cloud.place(record)["zone"]
     fault = api.inject(
         Fault(
             "RunInstances", "InsufficientInstanceCapacity", status="500 Error",
@@ -58,9 +58,9 @@ def test_a_zone_without_capacity_is_left_for_the_next(
         )
     )  # fmt: skip
     begin = time.monotonic()
-    created = create(session, made)
+    created = create(session, record)
     assert created.placement["zone"] != first
-    assert created.placement["primary"] == made.machines["primary"].size.types[0]
+    assert created.placement["primary"] == record.machines["primary"].size.types[0]
     assert fault.hits
     # The provider by itself would ask for many minutes.
     assert time.monotonic() - begin < 120
@@ -84,14 +84,14 @@ def test_spot_comes_first_and_on_demand_after_it(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session(spot=True)
-    made = environment(session, aux=False)
+    record = environment(session, aux=False)
     fault = api.inject(
         Fault(
             "RunInstances", "MaxSpotInstanceCountExceeded",
             when=lambda request: request.get("InstanceMarketOptions.MarketType") == "spot",
         )
     )  # fmt: skip
-    created = create(session, made)
+    created = create(session, record)
     assert fault.hits
     assert created.placement["market"] == "on-demand"
     destroy_machines(session, created)
@@ -101,16 +101,16 @@ def test_without_capacity_anywhere_all_places_are_tried_and_named(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
-    made = [environment(session, aux=False, stack="many", types=("t3.small",)) for _ in range(2)]
+    records = [environment(session, aux=False, stack="many", types=("t3.small",)) for _ in range(2)]
     with pytest.raises(CapacityError, match="nothing else to try") as caught:
-        create_machines(session, made)
+        create_machines(session, records)
     assert "--region" in (caught.value.hint or "")
     # All are named at once: none of the others waits for another apply.
-    assert caught.value.environments == {one.id for one in made}
+    assert caught.value.environments == {record.id for record in records}
     zones = {zone_of(account, request) for request in api.requests if request["Action"] == "RunInstances"}
     assert len(zones) >= 2
     api.faults.clear()
-    destroy_machines(session, *[session.environments.find(one.id) for one in made])
+    destroy_machines(session, *[session.environments.find(record.id) for record in records])
 
 
 def test_throttling_is_repeated_and_told(
@@ -120,7 +120,7 @@ def test_throttling_is_repeated_and_told(
     created = create(session, environment(session, aux=False))
     assert len(fault.hits) == 4
     assert created.endpoints
-    assert any("asks for fewer requests" in note for note in account.progress.notes)
+    assert any("throttles requests" in note for note in account.progress.notes)
 
 
 def test_a_rule_whose_answer_was_lost_is_made_again(
@@ -130,7 +130,7 @@ def test_a_rule_whose_answer_was_lost_is_made_again(
     allowed = (Destination(cidr="198.51.100.7/32", port=443),)
     created = create(session, environment(session, aux=False, allowed=allowed))
     assert len(lost.hits) == 1
-    assert any("an answer of the cloud was lost" in note for note in account.progress.notes)
+    assert any("a reply from the cloud was lost" in note for note in account.progress.notes)
     acls = account.client().describe_network_acls(
         Filters=[{"Name": "tag:provisioner:environment", "Values": [created.id]}]
     )["NetworkAcls"]
@@ -149,9 +149,9 @@ def test_an_environment_that_lost_an_answer_is_made_again(
     lost = api.inject(Fault("AuthorizeSecurityGroupEgress", "InternalError", status="500 Error", times=1, done=True))
     created = create(session, environment(session, aux=False))
     assert len(lost.hits) == 1
-    assert any("creating it again" in note for note in account.progress.notes)
-    found = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
-    assert [i["InstanceId"] for r in found["Reservations"] for i in r["Instances"]] == [
+    assert any("making it again" in note for note in account.progress.notes)
+    answer = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
+    assert [i["InstanceId"] for r in answer["Reservations"] for i in r["Instances"]] == [
         created.endpoints["primary"].instance_id
     ]
 
@@ -169,14 +169,14 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
             os.kill(pid, signal.SIGKILL)
         return True
 
-    # AWS does what it is asked for, and nobody is left to hear of it.
+    # AWS does what was asked, but the process that asked has ended.
     fault = api.inject(Fault(killed_at, "InternalError", status="500 Error", times=1, done=True, when=kill))
     with pytest.raises(TerraformError):
         create_shared_network(session, record)
     create_shared_network(session, record)
     assert any("cut short" in note for note in account.progress.notes)
-    found = find_network(Api(None, region), region)
-    assert found is not None
+    network = find_network(Api(None, region), region)
+    assert network is not None
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
     assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
 
@@ -210,6 +210,6 @@ def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
         lifecycle.up(session, family, "main")
     tried = {note.split(" in ")[-1][:9] for note in account.progress.notes if "trying" in note}
     assert tried == {"us-east-1", "us-east-2"}
-    assert any("Going on elsewhere" in note for note in account.progress.notes)
+    assert any("Trying another place" in note for note in account.progress.notes)
     assert session.environments.all() == []
     assert account.everything("us-east-2") == NOTHING

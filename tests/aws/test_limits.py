@@ -1,4 +1,4 @@
-"""Time limits and the ledger on AWS: the schedule, moving it, and what a destroy that cannot be verified leaves."""
+"""Tests the time to live and the ledger on AWS: schedules, extending them, and a destroy that is not confirmed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import ROOT, answer
 
 
-def create(session: Session, made: Environment) -> Environment:
-    [created] = create_machines(session, [made])
+def create(session: Session, environment: Environment) -> Environment:
+    [created] = create_machines(session, [environment])
     return created
 
 
@@ -34,14 +34,14 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
-    made = create(session, environment(session))
+    record = create(session, environment(session))
     scheduler = account.client("scheduler")
-    schedule = scheduler.get_schedule(GroupName="provisioner", Name=made.id)
-    assert schedule["ScheduleExpression"] == f"at({made.expires_at:%Y-%m-%dT%H:%M:%S})"
+    schedule = scheduler.get_schedule(GroupName="provisioner", Name=record.id)
+    assert schedule["ScheduleExpression"] == f"at({record.expires_at:%Y-%m-%dT%H:%M:%S})"
     assert schedule["ScheduleExpressionTimezone"] == "UTC"
     assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
-    ids = sorted(endpoint.instance_id or "" for endpoint in made.endpoints.values())
+    ids = sorted(endpoint.instance_id or "" for endpoint in record.endpoints.values())
     assert sorted(json.loads(schedule["Target"]["Input"])["InstanceIds"]) == ids
     role = account.client("iam").get_role(RoleName=f"provisioner-scheduler-{REGION}")["Role"]
     assert schedule["Target"]["RoleArn"] == role["Arn"]
@@ -52,18 +52,18 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     )["PolicyDocument"]["Statement"]
     assert [(s["Action"], list(s["Condition"])) for s in rights] == [("ec2:TerminateInstances", ["StringLike"])]
 
-    later = session.environments.update(made, expires_at=made.expires_at + timedelta(hours=1))
+    later = session.environments.update(record, expires_at=record.expires_at + timedelta(hours=1))
     session.cloud.move_ttl(later)
-    moved = scheduler.get_schedule(GroupName="provisioner", Name=made.id)
+    moved = scheduler.get_schedule(GroupName="provisioner", Name=record.id)
     assert moved["ScheduleExpression"] == f"at({later.expires_at:%Y-%m-%dT%H:%M:%S})"
     assert moved["Target"]["Input"] == schedule["Target"]["Input"]
     for reservation in account.client().describe_instances(InstanceIds=ids)["Reservations"]:
         for instance in reservation["Instances"]:
             tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
             assert tags["provisioner:expires-at"] == f"{later.expires_at:%Y-%m-%dT%H:%M:%SZ}"
-    # A lease is no drift, and neither is the moved limit.
+    # Neither a lease nor the extended time to live counts as drift.
     session.cloud.renew_lease(later)
-    log = session.home.stacks / made.stack / "terraform.log"
+    log = session.home.stacks / record.stack / "terraform.log"
     log.unlink()
     create_machines(session, [later])
     changes = [json.loads(line)["changes"] for line in log.read_text().splitlines() if '"changes":' in line]
@@ -78,29 +78,29 @@ def test_every_machine_carries_its_own_timer_and_ends_when_it_is_off(
     account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
-    made = create(session, environment(session))
+    record = create(session, environment(session))
     ec2 = account.client()
-    for endpoint in made.endpoints.values():
-        told = ec2.describe_instance_attribute(InstanceId=endpoint.instance_id, Attribute="userData")
-        text = base64.b64decode(told["UserData"]["Value"]).decode()
+    for endpoint in record.endpoints.values():
+        attribute = ec2.describe_instance_attribute(InstanceId=endpoint.instance_id, Attribute="userData")
+        text = base64.b64decode(attribute["UserData"]["Value"]).decode()
         [boot] = json.loads(text.partition("\n")[2])["bootcmd"]
-        assert boot[-1] == str(int(made.expires_at.timestamp()))
+        assert boot[-1] == str(int(record.expires_at.timestamp()))
         assert "systemctl poweroff" in boot[2]
-    destroy_machines(session, made)
+    destroy_machines(session, record)
 
 
 def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
     account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
-    made = create(session, environment(session))
+    record = create(session, environment(session))
     [held] = session.ledger.entries(unsettled=True)
     # Two machines of the dearer type with two vCPUs each, two volumes, the primary machine's address; for four hours
     # and ten minutes.
     by_hour = 2 * 0.0416 + 4 * 0.05 + 2 * 16 * 0.08 / (28 * 24) + 0.005
     assert held.held_micro_usd == pytest.approx(by_hour * (4 + 1 / 6) * 1e6, abs=1)
-    assert float(made.usd_per_hour or 0) == pytest.approx(by_hour - 2 * 0.0208, abs=1e-6)
-    destroy_machines(session, made)
+    assert float(record.usd_per_hour or 0) == pytest.approx(by_hour - 2 * 0.0208, abs=1e-6)
+    destroy_machines(session, record)
     [settled] = session.ledger.entries()
     assert 0 < (settled.actual_micro_usd or 0) < held.held_micro_usd / 20
     assert settled.ended_at
@@ -111,12 +111,12 @@ def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
-    made = create(session, environment(session, aux=False))
-    # Terraform has destroyed it all; but is it so?
-    stack_of(session, made).remove({made.id}, session.progress.note)
+    record = create(session, environment(session, aux=False))
+    # Terraform has destroyed everything, but the cloud cannot confirm it.
+    stack_of(session, record).remove({record.id}, session.progress.note)
     api.inject(Fault("DescribeInstances", "InternalError", status="500 Error"))
     with pytest.raises(StillThereError, match="did not say"):
-        destroy_machines(session, made)
+        destroy_machines(session, record)
     [listed] = session.environments.all()
     assert listed.status == "unverified"
     assert len(session.ledger.entries(unsettled=True)) == 1
@@ -128,19 +128,19 @@ def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
 
 def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
-    made = environment(session, aux=False, full_internet=True)
+    record = environment(session, aux=False, full_internet=True)
     builder = session.environments.save(
-        made.model_copy(update={"kind": "builder", "expires_at": made.created_at + BUILDER_LIMIT})
+        record.model_copy(update={"kind": "builder", "expires_at": record.created_at + BUILDER_LIMIT})
     )
     builder = create(session, builder)
     attribute = "instanceInitiatedShutdownBehavior"
 
     def behavior() -> str:
         instance = builder.endpoints["primary"].instance_id
-        told = account.client().describe_instance_attribute(InstanceId=instance, Attribute=attribute)
-        return str(told["InstanceInitiatedShutdownBehavior"]["Value"])
+        answer = account.client().describe_instance_attribute(InstanceId=instance, Attribute=attribute)
+        return str(answer["InstanceInitiatedShutdownBehavior"]["Value"])
 
-    # Only at the end of the build, just before it is switched off, may its disk outlive it.
+    # The disk may outlive the builder only from just before it is switched off at the end of the build.
     assert behavior() == "terminate"
     session.cloud.keep_when_off(builder)
     assert behavior() == "stop"
@@ -160,7 +160,7 @@ def test_a_plan_prices_everything_and_what_does_not_fit_is_never_created(account
     assert 0 < planned["worst_micro_usd"] < 1_000_000
     assert planned["builder_micro_usd"] > 0
     poor = replace(session, spending=Spending(budget=Decimal("0.01")))
-    with pytest.raises(BudgetError, match=r"for this launch at the most = .*, more than 0.0100 USD"):
+    with pytest.raises(BudgetError, match=r"for this launch at most = .*, more than 0.0100 USD"):
         make_environment(poor)
     assert account.everything() == NOTHING
     assert session.ledger.entries() == []
@@ -178,12 +178,12 @@ def test_what_the_cloud_shows_only_later_is_found_all_the_same(
     account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = account.session()
-    made = create(session, environment(session, aux=False))
-    # Terraform was killed with nothing in its state, and EC2 does not tell of the new instance yet.
-    (session.home.stacks / made.stack / "terraform.tfstate").unlink()
-    made = session.environments.update(made, endpoints={})
+    record = create(session, environment(session, aux=False))
+    # Terraform was killed before it wrote its state, and EC2 does not list the new instance yet.
+    (session.home.stacks / record.stack / "terraform.tfstate").unlink()
+    record = session.environments.update(record, endpoints={})
     shown, first = session.cloud.remaining, iter([list[str]()])
     monkeypatch.setattr(session.cloud, "remaining", lambda one: next(first, None) or shown(one))
     monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.1)
-    destroy_machines(session, made)
+    destroy_machines(session, record)
     assert account.everything() == NOTHING

@@ -1,4 +1,4 @@
-"""Terraform's state in S3: shared, locked, and handed in again after a failure."""
+"""Tests Terraform's state in S3: shared, locked, and written again after a failure."""
 
 from __future__ import annotations
 
@@ -27,52 +27,52 @@ def session(account: Account) -> Session:
 
 
 def objects(account: Account) -> list[str]:
-    return sorted(found["Key"] for found in account.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", []))
+    return sorted(item["Key"] for item in account.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", []))
 
 
 def test_two_controllers_on_one_stack_do_not_harm_each_other(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    [made] = create_machines(session, [environment(session, aux=False)])
-    state = f"team/{made.stack}/terraform.tfstate"
+    [record] = create_machines(session, [environment(session, aux=False)])
+    state = f"team/{record.stack}/terraform.tfstate"
     assert objects(account) == [state]
-    assert not (session.home.stacks / made.stack / "terraform.tfstate").exists()
+    assert not (session.home.stacks / record.stack / "terraform.tfstate").exists()
 
     other = session.home.stacks / "other-controller"
-    shutil.copytree(session.home.stacks / made.stack, other, symlinks=True)
+    shutil.copytree(session.home.stacks / record.stack, other, symlinks=True)
     lock = (
         '{"ID":"11111111-2222-3333-4444-555555555555","Operation":"OperationTypeApply","Info":"","Who":"first@host",'
         f'"Version":"1.11.0","Created":"2026-01-01T00:00:00Z","Path":"{BUCKET}/{state}"}}'
     )
     account.client("s3").put_object(Bucket=BUCKET, Key=f"{state}.tflock", Body=lock)
     before = account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read()
-    with pytest.raises(TerraformError, match="another controller works on this stack") as caught:
+    with pytest.raises(TerraformError, match="another controller is working on this stack") as caught:
         Stack(other).apply(session.progress.note)
     assert "first@host" in (caught.value.details or "")
     assert account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read() == before
     account.client("s3").delete_object(Bucket=BUCKET, Key=f"{state}.tflock")
 
-    destroy_machines(session, made)
+    destroy_machines(session, record)
     assert account.everything() == NOTHING
 
 
 def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
-    made = environment(session, aux=False)
+    record = environment(session, aux=False)
     fault = api.inject(Fault("PUT .tfstate", "InternalError", status="500 Error"))
     with pytest.raises(TerraformError):
-        create_machines(session, [made])
+        create_machines(session, [record])
     assert fault.hits
-    errored = session.home.stacks / made.stack / ERRORED_STATE
+    errored = session.home.stacks / record.stack / ERRORED_STATE
     assert errored.exists()
     api.faults.clear()
-    # The lock's release went the same way as the state.
+    # Releasing the lock failed in the same way as writing the state.
     for key in objects(account):
         if key.endswith(".tflock"):
             account.client("s3").delete_object(Bucket=BUCKET, Key=key)
-    create_machines(session, [made])
+    create_machines(session, [record])
     assert not errored.exists()
     assert len(account.everything()["instances"]) == 1
-    destroy_machines(session, session.environments.find(made.id))
+    destroy_machines(session, session.environments.find(record.id))
     assert account.everything() == NOTHING

@@ -1,4 +1,4 @@
-"""The sweep on AWS: an account full of strangers, environments without records, and those of other controllers."""
+"""Tests the sweep on AWS, with other users' instances, environments without records, and other controllers' ones."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.soak.processes import descendants
 
 
 def swept(session: Session, **options: Any) -> list[str]:
-    found = sweep.sweep(session, lambda _: session, [REGION], **options)
-    assert [one.trouble for one in found if one.trouble] == []
-    return [one.environment for one in found]
+    orphans = sweep.sweep(session, lambda _: session, [REGION], **options)
+    assert [orphan.trouble for orphan in orphans if orphan.trouble] == []
+    return [orphan.environment for orphan in orphans]
 
 
-def abandon(session: Session, made: Environment) -> None:
-    """As if the process that looks after it had been killed."""
-    session.leases.release(made.id)
+def abandon(session: Session, environment: Environment) -> None:
+    """Releases the lease, as if the process that looks after the environment had been killed."""
+    session.leases.release(environment.id)
 
 
 def start_strangers(account: Account, count: int, tags: dict[str, str]) -> list[str]:
-    """Instances of somebody else."""
+    """Starts instances that are not ours."""
     ec2 = account.client()
-    told = [{"Key": key, "Value": value} for key, value in tags.items()]
-    specifications = [{"ResourceType": "instance", "Tags": told}] if told else []
+    tag_list = [{"Key": key, "Value": value} for key, value in tags.items()]
+    specifications = [{"ResourceType": "instance", "Tags": tag_list}] if tag_list else []
     started = ec2.run_instances(
         ImageId=AMI, MinCount=count, MaxCount=count, InstanceType="t3.nano", TagSpecifications=specifications
     )
@@ -47,8 +47,8 @@ def start_strangers(account: Account, count: int, tags: dict[str, str]) -> list[
 
 def running(account: Account) -> set[str]:
     pages = account.client().get_paginator("describe_instances").paginate()
-    found = [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
-    return {i["InstanceId"] for i in found if i["State"]["Name"] == "running"}
+    instances = [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
+    return {i["InstanceId"] for i in instances if i["State"]["Name"] == "running"}
 
 
 def test_none_of_fifteen_hundred_strangers_is_touched(
@@ -58,27 +58,27 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     theirs = start_strangers(account, 750, {})
     theirs += start_strangers(account, 700, {"Name": "provisioner", "owner": "provisioner"})
     theirs += start_strangers(account, 50, {"provisioner:environments": "no", "my:provisioner:environment": "no"})
-    # Ours lies among them: an environment without a record, on the last pages.
-    [made] = create_machines(session, [environment(session, aux=False)])
-    abandon(session, made)
-    session.environments.forget(made.id)
+    # Among them is one of ours, an environment without a record, on the last pages.
+    [record] = create_machines(session, [environment(session, aux=False)])
+    abandon(session, record)
+    session.environments.forget(record.id)
     orphans = [f"tests-orphan-{number}" for number in range(6)]
     tags = {"provisioner:home": session.home.identity}
     ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
-    ours.add(made.endpoints["primary"].instance_id or "")
-    # EC2 answers a page at a time; so that there are some, a page is small here.
+    ours.add(record.endpoints["primary"].instance_id or "")
+    # EC2 answers in pages. They are small here, so that there are several.
     monkeypatch.setattr(tagged_resources, "PAGE", 5)
     assert running(account) == set(theirs) | ours
-    assert swept(session, dry_run=True) == sorted([made.id, *orphans])
+    assert swept(session, dry_run=True) == sorted([record.id, *orphans])
     assert any(request["Action"] == "DescribeInstances" and "NextToken" in request for request in api.requests)
     assert running(account) == set(theirs) | ours
-    # From another region it is seen when all are looked at, and only then.
+    # From another region, only a sweep of all regions finds it.
     afar = account.session(regions=("eu-west-1",))
     assert sweep.find(afar, ["eu-west-1"], timedelta(0)) == []
-    assert [(one.environment, one.region) for one in sweep.find(afar, None, timedelta(0))] == [
-        (name, REGION) for name in sorted([made.id, *orphans])
+    assert [(orphan.environment, orphan.region) for orphan in sweep.find(afar, None, timedelta(0))] == [
+        (name, REGION) for name in sorted([record.id, *orphans])
     ]
-    assert sorted(swept(session)) == sorted([made.id, *orphans])
+    assert sorted(swept(session)) == sorted([record.id, *orphans])
     assert running(account) == set(theirs)
     assert session.ledger.entries(unsettled=True) == []
     for first in range(0, len(theirs), 500):
@@ -88,21 +88,21 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
 
 def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEnvironment) -> None:
     session, other = account.session(), account.session("other")
-    made = create_machines(session, [environment(session, stack="four", aux=False) for _ in range(4)])
-    tended, idle, orphan, past = made
+    records = create_machines(session, [environment(session, stack="four", aux=False) for _ in range(4)])
+    tended, idle, orphan, past = records
     idle = session.environments.update(idle, status="ready")
     abandon(session, idle)
     abandon(session, orphan)
     past = session.environments.update(past, status="ready", expires_at=now() - timedelta(minutes=1))
     abandon(session, past)
-    # Another controller sees tags alone, and no limit has passed there for long enough.
+    # Another controller sees only tags, and no time to live has ended long enough ago.
     assert swept(other) == []
     assert swept(session, older_than=timedelta(hours=1)) == []
     assert sorted(swept(session)) == sorted([orphan.id, past.id])
     left = {tag["Value"] for i in instances(account) for tag in i["Tags"] if tag["Key"] == "provisioner:environment"}
     assert left == {tended.id, idle.id}
 
-    # Far past its limit, another controller takes it away, unless its own still renews the lease.
+    # Long past its time to live, another controller removes it, unless its own controller still renews the lease.
     session.cloud.move_ttl(session.environments.update(tended, expires_at=now() - timedelta(hours=1)))
     session.cloud.renew_lease(tended)
     session.cloud.move_ttl(session.environments.update(idle, expires_at=now() - timedelta(hours=1)))
@@ -114,8 +114,8 @@ def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEn
 
 
 def instances(account: Account) -> list[dict[str, Any]]:
-    found = [i for r in account.client().describe_instances()["Reservations"] for i in r["Instances"]]
-    return [i for i in found if i["State"]["Name"] == "running"]
+    described = [i for r in account.client().describe_instances()["Reservations"] for i in r["Instances"]]
+    return [i for i in described if i["State"]["Name"] == "running"]
 
 
 CREATE = """
@@ -145,7 +145,7 @@ def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     else:
         os.kill(controller.pid, signal.SIGKILL)
     controller.wait()
-    # Its state is empty by now, or nearly: plain Terraform would destroy nothing, with exit code 0.
+    # Its state is almost empty: plain Terraform would destroy nothing and exit with code 0.
     assert instances(account)
     assert len(swept(session)) == 1
     assert account.everything() == NOTHING

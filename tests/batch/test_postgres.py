@@ -48,7 +48,7 @@ def entry(name: str, held: int) -> Entry:
 def test_it_holds_settles_extends_and_refuses_as_the_file_does(ledger: PostgresLedger) -> None:
     assert ledger.entries() == []
     ledger.hold(entry("one", 15_000_000), BUDGET)
-    with pytest.raises(BudgetError, match=r"15\.0000 USD held \+ 6\.0000 USD"):
+    with pytest.raises(BudgetError, match=r"15\.0000 USD reserved \+ 6\.0000 USD"):
         ledger.hold(entry("two", 6_000_000), BUDGET)
     ledger.extend("one", AT + timedelta(hours=5), 16_000_000, lambda _: BUDGET)
     assert ledger.entries(unsettled=True)[0].held_micro_usd == 16_000_000

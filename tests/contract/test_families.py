@@ -1,4 +1,4 @@
-"""Families in the forms that METR's own driver takes them in: their tests run, and they are scored."""
+"""Tests families in all forms that METR's own driver accepts: their tests run, and they are scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One lifecycle that every cloud must pass. A cloud joins by a fixture that opens a session on it."""
+"""Tests the lifecycle that every cloud must pass. The fixture `session` opens a session on each cloud."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
     params=["local", pytest.param("aws", marks=[pytest.mark.xdist_group("ec2"), pytest.mark.timeout(2400)])]
 )
 def session(request: pytest.FixtureRequest) -> Session:
-    """A session on each cloud in turn."""
+    """Opens a session on each cloud in turn."""
     if request.param == "aws":
         return ec2_session(request.getfixturevalue("ec2_home"))
     open_session: Callable[[Mapping[str, str]], Session] = request.getfixturevalue("open_session")
@@ -52,7 +52,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     assert session.cloud.remaining(environment) == []
     assert not session.environments.directory(environment.id).exists()
     assert not (session.home.stacks / environment.stack).exists()
-    [entry] = [one for one in session.ledger.entries() if one.environment == environment.id]
+    [entry] = [entry for entry in session.ledger.entries() if entry.environment == environment.id]
     assert entry.actual_micro_usd is not None
 
 
@@ -64,16 +64,16 @@ def test_an_unknown_task_creates_nothing(session: Session) -> None:
 
 
 def _end_at_its_limit(session: Session, environment: Environment) -> None:
-    """Root on the machine does what it can against its end, and it ends all the same, under a command."""
+    """Checks that a machine ends at its time even if root in it tries to prevent that and a command is running."""
     with connect(session, environment, "primary") as connection:
         stopped = connection.run(["systemctl", "stop", "provisioner-limit.timer"])
         assert stopped.exit_code == 0, stopped.stderr
         session.cloud.move_ttl(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
-        # A local machine's watchdog looks every half minute, the tests' account's scheduler more often.
+        # A local machine's watchdog acts every half minute, the scheduler of the tests' account more often.
         with pytest.raises(MachineLostError):
             connection.run(["sleep", "180"])
     deadline = time.monotonic() + 30
     while session.cloud.alive(environment, "primary") and time.monotonic() < deadline:
         time.sleep(0.2)
-    with pytest.raises(MachineLostError, match="not running"):
+    with pytest.raises(MachineLostError, match="no longer running"):
         connect(session, environment, "primary")

@@ -1,4 +1,4 @@
-"""The examples are the acceptance tests: each is run as its readers would run it, in real machines."""
+"""Runs the examples as acceptance tests: each as its readers would run it, in real machines."""
 
 from __future__ import annotations
 

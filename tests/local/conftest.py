@@ -1,4 +1,4 @@
-"""One environment of the lab family, shared by the tests that look at it."""
+"""Provides one environment of the lab family, which several tests share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIABLES = {"LAB_TOKEN": TOKEN, "LAB_OTHER": "another-value-9d2b"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist, one worker takes all tests that share the lab's environment."""
+    """Makes one worker of pytest-xdist run all tests that share the lab's environment."""
     for item in items:
         if "lab" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("lab"))
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running environment and short ways into it. Logins are kept: each costs an emulated machine seconds."""
+    """A running environment, with shortcuts for its machines. Keeps logins open, since each takes seconds."""
 
     session: Session
     environment: Environment
@@ -51,7 +51,7 @@ class Lab:
         return self._open[role, user].run(["bash", "-c", script])
 
     def text(self, script: str, role: Role = "primary", user: str = "root") -> str:
-        """The output of a script that must succeed."""
+        """Returns the output of a script that must succeed."""
         done = self.run(script, role, user)
         assert done.exit_code == 0, done.stderr.decode()
         return done.stdout.decode().strip()
@@ -59,7 +59,7 @@ class Lab:
 
 @contextlib.contextmanager
 def environment_of(session: Session, family: str, task: str, allowed: tuple[Destination, ...] = ()) -> Iterator[Lab]:
-    """An environment of one of the families here, while it lasts."""
+    """Brings up an environment of one of the families here, and destroys it afterwards."""
     environment = lifecycle.up(session, load_family(FAMILIES / family), task, allowed)
     try:
         with contextlib.ExitStack() as logins:
@@ -70,20 +70,20 @@ def environment_of(session: Session, family: str, task: str, allowed: tuple[Dest
 
 @pytest.fixture(scope="session")
 def lab_session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
-    """A session with the lab family's secrets."""
+    """Opens a session with the lab family's secrets."""
     return open_session(VARIABLES)
 
 
 @pytest.fixture(scope="package")
 def lab(lab_session: Session) -> Iterator[Lab]:
-    """The lab's environment, up."""
-    with environment_of(lab_session, "lab", "pair") as made:
-        yield made
+    """Brings up the lab's environment."""
+    with environment_of(lab_session, "lab", "pair") as environment:
+        yield environment
 
 
 @pytest.fixture
 def created(lab: Lab) -> Iterator[Environment]:
-    """Machines like the lab's that have just been created, and for which nothing else has been done."""
+    """Creates machines like the lab's, without bringing up an environment in them."""
     identity = new_id("lab", None)
     changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
     environment = reservations.take(lab.session, lab.environment.model_copy(update=changes))

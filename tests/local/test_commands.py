@@ -1,4 +1,4 @@
-"""The commands that look into an environment that is up, as an operator types them."""
+"""Tests the commands for an environment that is up, as an operator types them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_user_that_a_machine_does_not_have_is_bad_input(lab: Lab) -> None:
 
 def test_ssh_gives_a_shell_with_a_pinned_host_key(lab: Lab) -> None:
     done = provisioner(lab.session.home, "ssh", lab.environment.id[-6:], stdin="whoami; hostname; exit 4\n")
-    # The login shell may greet first.
+    # The login shell may print a greeting first.
     assert done.returncode == 4, done.stderr
     assert done.stdout.endswith("\nagent\nprimary\n")
     aux = provisioner(lab.session.home, "ssh", lab.environment.id, "--machine", "aux", stdin="whoami\n")

@@ -83,12 +83,12 @@ class Machine:
         frame = target + self.MAC + struct.pack("!H", kind) + payload
         self.card.sendall(struct.pack("!I", len(frame)) + frame)
 
-    def _receive(self, wanted: Callable[[bytes], bool], seconds: float) -> bytes | None:
+    def _receive(self, matches: Callable[[bytes], bool], seconds: float) -> bytes | None:
         deadline = time.monotonic() + seconds
         while True:
             while len(self._stream) >= 4 and len(self._stream) >= (end := 4 + int.from_bytes(self._stream[:4], "big")):
                 frame, self._stream = self._stream[4:end], self._stream[end:]
-                if wanted(frame):
+                if matches(frame):
                     return frame
             if not select.select([self.card], [], [], max(0, deadline - time.monotonic()))[0]:
                 return None
@@ -171,15 +171,15 @@ class Host:
 
     def reached(self, seconds: float = 0.5) -> list[str]:
         """What came in since the last call."""
-        found = []
+        protocols = []
         while ready := select.select([self._tcp, self._udp], [], [], seconds)[0]:
             if self._tcp in ready:
-                found.append("tcp")
+                protocols.append("tcp")
                 self._tcp.accept()[0].close()
             else:
-                found.append("udp")
+                protocols.append("udp")
                 self._udp.recv(100)
-        return found
+        return protocols
 
     def serve_sums_after_the_end(self) -> threading.Thread:
         """Answers one connection, after its end of input, with the number of bytes that it sent, and as many zeros."""

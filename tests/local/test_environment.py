@@ -1,4 +1,4 @@
-"""What the driver promises of a running environment, looked at from inside two real machines."""
+"""Tests a running environment from inside its two real machines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_install_got_every_variable_and_left_no_value(lab: Lab) -> None:
 
 
 def test_start_got_the_required_variables_and_no_others(lab: Lab) -> None:
-    given = json.loads(lab.text("cat /root/start.json"))
-    assert set(given) == {"LAB_TOKEN", "VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS"}
-    assert given["LAB_TOKEN"] == TOKEN
-    assert given["VM_SSH_USERNAME"] == "admin"
-    assert given["VM_SSH_PRIVATE_KEY"].startswith("-----BEGIN RSA PRIVATE KEY-----\n")
+    received = json.loads(lab.text("cat /root/start.json"))
+    assert set(received) == {"LAB_TOKEN", "VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS"}
+    assert received["LAB_TOKEN"] == TOKEN
+    assert received["VM_SSH_USERNAME"] == "admin"
+    assert received["VM_SSH_PRIVATE_KEY"].startswith("-----BEGIN RSA PRIVATE KEY-----\n")
 
 
 def test_what_start_left_in_the_background_lives(lab: Lab) -> None:
@@ -74,8 +74,8 @@ def test_the_agent_cannot_read(lab: Lab, path: str) -> None:
 def test_no_secret_is_where_the_agent_can_look(lab: Lab) -> None:
     # A pattern that does not match the processes that search for it.
     pattern = f"{TOKEN[:10]}[{TOKEN[10]}]"
-    found = lab.run(f"grep -als '{pattern}' /proc/[0-9]*/environ /proc/[0-9]*/cmdline", user="agent")
-    assert found.stdout == b""
+    leaks = lab.run(f"grep -als '{pattern}' /proc/[0-9]*/environ /proc/[0-9]*/cmdline", user="agent")
+    assert leaks.stdout == b""
     seen = lab.text("env", user="agent")
     assert "LAB_" not in seen
     assert "VM_" not in seen

@@ -1,4 +1,4 @@
-"""Images as they are built in real machines, and builds that fail."""
+"""Tests building images in real machines, and builds that fail."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
 
 
 def assert_nothing_left(session: Session, name: str) -> None:
-    assert [one.id for one in session.environments.all() if one.family == name] == []
+    assert [environment.id for environment in session.environments.all() if environment.family == name] == []
     assert [path.name for path in session.home.images.iterdir() if name in path.name] == []
 
 
@@ -73,13 +73,13 @@ def test_a_secret_that_stays_in_the_image_fails_the_build(session: Session, tmp_
 
 
 def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp_path: Path) -> None:
-    wanted = family(tmp_path, "wanted", f"print({os.getpid()})")
-    argv = [*CLI, "image", "build", str(wanted.directory)]
+    shared = family(tmp_path, "wanted", f"print({os.getpid()})")
+    argv = [*CLI, "image", "build", str(shared.directory)]
     builds = [subprocess.Popen(argv, env=variables(session.home), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=300)[1] for process in builds]
     assert [process.returncode for process in builds] == [0, 0], said
     assert sum("Building the image of wanted" in text for text in said) == 1
-    assert sum("waiting for it" in text for text in said) == 1
+    assert sum("Waiting for another provisioner" in text for text in said) == 1
     assert [image.family for image in session.images.all()].count("wanted") == 1
     for image in session.images.all():
         if image.family == "wanted":

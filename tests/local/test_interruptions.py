@@ -1,4 +1,4 @@
-"""Signals at many moments of a run, and what is left afterwards: nothing."""
+"""Tests that signals at any moment of a run leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.homes import borrow_images
 
 pytestmark = pytest.mark.vm
 FAMILY = ROOT / "tests" / "contract" / "families" / "echo"
-# A run takes about 25 s without KVM: the apply lies between 0.7 and 2 s, then boot, probes, start, score, destroy.
-# scripts/soak goes through many more moments.
+# A run takes about 25 s without KVM: the apply between 0.7 and 2 s, then boot, probes, start, score, destroy.
+# scripts/soak tests many more moments.
 INTERRUPTED = [
     (0.3, (signal.SIGINT, signal.SIGTERM)), (2.5, (signal.SIGINT, signal.SIGTERM)), (21.0, (signal.SIGTERM,)),
 ]  # fmt: skip
@@ -25,7 +25,7 @@ KILLED = [(1.3, 18.0)]
 
 
 def start_run(home: Home) -> subprocess.Popen[bytes]:
-    """A controller in a session of its own, as at a terminal."""
+    """Starts a controller in its own session, as at a terminal."""
     argv = [*CLI, "run", str(FAMILY), "main", "--submission", "1"]
     return subprocess.Popen(
         argv, env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -39,8 +39,8 @@ def destroy_all(home: Home) -> None:
 
 
 def processes_of(home: Home) -> list[str]:
-    """Command lines of processes that work in the home, whoever started them."""
-    found = []
+    """Returns the command lines of all processes that work in the home."""
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             directory, words = (process / "cwd").readlink(), (process / "cmdline").read_bytes()
@@ -48,8 +48,8 @@ def processes_of(home: Home) -> list[str]:
             continue
         inside = str(directory).startswith((str(home.environments), str(home.stacks)))
         if inside or f"{home.environments}/".encode() in words:
-            found.append(words.replace(b"\0", b" ").decode())
-    return found
+            commands.append(words.replace(b"\0", b" ").decode())
+    return commands
 
 
 def assert_nothing_left(home: Home) -> None:
@@ -60,11 +60,11 @@ def assert_nothing_left(home: Home) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, test_home: Home) -> Home:
-    """A home of its own, with the family's image, so that a run begins with the apply."""
-    made = borrow_images(test_home, tmp_path_factory.mktemp("home"))
-    built = provisioner(made, "image", "build", str(FAMILY))
+    """Returns a new home with the family's image, so that a run begins with the apply."""
+    new = borrow_images(test_home, tmp_path_factory.mktemp("home"))
+    built = provisioner(new, "image", "build", str(FAMILY))
     assert built.returncode == 0, built.stderr
-    return made
+    return new
 
 
 @pytest.mark.parametrize(("moment", "signals"), INTERRUPTED)
@@ -74,7 +74,7 @@ def test_an_interrupted_run_cleans_up_by_itself(home: Home, moment: float, signa
     for number, process in runs.items():
         process.send_signal(number)
     for number, process in runs.items():
-        # So early that Python itself is still starting, the signal ends it: nothing was made by then.
+        # So early, Python itself is still starting and the signal ends it: nothing has been created yet.
         assert process.wait(timeout=150) in (130, 0, -number)
     assert_nothing_left(home)
 
@@ -100,7 +100,7 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
     with subprocess.Popen(argv, env=variables(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
         try:
             deadline = time.monotonic() + 60
-            # From then on, /dev and /proc are mounted into the tree.
+            # After this, /dev and /proc are mounted into the tree.
             while "installing remaining packages" not in "".join(
                 path.read_text() for path in home.root.glob("images/.building-*/build.log")
             ):
@@ -121,9 +121,9 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
 
 
 def command_lines() -> list[str]:
-    """The command lines of all processes that live."""
-    found = []
+    """Returns the command lines of all processes."""
+    lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
+            lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return lines

@@ -1,4 +1,4 @@
-"""What reaches what: offline, with full internet, and with an allowlist. Every packet is real."""
+"""Tests isolation by real packets: offline, with full internet, and with an allowlist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vm
 
 @contextmanager
 def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
-    """A TCP service of the host; gives its port and what its visitors sent first."""
+    """Runs a TCP service on the host; yields its port and the first bytes of each client."""
     visitors: list[bytes] = []
     with socket.create_server((address, 0)) as server:
 
@@ -43,7 +43,7 @@ def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def host_address() -> str:
-    """The host's own address towards the outside."""
+    """Returns the host's own address on the outside network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("198.51.100.1", 9))
         address: str = probe.getsockname()[0]
@@ -55,17 +55,17 @@ def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
     return open_session({})
 
 
-def probe_names(made: Environment, machine: str, user: str) -> set[str]:
-    return {probe.probe for probe in made.probes if (probe.machine, probe.user) == (machine, user)}
+def probe_names(environment: Environment, machine: str, user: str) -> set[str]:
+    return {probe.probe for probe in environment.probes if (probe.machine, probe.user) == (machine, user)}
 
 
 @pytest.mark.parametrize(("machine", "user"), [("primary", "root"), ("primary", "agent"), ("aux", "root")])
 def test_every_probe_of_an_offline_environment_ran_and_held(lab: Lab, machine: str, user: str) -> None:
     names = probe_names(lab.environment, machine, user)
-    for wanted in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
+    for probe in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
                    "dns udp 169.254.169.253", "resolve a public name", "ping 1.1.1.1", "ipv6", "s3 by name",
                    "metadata 169.254.169.254", "controller's loopback via 10.0.2.2"):  # fmt: skip
-        assert wanted in names
+        assert probe in names
     if user == "root":
         assert {"tcp 1.1.1.1:443 via eth0", "tcp 1.1.1.1:443 via eth1"} <= names
     assert all(probe.reached == probe.expected for probe in lab.environment.probes)
@@ -118,7 +118,7 @@ def test_an_allowlisted_destination_is_reached_and_nothing_beside_it(session: Se
 
 
 def test_more_than_promised_tears_the_environment_down(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An offline environment is judged as if its permission forbade the neighbourly link too.
+    # Judge an offline environment as if its permission forbade the link between its machines too.
     address = host_address()
     before = session.environments.all()
     with listening(address) as (port, _):

@@ -1,4 +1,4 @@
-"""Time limits of local machines: each layer by itself, whatever root does inside, whatever became of the controller."""
+"""Tests each layer that ends local machines after their time to live, whatever root in them and the controller do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_root(session: Session, environment: Environment, role: Role, script: str)
 
 
 def seconds_to_power_off(session: Session, environment: Environment, role: Role) -> float:
-    """Until the timer inside a machine ends it."""
+    """Returns the seconds until the timer inside a machine ends it."""
     show = "systemctl show provisioner-limit.timer --property=NextElapseUSecMonotonic --value; cat /proc/uptime"
     monotonic, uptime = as_root(session, environment, role, show).splitlines()
     units = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001, "us": 0.000001}
@@ -58,9 +58,12 @@ def seconds_to_power_off(session: Session, environment: Environment, role: Role)
 
 
 def processes(session: Session, environment: Environment) -> dict[int, str]:
-    """Our programs that work for an environment."""
+    """Returns our processes that work for an environment."""
     things = [
-        thing for one in orphans.survey(session.home) if one.environment == environment.id for thing in one.resources
+        thing
+        for orphan in orphans.survey(session.home)
+        if orphan.environment == environment.id
+        for thing in orphan.resources
     ]
     return {int(thing.split()[1]): thing for thing in things if thing.startswith("process ")}
 
@@ -86,15 +89,15 @@ def test_every_layer_moves_when_an_environment_is_extended(lab: Lab) -> None:
         assert abs(left - (extended.expires_at - now()).total_seconds()) < 30
         limit = session.environments.directory(environment.id) / role / "expires_at"
         assert float(limit.read_text()) == extended.expires_at.timestamp()
-    [entry] = [one for one in session.ledger.entries(unsettled=True) if one.environment == environment.id]
+    [entry] = [entry for entry in session.ledger.entries(unsettled=True) if entry.environment == environment.id]
     assert entry.expires_at == extended.expires_at
-    # Each machine has a watchdog that belongs to nobody's session.
+    # Each machine has a watchdog in its own session.
     watchdogs = [pid for pid, what in processes(session, environment).items() if "watchdog" in what]
     assert len(watchdogs) == 2
     assert all(os.getsid(pid) == pid for pid in watchdogs)
 
 
-# That the watchdog ends a machine whose timer was stopped, tests/contract shows.
+# tests/contract tests that the watchdog ends a machine whose timer was stopped.
 def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Session, environment: Environment) -> None:
     soon = session.environments.update(environment, expires_at=now() + timedelta(seconds=25))
     for pid, what in processes(session, environment).items():
@@ -108,11 +111,11 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     wait(90, lambda: not session.cloud.alive(soon, "primary"))
     assert now() >= soon.expires_at
     wait(10, lambda: not processes(session, soon))
-    # What is left of it is found, and goes.
-    found = sweep.sweep(session, lambda _: session, None)
-    assert [(one.environment, one.trouble) for one in found if one.environment == soon.id] == [(soon.id, "")]
+    # A sweep finds and removes its remains.
+    orphans = sweep.sweep(session, lambda _: session, None)
+    assert [(each.environment, each.trouble) for each in orphans if each.environment == soon.id] == [(soon.id, "")]
     assert not session.environments.directory(soon.id).exists()
-    assert soon.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+    assert soon.id not in {each.environment for each in session.ledger.entries(unsettled=True)}
 
 
 def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created: Environment) -> None:
@@ -122,16 +125,16 @@ def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created
     stack.mkdir()
     before = processes(session, created)
     assert before
-    assert created.id not in {one.environment for one in sweep.find(session, None, timedelta(0))}
-    # Its command is gone, and somebody removed its record by hand: the machines still run.
+    assert created.id not in {each.environment for each in sweep.find(session, None, timedelta(0))}
+    # Its command has ended and its record was removed by hand, but the machines still run.
     session.leases.release(created.id)
     (session.environments.directory(created.id) / "environment.json").unlink()
-    found = sweep.sweep(session, lambda _: session, None)
-    assert created.id in {one.environment for one in found}
-    assert all(one.trouble == "" for one in found)
+    orphans = sweep.sweep(session, lambda _: session, None)
+    assert created.id in {each.environment for each in orphans}
+    assert all(each.trouble == "" for each in orphans)
     assert processes(session, created) == {}
     assert not session.environments.directory(created.id).exists()
     assert not half_built.exists()
     assert not stack.exists()
     assert not (session.home.stacks / created.stack).exists()
-    assert created.id not in {one.environment for one in session.ledger.entries(unsettled=True)}
+    assert created.id not in {each.environment for each in session.ledger.entries(unsettled=True)}

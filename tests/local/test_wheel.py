@@ -1,4 +1,4 @@
-"""The installed package does the main job without the checkout."""
+"""Tests that the installed package works without the checkout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_wheel_carries_all_that_a_run_needs(tmp_path: Path, test_home: Home)
         archive.extractall(tmp_path / "installed")
     shutil.copytree(ROOT / "tests" / "contract" / "families" / "echo", tmp_path / "echo")
     shutil.copytree(ROOT / "tests" / "contract" / "agents" / "writer", tmp_path / "writer")
-    # Isolated mode and another directory: nothing of the checkout can be imported.
+    # In isolated mode and another directory, nothing can be imported from the checkout.
     start = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); from provisioner.cli import main; "
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"{start}sys.exit(main())", "run", "echo", "main", "--json",

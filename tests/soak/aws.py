@@ -1,4 +1,4 @@
-"""The work on `aws`: the real provider against a moto server; image builders and environments in turns."""
+"""The soak test's work on `aws`: image builders and environments in turn, by the real provider against moto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.provider_mirror import use_provider_mirror
 
 
 class AwsWork:
-    """Work on an account of its own."""
+    """Creates and destroys image builders and environments in its own account."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,7 +49,7 @@ class AwsWork:
         self._exit.close()
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
-        """A builder, or an environment, from its hold to its end."""
+        """Starts a controller of a builder or an environment, from its reservation to its end."""
         kind = "builder" if number % 3 == 2 else "task"
         with self._log.open("wb") as log:
             return subprocess.Popen(
@@ -58,15 +58,15 @@ class AwsWork:
             )  # fmt: skip
 
     def phase(self) -> str:
-        """What the work said last."""
+        """Returns the last output of the work."""
         lines = self._log.read_text().splitlines()
         return lines[-1][:60] if lines else "starting"
 
     def unlimited(self) -> list[str]:
-        """Instances that nothing would end."""
+        """Returns the instances that nothing would end."""
         ec2 = self._account.client()
-        scheduled = set(schedules.names(self._session.cloud.account.api, REGION))  # type: ignore[attr-defined]
-        found = []
+        scheduled = set(schedules.names(self._session.cloud._api, REGION))  # type: ignore[attr-defined]
+        problems = []
         for reservation in ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
                 if instance["State"]["Name"] != "running":
@@ -74,26 +74,26 @@ class AwsWork:
                 tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
 
                 def attribute(name: str, answer: str, instance: str = instance["InstanceId"]) -> str:
-                    told = ec2.describe_instance_attribute(InstanceId=instance, Attribute=name)
-                    return str(told[answer].get("Value", ""))
+                    described = ec2.describe_instance_attribute(InstanceId=instance, Attribute=name)
+                    return str(described[answer].get("Value", ""))
 
                 timer = "systemctl poweroff" in base64.b64decode(attribute("userData", "UserData")).decode()
                 behavior = attribute("instanceInitiatedShutdownBehavior", "InstanceInitiatedShutdownBehavior")
                 ends = timer and behavior == "terminate"
                 if not ends and tags["provisioner:environment"] not in scheduled:
-                    found.append(f"{instance['InstanceId']} has no limit")
-        return found
+                    problems.append(f"{instance['InstanceId']} has no limit")
+        return problems
 
     def sweep(self) -> int:
-        """Sweeps; how much that was."""
+        """Sweeps and returns the number of orphans."""
         done = sweep.sweep(self._session, lambda _: self._session, [REGION])
-        assert [one for one in done if one.trouble] == []
+        assert [orphan for orphan in done if orphan.trouble] == []
         return len(done)
 
     def left(self) -> list[str]:
-        """What is still there and should not be; images are meant to stay."""
-        found = {**self._account.everything(), "images": []}
-        left = [f"{kind} {name}" for kind, names in found.items() for name in names if found != NOTHING]
+        """Returns the resources that should be gone; images may stay."""
+        resources = {**self._account.everything(), "images": []}
+        left = [f"{kind} {name}" for kind, names in resources.items() for name in names if resources != NOTHING]
         left += [f"hold {entry.environment}" for entry in self._session.ledger.entries(unsettled=True)]
         stacks = self._session.home.stacks.glob("*/")
         left += [str(path) for path in stacks if not path.name.startswith((".", "network-"))]
@@ -105,18 +105,18 @@ def main() -> None:
     directory, kind = Path(sys.argv[1]), sys.argv[2]
     session = Account(directory).session()
     print("hold and record", flush=True)
-    made = make_environment(session, full_internet=kind == "builder", aux=kind == "task")
+    record = make_environment(session, full_internet=kind == "builder", aux=kind == "task")
     if kind == "builder":
-        made = session.environments.update(made, kind="builder")
+        record = session.environments.update(record, kind="builder")
     print(f"create ({kind})", flush=True)
-    [made] = create_machines(session, [made])
+    [record] = create_machines(session, [record])
     if kind == "builder":
-        _switch_off(session, made)
+        _switch_off(session, record)
     else:
         print("up", flush=True)
         time.sleep(2)
     print(f"destroy ({kind})", flush=True)
-    destroy_machines(session, made)
+    destroy_machines(session, record)
     print("ended", flush=True)
 
 

@@ -58,9 +58,9 @@ def outside() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def cloud(outside: int) -> Iterator[Ec2Cloud]:
     """A cloud of this module's own, with a host of the internet."""
-    with Ec2Cloud(cache() / "ec2", outside={OUTSIDE: outside}) as made:
-        yield made
-        directory = made.directory
+    with Ec2Cloud(cache() / "ec2", outside={OUTSIDE: outside}) as started:
+        yield started
+        directory = started.directory
     assert not directory.exists()
 
 
@@ -218,8 +218,8 @@ def test_metadata_is_there_until_it_is_turned_off(
     site.ec2.modify_instance_metadata_options(InstanceId=pair[0], HttpEndpoint="disabled")
 
     def options() -> dict[str, Any]:
-        found: dict[str, Any] = site.describe(pair[0])["MetadataOptions"]
-        return found
+        metadata_options: dict[str, Any] = site.describe(pair[0])["MetadataOptions"]
+        return metadata_options
 
     eventually("the change of the metadata options", 10, lambda: options()["State"] == "applied")
     assert options()["HttpTokens"] == "required"

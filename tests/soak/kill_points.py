@@ -68,8 +68,8 @@ def kill(controller: subprocess.Popen[bytes], victim: str) -> str:
         return "controller killed"
     deadline = time.monotonic() + PATIENCE_SECONDS
     while controller.poll() is None and time.monotonic() < deadline:
-        if found := descendants(controller.pid, "terraform"):
-            os.kill(found[0], signal.SIGKILL)
+        if pids := descendants(controller.pid, "terraform"):
+            os.kill(pids[0], signal.SIGKILL)
             controller.wait(END_SECONDS)
             return f"terraform killed, exit code {controller.returncode}"
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The work on `local`: whole runs in real machines."""
+"""The soak test's work on `local`: whole runs in real machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRACE_SECONDS = 60
 
 
 def _link(source: str, destination: str) -> None:
-    """One file on disk where that can be."""
+    """Links a file instead of copying it, if possible."""
     try:
         os.link(source, destination)
     except OSError:
@@ -34,7 +34,7 @@ def _link(source: str, destination: str) -> None:
 
 
 class LocalWork:
-    """Runs on a home of its own, which starts with base images alone."""
+    """Does runs on its own home, which has only base images at first."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -55,7 +55,7 @@ class LocalWork:
     def __exit__(self, *_: object) -> None: ...
 
     def _family(self, number: int) -> Path:
-        """A family that was never built before."""
+        """Writes a family that was never built before."""
         family = self._directory / f"family-{number}" / FAMILY.name
         shutil.copytree(FAMILY, family)
         (family / "salt.txt").write_text(f"{number} {time.time_ns()}\n")
@@ -69,45 +69,45 @@ class LocalWork:
             )  # fmt: skip
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
-        """A whole run."""
+        """Starts a whole run."""
         self._log.unlink(missing_ok=True)
         return self._launch("run", str(self._family(number)), "easy", "--submission", "42")
 
     def phase(self) -> str:
-        """What the run said last."""
+        """Returns the last output of the run."""
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if re.match(r" +[\d.]+s ", line)]
         return lines[-1].split("s ", 1)[1][:60] if lines else "starting"
 
     def unlimited(self) -> list[str]:
-        """Machines without a limit."""
-        found = []
+        """Returns the machines without a time to live."""
+        problems = []
         for record in EnvironmentStore(self._home).readable():
             for role in record.machines:
                 directory = self._home.environments / record.id / role
                 if (directory / "qemu.pid").exists() and not (directory / "expires_at").exists():
-                    found.append(f"{record.id} {role} has no limit")
-        return found
+                    problems.append(f"{record.id} {role} has no limit")
+        return problems
 
     def sweep(self) -> int:
-        """Sweeps; how much that was."""
+        """Sweeps and returns the number of orphans."""
         done = provisioner(self._home, "sweep")
         assert done.returncode == 0, done.stderr
         return sum(1 for line in done.stdout.splitlines()[2:] if line.strip())
 
     def left(self) -> list[str]:
-        """What is still there and should not be."""
-        found = [thing for one in orphans.survey(self._home) for thing in one.resources]
-        found += [str(path) for path in self._home.images.glob(".*")]
-        found += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
-        found += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
+        """Returns the resources that should be gone."""
+        things = [thing for orphan in orphans.survey(self._home) for thing in orphan.resources]
+        things += [str(path) for path in self._home.images.glob(".*")]
+        things += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
+        things += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str((process / "cwd").readlink()).startswith(str(self._home.root)):
-                    found.append(f"process {process.name}")
-        return found
+                    things.append(f"process {process.name}")
+        return things
 
     def end_by_limit(self, shares: list[float]) -> int:
-        """Abandons environments and builders, all at once, and waits for their limits; how many outlived theirs."""
+        """Abandons environments and builders at once, waits for their ends, and returns how many outlived theirs."""
         built = str(self._family(999))
         assert provisioner(self._home, "image", "build", built).returncode == 0
         for number, share in enumerate(shares):
@@ -131,4 +131,6 @@ class LocalWork:
         return int(bool(running or self.left()))
 
     def _running(self) -> list[str]:
-        return [thing for one in orphans.survey(self._home) for thing in one.resources if thing.startswith("process ")]
+        return [
+            thing for orphan in orphans.survey(self._home) for thing in orphan.resources if thing.startswith("process ")
+        ]

@@ -1,4 +1,4 @@
-"""Processes under another one."""
+"""Finds the descendants of a process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def descendants(pid: int, name: str) -> list[int]:
-    """The descendants of a process with a program's name."""
+    """Returns the descendants of a process that run a program with this name."""
     mine: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # processes end while we look
+        with contextlib.suppress(OSError):  # processes may end meanwhile
             for child in map(int, task.read_text().split()):
                 if Path(f"/proc/{child}/comm").read_text().strip() == name:
                     mine.append(child)

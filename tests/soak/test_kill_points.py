@@ -1,4 +1,4 @@
-"""A sample of `scripts/soak kill-points`: the controller and Terraform killed, and nothing left after a sweep."""
+"""Tests a sample of `scripts/soak kill-points`: after a kill of controller or Terraform, a sweep leaves nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.command_line import ROOT
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("cloud", "count"), [("local", 1), ("aws", 2)])
 def test_nothing_is_left_wherever_it_was_killed(cloud: str, count: int) -> None:
-    # Other seeds, other moments; the campaign has them all.
+    # Each seed gives other moments; the whole campaign covers many.
     argv = [sys.executable, "-m", "tests.soak.kill_points", "--cloud", cloud, "--points", str(count), "--workers", "1"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

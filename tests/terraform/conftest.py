@@ -1,4 +1,4 @@
-"""Stacks that a real Terraform applies, with a stand-in for the program that its provisioners call."""
+"""Provides stacks for a real Terraform, with a stand-in for the program that its provisioners call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "ssh-ed25519 AAAA"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Waits for something that another process does."""
+    """Waits until another process has made a condition true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -34,19 +34,19 @@ def silent(_: str) -> None:
 
 
 def machine(image: str = "/nowhere/disk.qcow2") -> MachineSpec:
-    """A machine of the smallest size."""
+    """Returns the spec of a machine of the smallest size."""
     return MachineSpec(image=image, cpus=1, memory_gib=0.5, disk_gib=8, public_key=KEY)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A stack, the directory of its environments, and what the stand-in wrote down."""
+    """A stack, the directory of its environments, and the calls that the stand-in recorded."""
 
     root: Path
     stack: Stack
 
     def spec(self, name: str, roles: tuple[Role, ...] = ("primary",), image: str = "/nowhere/d") -> EnvironmentSpec:
-        """One environment of the stack."""
+        """Returns the spec of an environment of the stack."""
         (self.root / name).mkdir(exist_ok=True)
         return EnvironmentSpec(
             environment_id=name,
@@ -66,12 +66,12 @@ class Site:
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        """All calls of the stand-in so far."""
+        """Returns all calls of the stand-in so far."""
         path = self.root / "journal"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def done(self, operation: str) -> list[str]:
-        """The machines that an operation was called for, sorted."""
+        """Returns the machines that an operation was called for, sorted."""
         return sorted(entry["machine"] for entry in self.journal if entry["operation"] == operation)
 
     def sleep(self, name: str) -> Path:
@@ -83,7 +83,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """An empty stack whose provisioners run the stand-in."""
+    """Returns an empty stack whose provisioners run the stand-in."""
     program = tmp_path / "python"
     source = Path(__file__).with_name("stand_in.py").read_text()
     program.write_text(f"#!{sys.executable}\n{source}")

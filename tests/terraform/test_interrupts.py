@@ -1,4 +1,4 @@
-"""Terraform and its controller, interrupted, killed and in each other's way."""
+"""Tests Terraform and its controller when they are interrupted, killed, or compete with others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provisioner.terraform.stack import Stack
 from tests.terraform.conftest import Site, silent, wait_until
 
 ROOT = Path(__file__).parents[2]
-# Ignores what it is asked, and starts a child that ignores it too.
+# Ignores signals, and starts a child that ignores them too.
 STUBBORN = """#!/bin/sh
 case "$1" in init) exit 0;; esac
 trap '' {ignored}
@@ -36,7 +36,7 @@ Stack(Path(sys.argv[1])).apply(lambda _: None)
 
 
 def interrupt_when(condition: str, path: Path) -> threading.Thread:
-    """Sends this process Ctrl-C once a file is there."""
+    """Sends this process Ctrl-C as soon as a file exists."""
 
     def watch() -> None:
         wait_until(path.exists)
@@ -48,7 +48,7 @@ def interrupt_when(condition: str, path: Path) -> threading.Thread:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -56,7 +56,7 @@ def lives(pid: int) -> bool:
 
 
 def start_controller(site: Site) -> subprocess.Popen[bytes]:
-    """Another process that applies the stack."""
+    """Starts another process that applies the stack."""
     real = os.path.realpath(f"/proc/{os.getpid()}/exe")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return subprocess.Popen(
@@ -65,7 +65,7 @@ def start_controller(site: Site) -> subprocess.Popen[bytes]:
 
 
 def stubborn_terraform(site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
-    """Puts a program in Terraform's place that does not listen to some signals."""
+    """Puts a program that ignores some signals in Terraform's place."""
     program = site.root / "stubborn"
     program.write_text(STUBBORN.format(ignored=ignored))
     program.chmod(0o755)
@@ -185,16 +185,16 @@ def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(site: Site
     sleep = site.sleep("one")
     controller = start_controller(site)
     wait_until(lambda: bool(site.done("start")))
-    told: list[str] = []
+    notes: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        notes.append(text)
         sleep.unlink()
 
     site.stack.remove({"one"}, tell)
     assert controller.wait(20) == 0
-    assert len(told) == 1
-    assert "waiting" in told[0]
+    assert len(notes) == 1
+    assert "waiting" in notes[0]
     assert site.done("destroy") == ["one/primary"]
 
 

@@ -1,4 +1,4 @@
-"""terraform fmt, validate and test of every module and of the roots that we render."""
+"""Runs terraform fmt, validate and test on every module and on rendered roots."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def terraform(directory: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def require(done: subprocess.CompletedProcess[str]) -> None:
-    """Shows what Terraform said if it failed."""
+    """Fails with Terraform's output if it failed."""
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def copy(module: Path, tmp_path: Path) -> Path:
-    """A module apart from the checkout, since init writes into it."""
+    """Copies a module out of the checkout, since init writes into it."""
     return Path(shutil.copytree(module, tmp_path / "module", ignore=shutil.ignore_patterns(".terraform*")))
 
 

@@ -1,4 +1,4 @@
-"""Real applies and destroys of local stacks: what is created, what stays, what goes."""
+"""Tests real applies and destroys of local stacks: what they create, keep and remove."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_failed_start_shows_the_end_of_its_output(site: Site) -> None:
 
 
 def test_a_machine_that_failed_to_start_is_still_destroyed(site: Site) -> None:
-    # The taint trap: a resource whose own create-time provisioner failed never runs its destroy-time one.
+    # Terraform taints a resource whose create-time provisioner failed and never runs its destroy-time provisioner.
     site.write(site.spec("one", ("primary", "aux")))
     (site.root / "one" / "fail-primary").touch()
     with pytest.raises(TerraformError):

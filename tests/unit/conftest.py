@@ -1,4 +1,4 @@
-"""The command line in the tests' own process: fast enough to try every mistake."""
+"""Provides the command line in the tests' own process, which is fast enough to test every error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CommandLine:
 def provisioner(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[CommandLine]:
-    """The command line in this process, on an empty home."""
+    """Returns the command line in this process, on an empty home."""
     monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     before = {number: signal.getsignal(number) for number in SIGNALS}

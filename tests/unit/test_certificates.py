@@ -1,4 +1,4 @@
-"""Which of an operator's CA certificates a base image gets: those that Debian has not."""
+"""Tests that a base image gets only those of an operator's CA certificates that Debian lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.clouds.guest_files import BASE_IMAGE
 
-# In chroot's place: the tree is not bootable. It notes what it was asked for.
+# Stands in for chroot, since the tree cannot run programs. Records its arguments.
 CHROOT = """#!/bin/sh
 tree=$1; shift
 echo "$1" >> "$tree/called"
@@ -42,10 +42,10 @@ def test_only_certificates_that_debian_has_not_are_added_and_hashed(
     (tmp_path / "bin/chroot").write_text(CHROOT)
     (tmp_path / "bin/chroot").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    script = [str(one) for one in (BASE_IMAGE / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
+    script = [str(argument) for argument in (BASE_IMAGE / "common.sh", tree, files, guest, tmp_path / "ca.pem")]
     subprocess.run(["sh", *script], env={"PATH": path}, check=True)
 
     added = sorted((tree / "usr/local/share/ca-certificates/provisioner").iterdir())
-    assert [one.read_text() for one in added] == extra
+    assert [path.read_text() for path in added] == extra
     assert ("update-ca-certificates" in (tree / "called").read_text()) is bool(extra)
     assert "PIP_CERT=/etc/ssl/certs/ca-certificates.crt" in (tree / "etc/environment").read_text()

@@ -1,4 +1,4 @@
-"""Where settings come from, and what wins."""
+"""Tests the sources of settings and their precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that share an environment run in one worker process; pytest-xdist says so in their ids."""
+"""Tests that tests which share an environment run in one worker process, as pytest-xdist shows in their ids."""
 
 from __future__ import annotations
 

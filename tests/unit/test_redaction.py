@@ -41,7 +41,7 @@ def test_a_secret_inside_longer_base64_text_is_found_at_every_offset(before: str
     whole = base64.b64encode(f"{before}correct horse battery staple!!".encode()).decode()
     redacted = Redactor({"P": "correct horse battery staple"}).redact(whole)
     assert "[redacted:P]" in redacted
-    # Of the 38 characters that hold bits of the secret, only those that it shares with its neighbours may stay.
+    # Of the 38 characters that encode bits of the secret, only those shared with neighbouring bytes may remain.
     assert len(redacted.replace("[redacted:P]", "")) <= len(whole) - 36
 
 
@@ -73,8 +73,8 @@ def test_a_secret_that_straddles_chunks_is_found_and_plain_text_is_not_held_back
 
 def test_streams_of_one_redactor_do_not_mix() -> None:
     redactor = Redactor({"A": "secret"})
-    one, other = redactor.stream(), redactor.stream()
-    assert (one.feed("sec"), other.feed("ret"), one.flush()) == ("", "ret", "sec")
+    first, other = redactor.stream(), redactor.stream()
+    assert (first.feed("sec"), other.feed("ret"), first.flush()) == ("", "ret", "sec")
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Signals, sent to a real process."""
+"""Tests signals by sending them to a real process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_signal_stops_the_work_and_the_next_one_does_not_cut_the_clean_up_shor
         started.send_signal(number)
         assert [line(started), line(started)] == [f"stopped by {number.name}", "cleaning"]
         started.send_signal(number)
-        assert line(started).startswith("Cleaning up; 2 more to leave at once")
+        assert line(started).startswith("Cleaning up; 2 more to quit at once")
         assert line(started) == "clean"
         assert started.wait(10) == 0
 

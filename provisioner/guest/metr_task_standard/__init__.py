@@ -1,4 +1,4 @@
-"""The interface of METR's Task Standard that task families import: types, and fixtures for their tests."""
+"""Provides the interface of METR's Task Standard for task families: types, and fixtures for their tests."""
 
 from metr_task_standard.types import FileBuildStep, GPUSpec, ShellBuildStep, VMSpec
 

@@ -1,4 +1,4 @@
-"""Fixtures and a marker for a family's own tests. Needs the options that name the family and the task."""
+"""Provides fixtures and a marker for a family's own tests. Requires the options that name the family and the task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TASK_OPTION = "--task-standard-task-name"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that name the family and the task."""
     group = parser.getgroup("task-standard", "METR Task Standard")
-    group.addoption(FAMILY_OPTION, default="", help="name of the task family that is tested")
-    group.addoption(TASK_OPTION, default="", help="name of the task that is tested")
+    group.addoption(FAMILY_OPTION, default="", help="name of the task family under test")
+    group.addoption(TASK_OPTION, default="", help="name of the task under test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     marker = "task_standard_tasks(names): run this test only for the tasks of these names"
     config.addinivalue_line("markers", marker)
 
@@ -29,7 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("task_standard_tasks")
     if marker is None:
         return
-    names = [name for given in marker.args for name in ([given] if isinstance(given, str) else given)]
+    names = [name for argument in marker.args for name in ([argument] if isinstance(argument, str) else argument)]
     task_name = item.config.getoption(TASK_OPTION)
     if task_name not in names:
         pytest.skip(f"for the tasks {', '.join(names)}, not for {task_name!r}")
@@ -44,17 +44,17 @@ def _option(request: pytest.FixtureRequest, option: str) -> str:
 
 @pytest.fixture
 def task_family(request: pytest.FixtureRequest) -> Any:
-    """The family's class TaskFamily."""
+    """Return the family's class TaskFamily."""
     return importlib.import_module(_option(request, FAMILY_OPTION)).TaskFamily
 
 
 @pytest.fixture
 def task_name(request: pytest.FixtureRequest) -> str:
-    """The name of the task that is tested."""
+    """Return the name of the task under test."""
     return _option(request, TASK_OPTION)
 
 
 @pytest.fixture
 def task(task_family: Any, task_name: str) -> Any:
-    """What get_tasks() holds for the task that is tested."""
+    """Return the value of get_tasks() for the task under test."""
     return task_family.get_tasks()[task_name]

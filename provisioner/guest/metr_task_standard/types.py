@@ -1,4 +1,4 @@
-"""The types of what TaskFamily.get_aux_vm_spec returns."""
+"""Defines the types of the value that TaskFamily.get_aux_vm_spec returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class FileBuildStep(TypedDict):
-    """Copies a file or directory of the family into the aux VM. A relative destination is relative to its home."""
+    """A step that copies a file or directory of the family into the aux VM; destinations are relative to its home."""
 
     type: Literal["file"]
     source: str
@@ -14,21 +14,21 @@ class FileBuildStep(TypedDict):
 
 
 class ShellBuildStep(TypedDict):
-    """Runs commands in the aux VM, as its SSH user, stopping at the first that fails."""
+    """A step that runs commands in the aux VM as its SSH user and stops at the first failure."""
 
     type: Literal["shell"]
     commands: list[str]
 
 
 class GPUSpec(TypedDict):
-    """GPUs of the aux VM. count_range is inclusive."""
+    """The GPUs of the aux VM. count_range is inclusive."""
 
     count_range: tuple[int, int]
     model: str
 
 
 class VMSpec(TypedDict):
-    """The aux VM: virtual CPUs and GiB of memory as inclusive ranges, and how to build it."""
+    """The specification of an aux VM: inclusive ranges of virtual CPUs and GiB of memory, and its build steps."""
 
     cpu_count_range: tuple[float, float]
     ram_gib_range: tuple[float, float]

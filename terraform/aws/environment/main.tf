@@ -1,5 +1,5 @@
-# The machines of one environment and what joins them. Each has a security group of its environment alone: no group
-# ever refers to another's.
+# The machines of one environment and their network. Each environment has its own security group, and no group refers
+# to another environment's.
 
 locals {
   tags = merge(var.tags, { "provisioner:environment" = var.environment_id })
@@ -7,14 +7,14 @@ locals {
   limit = { "provisioner:expires-at" = "${var.expires_at}Z" }
   # Without internet, only the primary machine can be reached from outside; the aux VM is reached through it.
   public = { for role in keys(var.machines) : role => var.full_internet || role == "primary" }
-  # Exactly what may be reached has a route: the offline VPC's shared table has none but the controllers'.
+  # Only allowed destinations have a route: the offline VPC's shared table has routes to the controllers alone.
   ways_out  = var.allowlist == null ? toset([]) : toset(concat(tolist(var.controller_cidrs), var.allowed_destinations[*].cidr))
   subnet_id = var.allowlist == null ? var.subnet_id : aws_subnet.allowlist[0].id
   allowed   = { for destination in var.allowed_destinations : "${destination.cidr}:${destination.port}" => destination }
 }
 
-# An environment with an allowlist has a subnet of its own in the offline VPC, with a route for each destination and a
-# network ACL that lets no more pass.
+# An environment with an allowlist has its own subnet in the offline VPC, with a route to each destination and a
+# network ACL that allows nothing else.
 resource "aws_subnet" "allowlist" {
   count = var.allowlist == null ? 0 : 1
 
@@ -66,7 +66,7 @@ resource "aws_network_acl" "allowlist" {
     }
   }
 
-  # Network ACLs keep no state: answers come in, and go out, on whatever port the client chose.
+  # Network ACLs are stateless: replies come in and go out on whatever port the client chose.
   dynamic "egress" {
     for_each = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
     content {
@@ -112,7 +112,7 @@ resource "aws_key_pair" "this" {
   tags       = merge(local.tags, { "provisioner:role" = each.key })
 }
 
-# Terraform removes the rule that lets everything out, which AWS adds to each new group.
+# Terraform removes the rule that AWS adds to each new group, which allows everything out.
 resource "aws_security_group" "this" {
   name        = var.environment_id
   description = "provisioner environment ${var.environment_id}"
@@ -121,7 +121,7 @@ resource "aws_security_group" "this" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "neighbours" {
-  #checkov:skip=CKV_AWS_23:It refers to its own group, which says all there is to say.
+  #checkov:skip=CKV_AWS_23:It refers only to its own group, which needs no description.
   security_group_id            = aws_security_group.this.id
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"
@@ -129,7 +129,7 @@ resource "aws_vpc_security_group_ingress_rule" "neighbours" {
 }
 
 resource "aws_vpc_security_group_egress_rule" "neighbours" {
-  #checkov:skip=CKV_AWS_23:It refers to its own group, which says all there is to say.
+  #checkov:skip=CKV_AWS_23:It refers only to its own group, which needs no description.
   security_group_id            = aws_security_group.this.id
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"
@@ -171,8 +171,8 @@ resource "aws_vpc_security_group_egress_rule" "allowed" {
 }
 
 resource "aws_instance" "this" {
-  #checkov:skip=CKV_AWS_135:Instance types with Nitro, the only ones chosen, are EBS-optimized whatever is said here.
-  #checkov:skip=CKV_AWS_126:Metrics by the minute cost money, and nobody looks at those of a machine that lives for minutes.
+  #checkov:skip=CKV_AWS_135:Only instance types with Nitro are chosen, and these are always EBS-optimized.
+  #checkov:skip=CKV_AWS_126:Metrics by the minute cost money and are useless for a short-lived machine.
   #checkov:skip=CKV2_AWS_41:On purpose: a role would give the agent rights in the account.
   for_each = var.machines
 
@@ -202,10 +202,10 @@ resource "aws_instance" "this" {
     delete_on_termination = true
   }
 
-  # Not the block device's own tags: those come with a call of their own, after the volume.
+  # Not by the block device's own tags, which AWS sets by another call after the volume exists.
   volume_tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
-  # aws_spot_instance_request would leave the instance without tags, where no sweep finds it.
+  # aws_spot_instance_request would leave the instance without tags, so that no sweep would find it.
   dynamic "instance_market_options" {
     for_each = var.spot ? [1] : []
     content {
@@ -220,11 +220,11 @@ resource "aws_instance" "this" {
   tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
   lifecycle {
-    # The controller switches it off after boot: that is no drift.
+    # Not drift: the controller switches the service off after boot.
     ignore_changes = [metadata_options[0].http_endpoint]
   }
 
-  # Rules first: a machine is never up before what it may reach is decided.
+  # Rules first, so that no machine runs before they are in force.
   depends_on = [
     aws_route.allowlist,
     aws_route_table_association.allowlist,
@@ -237,12 +237,12 @@ resource "aws_instance" "this" {
   ]
 }
 
-# The limit that no root user in a machine can cancel, and that needs no controller.
+# The end of the time to live. It needs no controller, and root in a machine cannot cancel it.
 resource "aws_scheduler_schedule" "limit" {
-  #checkov:skip=CKV_AWS_297:It holds instance ids and a time: nothing to keep from whoever may read them in EC2 anyway.
+  #checkov:skip=CKV_AWS_297:It contains only instance ids and a time, which EC2 shows to the same readers.
   name        = var.environment_id
   group_name  = "provisioner"
-  description = "Time limit of the provisioner environment ${var.environment_id}"
+  description = "Time to live of the provisioner environment ${var.environment_id}"
 
   schedule_expression          = "at(${var.expires_at})"
   schedule_expression_timezone = "UTC"

@@ -1,5 +1,5 @@
 output "machines" {
-  description = "How the controller reaches each machine's sshd (host, port), the role of the machine that it goes through (jump, null for a direct way), its address among its neighbours (private_address, null without an aux VM) and its instance, by role."
+  description = "How the controller reaches each machine's sshd (host, port), the role of the machine that it must go through (jump, null for a direct connection), its address on the environment's network (private_address, null without an aux VM) and its instance id, by role."
   value = {
     for role, instance in aws_instance.this : role => {
       host            = local.public[role] ? instance.public_ip : instance.private_ip

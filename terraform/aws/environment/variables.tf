@@ -1,5 +1,5 @@
 variable "environment_id" {
-  description = "Id of the environment: tags all that it is made of."
+  description = "Id of the environment, with which all its resources are tagged."
   type        = string
   nullable    = false
 
@@ -16,7 +16,7 @@ variable "full_internet" {
 }
 
 variable "allowed_destinations" {
-  description = "What an environment without internet may reach all the same: IPv4 networks and TCP ports."
+  description = "Destinations that an environment without internet may reach: IPv4 networks and TCP ports."
   type = list(object({
     cidr = string
     port = number
@@ -26,7 +26,7 @@ variable "allowed_destinations" {
 
   validation {
     condition     = !var.full_internet || length(var.allowed_destinations) == 0
-    error_message = "An environment with full_internet takes no allowed_destinations."
+    error_message = "An environment with full_internet must not have allowed_destinations."
   }
 
   validation {
@@ -34,7 +34,7 @@ variable "allowed_destinations" {
       for destination in var.allowed_destinations :
       can(cidrhost(destination.cidr, 0)) && !endswith(destination.cidr, "/0") && !strcontains(destination.cidr, ":")
     ])
-    error_message = "Each cidr must be an IPv4 network in CIDR form, and not all of them: offline means no public egress."
+    error_message = "Each cidr must be an IPv4 network in CIDR form, but not 0.0.0.0/0: offline means no public egress."
   }
 
   validation {
@@ -59,7 +59,7 @@ variable "machines" {
 
   validation {
     condition     = contains(keys(var.machines), "primary") && length(setsubtract(keys(var.machines), ["primary", "aux"])) == 0
-    error_message = "machines must have the role primary, may have the role aux, and no other."
+    error_message = "machines must have the role primary, may have the role aux, and must have no other."
   }
 
   validation {
@@ -107,24 +107,24 @@ variable "controller_cidrs" {
 
   validation {
     condition     = alltrue([for cidr in var.controller_cidrs : can(cidrhost(cidr, 0)) && !endswith(cidr, "/0") && !strcontains(cidr, ":")])
-    error_message = "Each of controller_cidrs must be an IPv4 network in CIDR form, and not all of them."
+    error_message = "Each of controller_cidrs must be an IPv4 network in CIDR form, but not 0.0.0.0/0."
   }
 }
 
 variable "user_data" {
-  description = "What cloud-init gets, by role. It can be read in the machine: no secret may be in it."
+  description = "User data for cloud-init, by role. It must not contain secrets, since any user of the machine can read it."
   type        = map(string)
   default     = {}
   nullable    = false
 
   validation {
     condition     = alltrue([for text in var.user_data : !strcontains(text, "PRIVATE KEY")])
-    error_message = "user_data must not hold a private key."
+    error_message = "user_data must not contain a private key."
   }
 }
 
 variable "allowlist" {
-  description = "Where the subnet of an environment with allowed_destinations lies: its network, its zone and the offline VPC's internet gateway. Null without any."
+  description = "The subnet of an environment with allowed_destinations: its network, its zone and the offline VPC's internet gateway. Null without allowed_destinations."
   type = object({
     cidr       = string
     zone       = string
@@ -135,7 +135,7 @@ variable "allowlist" {
 
   validation {
     condition     = (var.allowlist == null) == (length(var.allowed_destinations) == 0)
-    error_message = "allowlist and allowed_destinations go together."
+    error_message = "allowlist and allowed_destinations must be set together."
   }
 }
 
@@ -147,24 +147,24 @@ variable "spot" {
 }
 
 variable "expires_at" {
-  description = "When the machines are terminated, whatever happens: UTC, as 2026-01-31T23:59:59."
+  description = "When the machines are terminated, whatever happens: UTC, such as 2026-01-31T23:59:59."
   type        = string
   nullable    = false
 
   validation {
     condition     = can(regex("^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}$", var.expires_at))
-    error_message = "expires_at must be a time in UTC, as 2026-01-31T23:59:59."
+    error_message = "expires_at must be a time in UTC, such as 2026-01-31T23:59:59."
   }
 }
 
 variable "scheduler_role_arn" {
-  description = "The role of the module network, by which EventBridge Scheduler terminates the machines."
+  description = "ARN of the module network's role with which EventBridge Scheduler terminates the machines."
   type        = string
   nullable    = false
 }
 
 variable "tags" {
-  description = "Tags of instances, volumes, groups and keys beside the environment's id: owner, home, stack, batch, created-at."
+  description = "Further tags of instances, volumes, groups and keys: owner, home, stack, batch, created-at."
   type        = map(string)
   default     = {}
   nullable    = false

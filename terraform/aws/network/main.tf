@@ -1,6 +1,5 @@
-# One network per region, for all environments (five VPCs per region is AWS's default quota). Environments with
-# internet and environments without live in VPCs of their own: what is offline has no route, no rule and no name
-# server that could lead out.
+# One network per region, for all environments (AWS's default quota is five VPCs per region). Environments with and
+# without internet are in different VPCs: the offline VPC has no route, no rule and no name server that leads out.
 
 locals {
   vpcs = {
@@ -13,14 +12,14 @@ locals {
       "${kind}-${zone}" => { kind = kind, zone = zone, cidr = cidrsubnet(vpc.cidr, 4, index) }
     }
   ]...)
-  # A network ACL holds 20 rules by default.
+  # A network ACL may have 20 rules by default.
   controllers = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
   tags        = merge(var.tags, { "provisioner:network" = var.region })
 }
 
 resource "aws_vpc" "this" {
-  #checkov:skip=CKV2_AWS_11:Flow logs cost money by the gigabyte; whoever wants them adds them to the VPC, which stays.
-  #checkov:skip=CKV2_AWS_12:No machine is ever in it, and rights on things without our tag would be needed to empty it.
+  #checkov:skip=CKV2_AWS_11:Flow logs cost money by the gigabyte. The VPC is permanent, so an operator may add them.
+  #checkov:skip=CKV2_AWS_12:No machine ever uses it, and emptying it would need rights on resources without our tag.
   for_each = local.vpcs
 
   cidr_block = each.value.cidr
@@ -44,7 +43,7 @@ resource "aws_subnet" "this" {
   vpc_id            = aws_vpc.this[each.value.kind].id
   availability_zone = each.value.zone
   cidr_block        = each.value.cidr
-  # Each instance says for itself whether it gets a public address.
+  # Each instance's own configuration decides whether it gets a public address.
   map_public_ip_on_launch = false
 
   tags = merge(local.tags, { Name = "provisioner-${each.key}", "provisioner:network-kind" = each.value.kind })
@@ -78,8 +77,8 @@ resource "aws_route_table_association" "this" {
   subnet_id      = aws_subnet.this[each.key].id
 }
 
-# The third layer of "offline": no packet but the neighbours' and the controllers' SSH. Its rules are part of it, since
-# another controller may move their numbers, and rules of their own could then not be made before the old ones go.
+# The third layer of "offline": only packets between neighbours and the controllers' SSH. The rules are inline, since
+# another controller may renumber them, and separate rules could not be created before the old ones are removed.
 resource "aws_network_acl" "offline" {
   vpc_id     = aws_vpc.this["offline"].id
   subnet_ids = [for name, subnet in local.subnets : aws_subnet.this[name].id if subnet.kind == "offline"]
@@ -115,7 +114,7 @@ resource "aws_network_acl" "offline" {
     }
   }
 
-  # Network ACLs keep no state: the answers go to whatever port the controller's client chose.
+  # Network ACLs are stateless: replies go to whatever port the controller's client chose.
   dynamic "egress" {
     for_each = local.controllers
     content {
@@ -129,13 +128,13 @@ resource "aws_network_acl" "offline" {
   }
 }
 
-# Each environment has a schedule in this group, which ends its machines at their time limit.
+# Each environment has a schedule in this group, which ends its machines at the end of their time to live.
 resource "aws_scheduler_schedule_group" "this" {
   name = "provisioner"
   tags = local.tags
 }
 
-# EventBridge Scheduler ends instances at their time limit by this role, and only instances of ours.
+# EventBridge Scheduler terminates instances with this role, which allows that only for our instances.
 data "aws_iam_policy_document" "scheduler_trust" {
   statement {
     actions = ["sts:AssumeRole"]

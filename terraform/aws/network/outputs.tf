@@ -18,6 +18,6 @@ output "gateways" {
 }
 
 output "scheduler_role_arn" {
-  description = "ARN of the role by which time limits end instances."
+  description = "ARN of the role with which schedules terminate instances at the end of their time to live."
   value       = aws_iam_role.scheduler.arn
 }

@@ -1,5 +1,5 @@
 variable "region" {
-  description = "The region that this network is for; it names and tags what it consists of."
+  description = "Region of this network; part of its resources' names and tags."
   type        = string
   nullable    = false
 
@@ -10,7 +10,7 @@ variable "region" {
 }
 
 variable "availability_zones" {
-  description = "Zones that get a subnet in each VPC; two or more, so that a lack of capacity in one can be passed by."
+  description = "Zones that get a subnet in each VPC: at least two, in case one lacks capacity."
   type        = list(string)
   nullable    = false
 
@@ -21,7 +21,7 @@ variable "availability_zones" {
 }
 
 variable "controller_cidrs" {
-  description = "IPv4 networks from which controllers reach machines by SSH: the only way out that the offline VPC has."
+  description = "IPv4 networks from which controllers reach machines by SSH, the only networks that the offline VPC has routes to."
   type        = set(string)
   nullable    = false
 
@@ -37,7 +37,7 @@ variable "controller_cidrs" {
 }
 
 variable "tags" {
-  description = "Tags of all that this network consists of; by them it is found again."
+  description = "Tags of all resources of this network, by which it is found."
   type        = map(string)
   default     = {}
   nullable    = false

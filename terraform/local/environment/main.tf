@@ -1,6 +1,6 @@
 # Two resources per machine. When a create-time provisioner fails, Terraform taints the resource and never runs its
-# destroy-time provisioner: so `directory`, which cannot fail half-way, owns the destruction, and `machine`, which
-# can, only starts QEMU. No value is ever part of a command: all travel in the environment.
+# destroy-time provisioner. So `directory`, which cannot fail half-way, owns the destruction, and `machine`, which
+# can, only starts QEMU. Values are passed in the environment and are never part of a command.
 
 locals {
   settings = {

@@ -1,5 +1,5 @@
 variable "environment_id" {
-  description = "Id of the environment: names its directory and, on other clouds, tags all that it is made of."
+  description = "Id of the environment: the name of its directory and, on other clouds, a tag of its resources."
   type        = string
   nullable    = false
 
@@ -27,7 +27,7 @@ variable "full_internet" {
 }
 
 variable "allowed_destinations" {
-  description = "What an environment without internet may reach all the same: IPv4 networks and TCP ports."
+  description = "Destinations that an environment without internet may reach: IPv4 networks and TCP ports."
   type = list(object({
     cidr = string
     port = number
@@ -37,7 +37,7 @@ variable "allowed_destinations" {
 
   validation {
     condition     = !var.full_internet || length(var.allowed_destinations) == 0
-    error_message = "An environment with full_internet takes no allowed_destinations."
+    error_message = "An environment with full_internet must not have allowed_destinations."
   }
 
   validation {
@@ -45,7 +45,7 @@ variable "allowed_destinations" {
       for destination in var.allowed_destinations :
       can(cidrhost(destination.cidr, 0)) && !endswith(destination.cidr, "/0") && !strcontains(destination.cidr, ":")
     ])
-    error_message = "Each cidr must be an IPv4 network in CIDR form, and not all of them: offline means no public egress."
+    error_message = "Each cidr must be an IPv4 network in CIDR form, but not 0.0.0.0/0: offline means no public egress."
   }
 
   validation {
@@ -70,7 +70,7 @@ variable "machines" {
 
   validation {
     condition     = contains(keys(var.machines), "primary") && length(setsubtract(keys(var.machines), ["primary", "aux"])) == 0
-    error_message = "machines must have the role primary, may have the role aux, and no other."
+    error_message = "machines must have the role primary, may have the role aux, and must have no other."
   }
 
   validation {

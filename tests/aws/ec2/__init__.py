@@ -1,7 +1,6 @@
-"""EC2 with real machines behind it: moto answers the API, and every instance that it calls running is a QEMU machine.
+"""EC2 with real machines behind it: moto answers the API, and every running instance is a QEMU machine.
 
-Tests start it with `Ec2Cloud` (cloud.py), or take the fixture `ec2_cloud` from fixture.py into their conftest. How it
-hangs together:
+Tests start it with `Ec2Cloud` (cloud.py), or import the fixture `ec2_cloud` of fixture.py in their conftest. Its parts:
 
 - server.py is a process of its own: moto's HTTP server, plugin.py (what moto lacks), and reconciler.py, which starts
   and ends machines (machine.py, launch.py) as moto's instances come and go. It ends with its parent, and all with it.
@@ -10,10 +9,10 @@ hangs together:
 - schedules.py ends instances when EventBridge Scheduler would.
 - metadata.py is the instance metadata service; ami.py builds the stand-in for Debian's AMI, once.
 
-What is needed: Debian's qemu-system-x86, qemu-utils, passt, mmdebstrap and uidmap, as for the local cloud; and the
-right to listen on port 22 of loopback addresses: root, or `sysctl net.ipv4.ip_unprivileged_port_start=22`.
+Requirements: Debian's qemu-system-x86, qemu-utils, passt, mmdebstrap and uidmap, as for the local cloud, and the right
+to listen on port 22 of loopback addresses: root, or `sysctl net.ipv4.ip_unprivileged_port_start=22`.
 
-What is not as on EC2: machines start from the AMI's kernel and initrd, whatever kernel they install; arm64 and GPUs
+Differences from EC2: machines start from the AMI's kernel and initrd, whatever kernel they install; arm64 and GPUs
 do not exist; only a stopped instance can become an image; one network interface each; an elastic IP moves no traffic;
 rules for prefix lists and IPv6 permit nothing; the resolver answers UDP only; cloud-init runs `bootcmd` before the
 network is up and knows few modules (debian/cloud.cfg); a change of rules holds after up to a fifth of a second.

@@ -1,4 +1,4 @@
-"""The stand-in for Debian's official AMI: a disk that is built once and cached."""
+"""Builds the stand-in for Debian's official AMI: a disk that is built once and cached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provisioner.clouds.guest_files import BASE_IMAGE, packages
 from provisioner.clouds.local.images import SOURCES, SUITE, initramfs_hook
 
 FILES = Path(__file__).parent / "debian"
-# Of Debian's AMI, and of its stand-in.
+# The size of Debian's AMI and of its stand-in.
 DISK_GIB = 8
 BUILD_SECONDS = 900
 # The initramfs knows the disk and its file system: the same small one as the local cloud's.
@@ -22,7 +22,7 @@ _INITRAMFS = BASE_IMAGE / "local"
 
 
 def ensure(cache: Path, ca_bundle: Path | None = None) -> Path:
-    """Builds the image unless the cache holds it; a second builder waits for the first.
+    """Builds the image unless it is in the cache. A second builder waits for the first.
 
     Args:
         cache: where images are kept between test runs.
@@ -32,7 +32,7 @@ def ensure(cache: Path, ca_bundle: Path | None = None) -> Path:
         A directory with `disk.raw`, `vmlinuz` and `initrd.img`, never written to again.
 
     Raises:
-        subprocess.CalledProcessError: the build failed; `build.log` beside the image's place says why.
+        subprocess.CalledProcessError: the build failed; see `build.log` in the cache.
     """
     cache.mkdir(parents=True, exist_ok=True)
     finished = cache / f"debian-12-{_digest(ca_bundle)}"
@@ -68,7 +68,7 @@ def _digest(ca_bundle: Path | None) -> str:
 
 def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     lines = (FILES / "packages.txt").read_text().splitlines()
-    # What a base image installs is there already: the machines are emulated, and time is short.
+    # A base image's packages are installed already, to save time on emulated machines.
     included = [line for line in lines if line and not line.startswith("#")] + packages()
     customize = [str(FILES / "customize.sh"), "TREE", str(FILES)]
     if ca_bundle:
@@ -84,7 +84,7 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
 
 
 def _run(argv: list[str], directory: Path, log: int) -> None:
-    """Runs one program in namespaces of its own, so that a build cut short leaves no process and no mount."""
+    """Runs a program in its own namespaces, so that an interrupted build leaves no process and no mount."""
     user = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
     contained = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", *user, "--mount", "--pid", "--fork", "--kill-child"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"

@@ -1,4 +1,4 @@
-"""EC2 with real machines behind it: starts the server and tells how to reach it. What tests use.
+"""Starts EC2 with real machines behind it and tells tests how to reach it.
 
 `with Ec2Cloud(cache) as cloud: cloud.client("ec2").run_instances(...)`
 """
@@ -34,9 +34,9 @@ class Ec2Cloud:
     """The cloud, from `start` to `close`.
 
     Args:
-        cache: directory that keeps the AMI between test runs; runs have their files there too while they last.
-        controller_address: the address that connections from this host have in the eyes of security groups and
-            network ACLs; TEST-NET-3 by default. Rules for the controller must name `controller_cidr`.
+        cache: directory that keeps the AMI between test runs, and each run's files while it lasts.
+        controller_address: the address of this host's connections for security groups and network ACLs; by default
+            one of TEST-NET-3. Rules for the controller must name `controller_cidr`.
         outside: (address, port) -> port of the host's loopback that answers there, as a host of the internet.
         metadata_off: what a disabled metadata service does: `silent`, or `forbidden` (403) as EC2's.
     """
@@ -64,7 +64,7 @@ class Ec2Cloud:
             silent_when_off={"silent": True, "forbidden": False}[metadata_off],
         )
         self._log = (self.directory / "server.log").open("wb")
-        # It ends with our end of its stdin, whatever ends us.
+        # The server ends when our end of its stdin is closed, however this process ends.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.aws.ec2.server", json.dumps(asdict(settings))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=CHECKOUT, start_new_session=True,
@@ -101,7 +101,7 @@ class Ec2Cloud:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that lead the AWS SDKs, Terraform's provider and CLI here."""
+        """Returns environment variables that make the AWS SDKs, CLI and Terraform's provider use this cloud."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_REGION": self.region,
@@ -111,7 +111,7 @@ class Ec2Cloud:
         }
 
     def client(self, service: str = "ec2") -> Any:
-        """A boto3 client of a service here."""
+        """Returns a boto3 client of one of this cloud's services."""
         return boto3.client(
             service,
             endpoint_url=self.endpoint_url,
@@ -121,27 +121,27 @@ class Ec2Cloud:
         )
 
     def machines(self) -> dict[str, int]:
-        """The pid of the QEMU of each instance that has one."""
-        found = {path.parent.name: qemu.live_pid(path) for path in self.directory.glob("instances/*/qemu.pid")}
-        return {name: pid for name, pid in found.items() if pid is not None}
+        """Returns the QEMU process id of each instance that has one."""
+        pids = {path.parent.name: qemu.live_pid(path) for path in self.directory.glob("instances/*/qemu.pid")}
+        return {name: pid for name, pid in pids.items() if pid is not None}
 
     def left(self) -> list[str]:
-        """Directories of instances, running or stopped, that are still there."""
+        """Returns the directories of all existing instances, running or stopped."""
         return sorted(path.name for path in self.directory.glob("instances/*"))
 
     def console(self, instance_id: str) -> str:
-        """An instance's serial console, for messages when a test fails."""
+        """Returns an instance's serial console, for messages of failed tests."""
         with contextlib.suppress(FileNotFoundError):
             return (self.directory / "instances" / instance_id / "serial.log").read_text(errors="replace")
         return ""
 
     def server_log(self) -> str:
-        """What the server has said."""
+        """Returns the server's output."""
         return (self.directory / "server.log").read_text(errors="replace")
 
 
 def _new_directory(runs: Path) -> tuple[IO[str], Path]:
-    """Makes a run's directory, locked as long as the run lasts, and removes those of runs that were killed."""
+    """Creates a run's directory, which stays locked during the run, and removes those of killed runs."""
     runs.mkdir(parents=True, exist_ok=True)
     for lock_path in runs.glob("*.lock"):
         with lock_path.open("w") as lock, contextlib.suppress(BlockingIOError):

@@ -1,9 +1,9 @@
-"""The VPC's wires: carries frames between the machines, and between each and its passt, as network.py decides.
+"""Carries frames between the machines, and between each machine and its passt, as network.py decides.
 
-Every machine has one card (a QEMU stream socket) and one passt, which stands for all that is not in the VPC: the
-internet, the controller's connections to port 22, the metadata service and the resolver. A frame that nothing here
-lets pass ends here. Decisions are made on a conversation's first packet; as on EC2, answers pass, and a conversation
-that was let in goes on after the rule is gone.
+Every machine has one card (a QEMU stream socket) and one passt, which stands for everything outside the VPC: the
+internet, the controller's connections to port 22, the metadata service and the resolver. Frames that are not allowed
+are dropped. The first packet of a conversation decides; as on EC2, replies pass, and an allowed conversation continues
+after its rule is removed.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Fabric:
         _send(card.to_guest, packets.addressed(frame, card.mac))
 
     def _repeat(self, card: Card, port: int, frame: bytes, times: int) -> None:
-        """Begins a connection again every second, for a machine that is about to listen."""
+        """Repeats the start of a connection every second, until the machine listens."""
         if not times or card.instance_id not in self._cards:
             card.unanswered.discard(port)
         elif port in card.unanswered:
@@ -220,7 +220,7 @@ class Fabric:
         return self._opened(packet, flow)
 
     def _passes(self, vpc_id: str, packet: Packet) -> bool:
-        """Whether an instance's packet belongs to a known conversation, or may open one."""
+        """Returns whether an instance's packet belongs to a known conversation, or may open one."""
         if self._known(vpc_id, packet) and not (packet.protocol == TCP and packet.opens):
             return True
         end = (packet.source, packet.source_port, packet.destination, packet.destination_port)

@@ -1,4 +1,4 @@
-"""What a machine is made of and told, read from moto's instance: hardware, cloud-init's files, metadata. Pure."""
+"""Derives a machine's hardware, cloud-init files and metadata from moto's instance. Pure."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
         values["meta-data/public-ipv4"] = nic.public_ip
     if key := _public_key(backend, instance):
         values["meta-data/public-keys/0/openssh-key"] = key
-    found = {name: value.encode() for name, value in values.items()}
+    contents = {name: value.encode() for name, value in values.items()}
     if instance.user_data:
-        found["user-data"] = user_data(instance)
-    return found
+        contents["user-data"] = user_data(instance)
+    return contents

@@ -28,7 +28,7 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a machine is made of.
+    """The hardware of a machine.
 
     Args:
         kernel, initrd, image: absolute paths; `image` is what the disk is a layer over.
@@ -70,7 +70,7 @@ class Machine:
         subprocess.run(create, cwd=self.directory, check=True, stdin=subprocess.DEVNULL, timeout=60)
 
     def start(self) -> tuple[socket.socket, socket.socket]:
-        """Starts QEMU and passt, from a thread that lives as long as they shall.
+        """Starts QEMU and passt. The calling thread must live as long as they do.
 
         Returns:
             The other ends of the card and of passt, both for the fabric.
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def started(self) -> bool:
-        """Whether it was started and its end not yet taken notice of by `kill`."""
+        """Whether it was started, and `kill` has not been called since."""
         return self._process is not None
 
     def alive(self) -> bool:
@@ -102,17 +102,17 @@ class Machine:
         return self._process is not None and self._process.poll() is None
 
     def failed(self) -> bool:
-        """Whether QEMU ended by anything but the guest's own power-off."""
+        """Whether QEMU ended other than by the guest's power-off."""
         return self._process is not None and self._process.poll() not in (None, 0)
 
     def press(self, word: str) -> None:
-        """Sends `poweroff` or `reboot` to whoever minds the power button in the guest."""
+        """Sends `poweroff` or `reboot` to the guest's service for the power button."""
         if self._power:
             with contextlib.suppress(OSError):
                 self._power.sendall(word.encode() + b"\n")
 
     def kill(self) -> None:
-        """Ends its processes; the disk stays."""
+        """Ends its processes and keeps the disk."""
         for process in (self._process, self._passt):
             if process:
                 process.kill()
@@ -141,16 +141,16 @@ class Machine:
         return [f"smbios/{name}" for name in self.hardware.seed]
 
     def _qemu_command(self, strings: list[str], card: int, power: int) -> list[str]:
-        made = self.hardware
-        accelerated = kvm.kvm_works(made.kernel, made.kernel.with_name("kvm.json"))
+        hardware = self.hardware
+        accelerated = kvm.kvm_works(hardware.kernel, hardware.kernel.with_name("kvm.json"))
         machine_id = self.directory.name.removeprefix("i-").rjust(32, "0")
         boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={machine_id}"
         argv = [
             *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
             *("-machine", "q35,accel=" + ("kvm" if accelerated else "tcg")),
             *("-cpu", "host" if accelerated else qemu.EMULATED_CPU),
-            *("-smp", str(made.cpus), "-m", f"{made.memory_mib}M"),
-            *("-kernel", str(made.kernel), "-initrd", str(made.initrd)),
+            *("-smp", str(hardware.cpus), "-m", f"{hardware.memory_mib}M"),
+            *("-kernel", str(hardware.kernel), "-initrd", str(hardware.initrd)),
             *("-append", boot if accelerated else boot + " mitigations=off cryptomgr.notests"),
             *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
             *("-device", "virtio-blk-pci,drive=disk"),
@@ -158,7 +158,7 @@ class Machine:
             *("-chardev", "file,id=console,path=serial.log,append=on", "-serial", "chardev:console"),
             *("-chardev", f"socket,id=power,fd={power}", "-serial", "chardev:power"),
             *("-netdev", f"stream,id=card,server=off,addr.type=fd,addr.str={card}"),
-            *("-device", f"virtio-net-pci,netdev=card,mac={made.mac},romfile="),
+            *("-device", f"virtio-net-pci,netdev=card,mac={hardware.mac},romfile="),
             *("-pidfile", "qemu.pid", "-sandbox", qemu.SANDBOX),
         ]
         for name in strings:
@@ -166,13 +166,13 @@ class Machine:
         return argv
 
     def _passt_command(self, link: int) -> list[str]:
-        made = self.hardware
+        hardware = self.hardware
         # As nobody, root's passt could not listen on port 22.
         user = ["--runas", "0"] if os.geteuid() == 0 else []
-        forward = f"{made.public_address}/22" if made.public_address else "none"
+        forward = f"{hardware.public_address}/22" if hardware.public_address else "none"
         return [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link), *user),
             *("--no-dhcp", "--tcp-ports", forward, "--udp-ports", "none", "--dns-forward", "198.51.100.53"),
-            *("--address", str(made.address), "--netmask", str(made.network.prefixlen)),
-            *("--gateway", str(made.network.network_address + 1), "--mac-addr", ROUTER_MAC.hex(":")),
+            *("--address", str(hardware.address), "--netmask", str(hardware.network.prefixlen)),
+            *("--gateway", str(hardware.network.network_address + 1), "--mac-addr", ROUTER_MAC.hex(":")),
         ]

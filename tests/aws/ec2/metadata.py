@@ -46,9 +46,9 @@ class MetadataService:
                 self._answer(*service.get(self.path, token))
 
             def do_PUT(self) -> None:
-                wanted = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+                ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
                 forwarded = "X-Forwarded-For" in self.headers
-                self._answer(*service.put(self.path, wanted, forwarded))
+                self._answer(*service.put(self.path, ttl, forwarded))
 
             def _answer(self, status: int, body: bytes) -> None:
                 self.send_response(status)
@@ -85,7 +85,7 @@ class MetadataService:
         if name in self._values:
             return 200, self._values[name]
         prefix = f"{name}/" if name else ""
-        below = {known.removeprefix(prefix) for known in self._values if known.startswith(prefix)}
+        below = {path_below.removeprefix(prefix) for path_below in self._values if path_below.startswith(prefix)}
         if not below:
             return 404, b""
         entries = {entry.partition("/")[0] + ("/" if "/" in entry else "") for entry in below}

@@ -1,6 +1,6 @@
-"""What EC2's network lets through, decided from the rules alone: security groups, routes, network ACLs. Pure.
+"""Decides what EC2's network lets through, from security groups, routes and network ACLs alone. Pure.
 
-Each layer is judged by itself, so that a test sees which one holds a packet back, and that any one alone does.
+Judges each layer separately, so that tests can show which ones stop a packet, and that each alone does.
 """
 
 from __future__ import annotations
@@ -114,20 +114,20 @@ class Reachability:
 
     @property
     def open(self) -> bool:
-        """Whether the flow comes through all layers."""
+        """Whether the flow passes all layers."""
         return self.security_groups and self.routes and self.network_acls
 
 
 class Network:
-    """All interfaces of a region, as they were at one moment."""
+    """All interfaces of a region at one moment."""
 
     def __init__(self, interfaces: Iterable[Interface] = ()) -> None:
         """Indexes the interfaces."""
         self.interfaces = {interface.instance_id: interface for interface in interfaces}
-        self._by_address = {(found.vpc.id, found.address): found for found in self.interfaces.values()}
+        self._by_address = {(interface.vpc.id, interface.address): interface for interface in self.interfaces.values()}
 
     def at(self, vpc_id: str, address: IPv4Address) -> Interface | None:
-        """The interface with a private address."""
+        """Returns the interface with a private address."""
         return self._by_address.get((vpc_id, address))
 
 
@@ -182,7 +182,7 @@ def _routed(here: Interface | None, there: Interface | None, address: IPv4Addres
     matching = [route for route in here.subnet.routes if address in route.network]
     if not matching:
         return False
-    route = max(matching, key=lambda found: found.network.prefixlen)
+    route = max(matching, key=lambda candidate: candidate.network.prefixlen)
     if route.local or any(address in network for network in here.vpc.networks):
         return there is not None
     return route.internet and here.public_address is not None
@@ -203,7 +203,7 @@ def _acls_allow(flow: Flow, sender: Interface | None, receiver: Interface | None
 
 
 def _acl_allows(subnet: Subnet, egress: bool, protocol: int, address: IPv4Address, port: int) -> bool:
-    for entry in sorted(subnet.acl, key=lambda found: found.number):
+    for entry in sorted(subnet.acl, key=lambda line: line.number):
         if entry.egress != egress or address not in entry.network or entry.protocol not in (-1, protocol):
             continue
         if entry.protocol in (TCP, UDP) and not entry.first <= port <= entry.last:

@@ -1,4 +1,4 @@
-"""Reads EC2's network out of moto's backend, as network.py wants it. Changes nothing."""
+"""Reads EC2's network from moto's backend, in network.py's terms. Changes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def _interface(backend: Any, instance: Any) -> Interface:
 
 
 def _vpc(vpc: Any) -> Vpc:
-    networks = tuple(IPv4Network(found["cidr_block"]) for found in vpc.get_cidr_block_association_set(ipv6=False))
+    networks = tuple(
+        IPv4Network(association["cidr_block"]) for association in vpc.get_cidr_block_association_set(ipv6=False)
+    )
     return Vpc(vpc.id, networks, _true(vpc.enable_dns_support))
 
 
@@ -69,7 +71,7 @@ def _subnet(backend: Any, subnet: Any) -> Subnet:
     acls = [
         acl
         for acl in list(backend.network_acls.values())
-        if any(found.subnet_id == subnet.id for found in acl.associations)
+        if any(association.subnet_id == subnet.id for association in acl.associations)
     ]
     return Subnet(
         subnet.id,

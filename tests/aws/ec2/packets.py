@@ -14,7 +14,7 @@ _SYN, _ACK = 0x02, 0x10
 
 @dataclass(frozen=True)
 class Packet:
-    """What matters of an IPv4 packet. For ICMP, `source_port` is the echo's id and `destination_port` the type.
+    """The relevant fields of an IPv4 packet. For ICMP, `source_port` is the echo's id and `destination_port` the type.
 
     Args:
         opens: whether it is the first of a TCP connection; always true for other protocols.
@@ -29,7 +29,7 @@ class Packet:
 
 
 def read(frame: bytes) -> Packet | None:
-    """The packet in a frame, or None for all that EC2 would not carry, or this network does not: fragments, options."""
+    """Parses the packet in a frame. Returns None for those that EC2 or this network drops: fragments, options."""
     if len(frame) < 42 or frame[12:14] != _IPV4 or frame[14] != 0x45 or frame[20] & 0x3F or frame[21]:
         return None
     protocol = frame[23]

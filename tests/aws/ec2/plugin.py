@@ -1,6 +1,6 @@
-"""Closes moto's gaps that a real machine behind an instance makes felt. Patches moto in this process, once.
+"""Fills gaps of moto that matter for instances with real machines. Patches moto in this process, once.
 
-What moto does not do, and this makes it do:
+These patches:
 - public addresses are our own, on the host's loopback;
 - StopInstances goes through `stopping` until the machine is off; TerminateInstances ends the machine before it returns;
 - RebootInstances reaches the guest;
@@ -36,7 +36,7 @@ from tests.aws.moto_gaps import close_gaps
 
 
 def install(machines: Reconciler) -> None:
-    """Patches moto; `machines` does what moto only says."""
+    """Patches moto so that `machines` carries out what moto only records."""
     close_gaps()
     _replace(elastic_network_interfaces, random_public_ip=loopback_address)
     _patch_states(machines)
@@ -59,7 +59,7 @@ def _replace(owner: object, **replacements: object) -> None:
 
 
 def loopback_address() -> str:
-    """An address in 127.64.0.0/10 on whose port 22 nobody listens, to be a public address.
+    """Returns a free address in 127.64.0.0/10, with no listener on port 22, for use as a public address.
 
     Raises:
         OSError: this user may not listen on port 22.
@@ -140,10 +140,10 @@ def _patch_images(machines: Reconciler) -> None:
         instance = self.get_instance(instance_id)
         if machines.has_machine(instance_id) or instance.state == "terminated":
             raise _incorrect_state(instance)
-        ours = [found for found in tag_specifications if found["ResourceType"] == "snapshot"]
-        rest = [found for found in tag_specifications if found not in ours]
+        ours = [specification for specification in tag_specifications if specification["ResourceType"] == "snapshot"]
+        rest = [specification for specification in tag_specifications if specification not in ours]
         image = create_image(self, instance_id, name, description, rest)
-        for tag in (tag for found in ours for tag in found["Tags"]):
+        for tag in (tag for specification in ours for tag in specification["Tags"]):
             image.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
         image.root_gib = image.ebs_snapshot.volume.size = root_gib(self, instance)
         image.root_device_name, image.root_device_type = instance.root_device_name, "ebs"

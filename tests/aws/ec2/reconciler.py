@@ -1,4 +1,4 @@
-"""Makes machines follow moto's instances: whatever moto calls running runs, and nothing else.
+"""Makes machines follow moto's instances: a machine runs exactly while moto calls its instance running.
 
 One thread looks several times a second and starts all processes, since a child ends with the thread that started it.
 Files below its directory: instances/ID/ (see machine.py) and images/ID.qcow2.
@@ -29,7 +29,7 @@ from tests.aws.ec2.observe import observe
 from tests.aws.ec2.schedules import Schedules
 
 LOOK_SECONDS = 0.2
-# EC2 too pulls the plug of a guest that does not react to the power button.
+# EC2 also forces off a guest that does not react to the power button.
 POWER_OFF_SECONDS = 120
 
 
@@ -96,7 +96,7 @@ class Reconciler:
                 self._images[image_id] = image
 
     def copy_image(self, source_id: str, image_id: str) -> None:
-        """Gives an image a second id: nobody ever writes to it."""
+        """Gives an image a second id. Images are never written to."""
         if source := self._images.get(source_id):
             self._images[image_id] = source
 
@@ -113,15 +113,15 @@ class Reconciler:
             try:
                 with self._lock:
                     self._look()
-            except Exception:  # the next look may find a better world; the log is the place to tell
+            except Exception:  # log it: the next pass may succeed
                 traceback.print_exc(file=sys.stderr)
 
     def _look(self) -> None:
         self._schedules.act()
-        found = {instance.id: (backend, instance) for backend, instance in _instances()}
-        for instance_id in set(self._machines) - set(found):  # moto was reset
+        current = {instance.id: (backend, instance) for backend, instance in _instances()}
+        for instance_id in set(self._machines) - set(current):  # moto was reset
             self.end(instance_id)
-        for instance_id, (_, instance) in found.items():
+        for instance_id, (_, instance) in current.items():
             machine = self._machines.get(instance_id)
             if instance.state == "terminated":
                 self.end(instance_id)
@@ -129,7 +129,7 @@ class Reconciler:
             off = machine is not None and machine.started and not machine.alive()
             if off or (instance.state == "stopping" and self._overdue(instance_id)):
                 self._ended(instance, machine)
-        live = [pair for pair in found.values() if pair[1].state in ("running", "stopping")]
+        live = [pair for pair in current.values() if pair[1].state in ("running", "stopping")]
         self._fabric.update(observe(live))
         for backend, instance in live:
             if instance.metadata_options.state == "pending":  # the fabric knows it now
@@ -156,36 +156,36 @@ class Reconciler:
             instance.state_reason = StateReason("Server.InternalError: see the server's log", "Server.InternalError")
 
     def _launch(self, backend: Any, instance: Any, image: Path) -> None:
-        made = launch.hardware(backend, instance, image, self._ami)
+        hardware = launch.hardware(backend, instance, image, self._ami)
         machine = self._machines.get(instance.id)
         if machine is None:
-            machine = Machine(self._directory / "instances" / instance.id, made)
+            machine = Machine(self._directory / "instances" / instance.id, hardware)
             self._machines[instance.id] = machine
             machine.make_disk()
-        machine.hardware = made  # a start after a stop may bring another public address
+        machine.hardware = hardware  # a start after a stop may bring another public address
         service = MetadataService(launch.metadata_values(backend, instance), lambda: _options(instance))
         self._services[instance.id] = service
         card, passt = machine.start()
         redirects = {(METADATA, 80): service.port, **self._outside}
         interface = observe([(backend, instance)]).interfaces[instance.id]
-        self._fabric.attach(interface, made.mac, card, passt, redirects)
+        self._fabric.attach(interface, hardware.mac, card, passt, redirects)
 
     def _ended(self, instance: Any, machine: Machine | None) -> None:
-        """A machine was powered off, from within or from without, or QEMU failed."""
-        asked = instance.state == "stopping"
+        """Handles a machine that was powered off, from inside or outside, or whose QEMU failed."""
+        stop_requested = instance.state == "stopping"
         failed = machine is not None and machine.failed()
         if machine and machine.alive():
             print(f"{instance.id}: no reaction to the power button", file=sys.stderr)
         self._unplug(instance.id)
         if machine:
             machine.kill()
-        if not asked and instance.instance_initiated_shutdown_behavior == "terminate":
+        if not stop_requested and instance.instance_initiated_shutdown_behavior == "terminate":
             instance.terminate()
         else:
             for nic in instance.nics.values():
                 nic.stop()
             instance._state.name, instance._state.code = "stopped", 80
-        if not asked:
+        if not stop_requested:
             code = "Server.InternalError" if failed else "Client.InstanceInitiatedShutdown"
             instance.state_reason = StateReason(f"{code}: Instance initiated shutdown", code)
 

@@ -1,4 +1,4 @@
-"""The server process: moto's API with machines behind it. Ends, with all that it started, when its stdin does.
+"""Serves moto's API with machines behind it. Ends, with all its descendants, when its stdin is closed.
 
 Usage: python -m tests.aws.ec2.server SETTINGS (JSON, see `Settings`)
 
@@ -26,7 +26,7 @@ AMIS_VARIABLE = "MOTO_AMIS_PATH"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server is told.
+    """The server's settings.
 
     Args:
         directory: a new directory for its files.

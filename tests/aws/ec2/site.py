@@ -1,4 +1,4 @@
-"""A small network in the cloud, made by boto3 alone, and ways into its machines, by paramiko alone."""
+"""Creates a small network in the cloud with boto3 alone, and logs in to its machines with paramiko alone."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ANYWHERE = [{"CidrIp": "0.0.0.0/0"}]
 
 
 def eventually(what: str, seconds: float, attempt: Callable[[], Any]) -> Any:
-    """The first true answer; errors of the network count as not yet."""
+    """Repeats an attempt until its answer is true and returns that. Network errors count as false."""
     deadline = time.monotonic() + seconds
     while True:
-        found: Any = None
+        value: Any = None
         try:
-            found = attempt()
+            value = attempt()
         except (OSError, EOFError, paramiko.SSHException) as error:
             failure: object = error
         else:
-            failure = found
-        if found:
-            return found
+            failure = value
+        if value:
+            return value
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds} seconds; last: {failure!r}")
         time.sleep(0.3)
@@ -81,8 +81,10 @@ class Site:
 
     def describe(self, instance: str) -> dict[str, Any]:
         """What DescribeInstances says of one."""
-        found: dict[str, Any] = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
-        return found
+        description: dict[str, Any] = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0][
+            "Instances"
+        ][0]
+        return description
 
     def state(self, instance: str) -> str:
         """An instance's state."""
@@ -94,8 +96,8 @@ class Site:
         def read() -> dict[str, str]:
             output = self.ec2.get_console_output(InstanceId=instance).get("Output", "")
             text = output if "\n" in output else base64.b64decode(output).decode(errors="replace")
-            found = re.findall(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END", text.replace("\r", ""), re.DOTALL)
-            return dict(re.findall(r"((?:ssh|ecdsa)-\S+) (\S+)", found[-1])) if found else {}
+            keys = re.findall(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END", text.replace("\r", ""), re.DOTALL)
+            return dict(re.findall(r"((?:ssh|ecdsa)-\S+) (\S+)", keys[-1])) if keys else {}
 
         keys: dict[str, str] = eventually(f"host keys of {instance}", BOOT_SECONDS, read)
         return keys
@@ -130,14 +132,14 @@ class Site:
 
 
 def sh(client: paramiko.SSHClient, script: str, seconds: float = 60) -> tuple[int, str]:
-    """Runs a script; its exit code and all its output."""
+    """Runs a script; returns its exit code and output."""
     _, out, err = client.exec_command(script, timeout=seconds)
     text = out.read().decode() + err.read().decode()
     return out.channel.recv_exit_status(), text.strip()
 
 
 def reaches(client: paramiko.SSHClient, address: str, port: int) -> bool:
-    """Whether a TCP connection from the machine comes about."""
+    """Returns whether the machine can open a TCP connection."""
     return sh(client, f"timeout 4 bash -c 'exec 3<>/dev/tcp/{address}/{port}'")[0] == 0
 
 
@@ -163,8 +165,8 @@ def make_site(cloud: Ec2Cloud) -> Site:
     ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
     def group(name: str) -> str:
-        made: str = ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc)["GroupId"]
-        return made
+        identity: str = ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc)["GroupId"]
+        return identity
 
     environment, internet = group("environment"), group("internet")
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": environment}]}

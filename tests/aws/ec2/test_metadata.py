@@ -39,9 +39,9 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.service.close()
+    served = Service()
+    yield served
+    served.service.close()
 
 
 def test_version_2_gives_values_and_listings_for_a_token(service: Service) -> None:

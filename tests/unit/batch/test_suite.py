@@ -59,7 +59,7 @@ def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory
         ({"limits": {"ttl": "never"}}, "limits.ttl"),
         ({"limits": {"agent": "30d"}}, "no time for scoring"),
         ({"limits": {"ttl": "10000h"}}, "Write it as 30m, 4h"),
-        ({"limits": {"ttl": "8d"}}, "1m to 7d"),
+        ({"limits": {"ttl": "8d"}}, "between 1m and 7d"),
         ({"repetition": 3}, "unknown key; perhaps repetitions?"),
         ({"agents": [{"name": "a", "dir": ".", "command": "x"}]}, "agents.0.dir: unknown key; perhaps directory?"),
         ({"name": "", "foo": 1, "retries": -1}, "foo: unknown key"),

@@ -66,7 +66,7 @@ def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLin
         ({"agents": []}, "neither agents nor submissions"),
         ({"concurrency": 0}, "concurrency"),
         ({"colour": "red"}, "colour"),
-        ({"limits": {"ttl": "10y"}}, "no duration"),
+        ({"limits": {"ttl": "10y"}}, "not a duration"),
         ({"families": [{"path": "nowhere"}]}, "finds no directory"),
         ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["simple"]}]}, "no task 'simple'"),
         ({"cloud": "moon"}, "no cloud 'moon'"),

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: help, mistakes, JSON. What commands do in machines is shown in tests/local."""
+"""Tests the command line's help, errors and JSON. tests/local tests what commands do in machines."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_every_command_explains_itself(provisioner: CommandLine, command: str) -
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_argument_and_option_is_described(command: str) -> None:
-    found: Any = get_command(app)
+    described: Any = get_command(app)
     for word in command.split():
-        found = found.commands[word]
-    assert [parameter.name for parameter in found.params if not parameter.help] == []
+        described = described.commands[word]
+    assert [parameter.name for parameter in described.params if not parameter.help] == []
 
 
 def test_the_reference_names_every_command(provisioner: CommandLine) -> None:
@@ -65,20 +65,20 @@ MISTAKES = [
     (["run"], "Missing argument 'FAMILY'"),
     (["run", FAMILY], "Missing argument 'TASK'"),
     (["run", FAMILY, "main", "--bogus"], "No such option: --bogus"),
-    (["run", FAMILY, "main"], "Give either --agent DIR --command CMD or --submission TEXT"),
-    (["run", FAMILY, "main", "--agent", FAMILY], "--agent and --command go together"),
-    (["run", FAMILY, "main", "--command", "x"], "--agent and --command go together"),
+    (["run", FAMILY, "main"], "Use either --agent DIR --command CMD or --submission TEXT"),
+    (["run", FAMILY, "main", "--agent", FAMILY], "--agent and --command must be used together"),
+    (["run", FAMILY, "main", "--command", "x"], "--agent and --command must be used together"),
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", "x", "--submission", "1"], "either --agent"),
     (["run", FAMILY, "main", "--agent", "/nonexistent/a", "--command", "x"], "does not exist"),
-    (["run", FAMILY, "main", "--agent", FAMILY, "--command", " "], "--command is empty"),
-    (["run", FAMILY, "main", "--submission", "\udcff"], "it is not UTF-8 text"),
-    (["score", "x", "--submission", "\udcff"], "it is not UTF-8 text"),
-    (["agent", "x", FAMILY, "\udcff"], "it is not UTF-8 text"),
+    (["run", FAMILY, "main", "--agent", FAMILY, "--command", " "], "--command must not be empty"),
+    (["run", FAMILY, "main", "--submission", "\udcff"], "the text must be UTF-8"),
+    (["score", "x", "--submission", "\udcff"], "the text must be UTF-8"),
+    (["agent", "x", FAMILY, "\udcff"], "the text must be UTF-8"),
     (["run", FAMILY, "main", "--agent", "", "--command", "x"], "a path must not be empty"),
     (["up", "", "main"], "a path must not be empty"),
     (["up", FAMILY, "main", "--env-file", ""], "a path must not be empty"),
     (["agent", "x", "", "cmd"], "a path must not be empty"),
-    (["agent", "x", FAMILY, ""], "COMMAND is empty"),
+    (["agent", "x", FAMILY, ""], "COMMAND must not be empty"),
     (["run", "/nonexistent/family", "main", "--submission", "1"], "does not exist"),
     (["up", "README.md", "main"], "README.md"),
     (["up", FAMILY, "main", "--env-file", "/nonexistent/env"], "/nonexistent/env"),
@@ -89,7 +89,7 @@ MISTAKES = [
     (["up", FAMILY, "main", "--allow", "2001:db8::1:443"], "2001:db8"),
     (["up", FAMILY, "main", "--allow", "203.0.113.1:99999"], "99999"),
     (["score", "nothing"], "no environment 'nothing'"),
-    (["score", "x", "--intermediate", "--submission", "1"], "takes no --submission"),
+    (["score", "x", "--intermediate", "--submission", "1"], "cannot be used with --submission"),
     (["exec", "x"], "Missing argument 'CMD...'"),
     (["exec", "../x", "--", "true"], "no environment '../x'"),
     (["exec", "x", "--machine", "third", "--", "true"], "'third' is not one of"),
@@ -107,11 +107,11 @@ MISTAKES = [
     (["score", "-x"], "No such option: -x"),
     (["score", "--", "-x"], "no environment '-x'"),
     (["list", "extra"], "unexpected extra argument"),
-    (["destroy", "x", "--all"], "Name environments, or use --all"),
+    (["destroy", "x", "--all"], "Give either the ids of environments or --all"),
     (["doctor", "--cloud", "nimbus"], "nimbus"),
     (["show", "*"], "no environment '*'"),
     (["logs", "$(id)"], "no environment '$(id)'"),
-    (["destroy"], "Name environments, or use --all"),
+    (["destroy"], "Give either the ids of environments or --all"),
     (["destroy", "nothing"], "no environment 'nothing'"),
     (["agent", "x", "/nonexistent/a", "cmd"], "no environment 'x'"),
     (["tasks", "/nonexistent/family"], "does not exist"),

@@ -1,4 +1,4 @@
-"""What --json prints is strict JSON, whatever a family's scores hold."""
+"""Tests that --json prints strict JSON, whatever a family's scores contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says of environments and images that lie in a home: records alone, no machine is needed."""
+"""Tests the commands that show records of environments and images, without any machine."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def store(provisioner: CommandLine) -> EnvironmentStore:
 
 @pytest.fixture
 def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Finished images of the family, as far as their records go; built with GIVEN=1, which --env-file repeats."""
+    """Writes the records of the family's finished images, built with GIVEN=1, which --env-file repeats."""
     monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
     images = ImageStore(Home(provisioner.home))
     digest = base_image_digest(None)
     name = family_image_name(load_family(FAMILY), f"base-primary-{digest}", {"GIVEN": "1"})
-    for one, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
-        directory = provisioner.home / "images" / f".{one}"
+    for image, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
+        directory = provisioner.home / "images" / f".{image}"
         directory.mkdir()
         (directory / "setup-data.json").write_text(SETUP.model_dump_json())
-        images.finish(Image.model_validate({"name": one, "kind": kind, "created_at": BEGIN}), directory)
+        images.finish(Image.model_validate({"name": image, "kind": kind, "created_at": BEGIN}), directory)
     (provisioner.home.parent / "env").write_text("GIVEN=1\n")
     return name
 
@@ -113,7 +113,7 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
         (["agent", "echo", "/nonexistent/agent", "true"], "does not exist"),
         (["score", "echo"], "is not up"),
         (["score", "echo", "--intermediate"], "is not up"),
-        (["show", "e"], "could be any of: echo-main-bcd234, evil"),
+        (["show", "e"], "is ambiguous: it matches echo-main-bcd234, evil"),
         (["destroy", "evil", "nothing"], "no environment 'nothing'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else value[0],
@@ -186,4 +186,4 @@ def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -
     assert (destroyed.code, destroyed.json["destroyed"]) == (5, [])
     assert [failed["environment"] for failed in destroyed.json["failed"]] == ["damaged-bcd234"]
     assert directory.exists()
-    assert provisioner("image", "prune").code == 5  # what it runs from is not known
+    assert provisioner("image", "prune").code == 5  # the images that it runs from are unknown

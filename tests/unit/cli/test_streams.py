@@ -1,4 +1,4 @@
-"""The command line as a process among others: pipes that close, full disks, other encodings, a shell that completes."""
+"""Tests the command line as a process: closed pipes, full disks, other encodings, shell completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def variables(home: Path, **others: str) -> dict[str, str]:
 def run(
     arguments: str, home: Path, more: Mapping[str, str] | None = None, program: list[str] = PROGRAM
 ) -> subprocess.CompletedProcess[str]:
-    """Runs bash with what follows the program's name; `$@` is the program."""
+    """Runs a command line in bash, after the program's name; `$@` is the program."""
     return subprocess.run(
         ["bash", "-c", f'"$@" {arguments}', "bash", *program],
         env=variables(home, **(more or {})), capture_output=True, text=True, timeout=60, check=False,
@@ -114,8 +114,8 @@ def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
 def test_a_home_of_nobody_is_explained_and_completes_nothing(tmp_path: Path) -> None:
     done = run("list", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x"})
     assert (done.returncode, "Set PROVISIONER_HOME" in done.stderr, "Traceback" in done.stderr) == (3, True, False)
-    asked = {"_PROVISIONER_COMPLETE": "complete_bash", "COMP_WORDS": "provisioner show e", "COMP_CWORD": "2"}
-    done = run("", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x", **asked})
+    completion = {"_PROVISIONER_COMPLETE": "complete_bash", "COMP_WORDS": "provisioner show e", "COMP_CWORD": "2"}
+    done = run("", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x", **completion})
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
@@ -159,10 +159,10 @@ def test_a_line_written_by_a_signal_handler_while_another_is_written_is_not_an_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader, writer = os.pipe()
-    told = stderr()
+    stream = stderr()
 
     class Interrupted(io.RawIOBase):
-        """Stands for the moment at which a signal arrives: in the middle of a write."""
+        """A stream during whose write a signal arrives."""
 
         def writable(self) -> bool:
             return True
@@ -171,10 +171,10 @@ def test_a_line_written_by_a_signal_handler_while_another_is_written_is_not_an_e
             return writer
 
         def write(self, data: Any) -> int:
-            told.write("from the handler\n")
+            stream.write("from the handler\n")
             return os.write(writer, data)
 
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Interrupted())))
-    told.write("a line\n")
+    stream.write("a line\n")
     assert os.read(reader, 1000) == b"from the handler\na line\n"
     os.close(reader)

@@ -1,4 +1,4 @@
-"""The ledger: holds, settlements, budgets, and any number of controllers at once."""
+"""Tests the ledger: reservations, settlements, budgets, and any number of controllers at once."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path)
     ledger.settle("a", BEGIN + timedelta(hours=1), 150_000)
     with pytest.raises(BudgetError) as refused:
         ledger.hold(entry("c", 550_001), budget(1_000_000))
-    assert "0.1500 USD spent + 0.3000 USD held + 0.5501 USD for this launch" in refused.value.message
+    assert "0.1500 USD spent + 0.3000 USD reserved + 0.5501 USD for this launch" in refused.value.message
     assert refused.value.exit_code == 8
-    assert [one.environment for one in ledger.entries()] == ["a", "b"]
+    assert [each.environment for each in ledger.entries()] == ["a", "b"]
     ledger.hold(entry("c", 550_000), budget(1_000_000))
-    assert [one.environment for one in ledger.entries(unsettled=True)] == ["b", "c"]
+    assert [each.environment for each in ledger.entries(unsettled=True)] == ["b", "c"]
 
 
 def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> 
     for name, after, expected in (("a", 1, 25), ("b", 99, 100)):
         ledger.hold(entry(name, 100))
         ledger.settle_late(name, BEGIN + timedelta(hours=after))
-        assert next(one for one in ledger.entries() if one.environment == name).actual_micro_usd == expected
+        assert next(each for each in ledger.entries() if each.environment == name).actual_micro_usd == expected
 
 
 class InterruptedByCommit(sqlite3.Connection):
-    """Ctrl-C during a COMMIT: Python raises it once that is done."""
+    """A connection with a Ctrl-C during COMMIT, which Python raises after it."""
 
     interrupted = False
 
@@ -182,12 +182,12 @@ def test_whatever_happens_the_budget_holds_and_the_sums_add_up(
                 assert fits
             except BudgetError:
                 assert not fits
-        assert {one.environment: (one.held_micro_usd, one.actual_micro_usd) for one in ledger.entries()} == model
-        assert sum(one.counted_micro_usd for one in ledger.entries()) <= room
+        assert {each.environment: (each.held_micro_usd, each.actual_micro_usd) for each in ledger.entries()} == model
+        assert sum(each.counted_micro_usd for each in ledger.entries()) <= room
 
 
 def launch(path: Path, names: list[str], results: Any, start: Any) -> None:
-    """A controller that launches one after the other, and settles some of them."""
+    """Runs a controller that launches environments one after the other and settles some of them."""
     start.wait()
     ledger = Ledger(path)
     for name in names:
@@ -214,10 +214,10 @@ def test_a_hundred_launches_from_eight_processes_never_overshoot(tmp_path: Path)
         controller.join()
     assert (outcomes.count("ran"), outcomes.count("refused")) == (40, 60)
     held = Ledger(tmp_path / "ledger").entries()
-    assert sum(one.held_micro_usd for one in held) == 20_000_000
-    # As they settle for less, there is room again, to the cent.
-    for one in held:
-        Ledger(tmp_path / "ledger").settle(one.environment, BEGIN, 125_000)
+    assert sum(each.held_micro_usd for each in held) == 20_000_000
+    # Settling for less makes room for further launches, to the cent.
+    for each in held:
+        Ledger(tmp_path / "ledger").settle(each.environment, BEGIN, 125_000)
     for number in range(30):
         Ledger(tmp_path / "ledger").hold(entry(f"late-{number}", 500_000), budget(20_000_000))
     with pytest.raises(BudgetError):
@@ -236,8 +236,8 @@ def test_a_controller_that_is_killed_in_the_middle_leaves_whole_entries(tmp_path
         os.kill(controller.pid or 0, signal.SIGKILL)
         controller.join()
         entries = Ledger(tmp_path / "ledger").entries()
-        assert sum(one.held_micro_usd for one in entries) <= 20_000_000
-        assert {one.held_micro_usd for one in entries} == {500_000}
+        assert sum(each.held_micro_usd for each in entries) <= 20_000_000
+        assert {each.held_micro_usd for each in entries} == {500_000}
 
 
 def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
@@ -250,7 +250,7 @@ def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
 def test_the_settings_become_limits() -> None:
     standing = Budget(month=Decimal(500), projects={"a": Decimal(100), "b": Decimal(1)})
     spending = Spending.of(Settings(project="a", budget=standing), Decimal(20))
-    limits = {one.scope: (one.of, one.micro_usd) for one in spending.limits(BEGIN)}
+    limits = {limit.scope: (limit.of, limit.micro_usd) for limit in spending.limits(BEGIN)}
     assert limits == {
         "command": (spending.command, 20_000_000), "project": ("a", 100_000_000), "month": ("2026-01", 500_000_000),
     }  # fmt: skip
@@ -263,13 +263,16 @@ def test_sums_are_by_what_was_asked_for() -> None:
         entry("b", 20, batch="b1", ended_at=BEGIN, actual_micro_usd=5),
         entry("c", 40, launched_at=BEGIN + timedelta(hours=2)),
     ]
-    by_batch = {one.group: (one.launches, one.held_micro_usd, one.actual_micro_usd) for one in totals(entries, "batch")}
+    by_batch = {
+        total.group: (total.launches, total.held_micro_usd, total.actual_micro_usd)
+        for total in totals(entries, "batch")
+    }
     assert by_batch == {"b1": (2, 10, 5), "": (1, 40, 0)}
-    assert [one.group for one in totals(entries, "day")] == ["2026-01-31", "2026-02-01"]
+    assert [total.group for total in totals(entries, "day")] == ["2026-01-31", "2026-02-01"]
 
 
 def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None:
-    assert provisioner("costs").stdout == "Nothing was launched yet.\n"
+    assert provisioner("costs").stdout == "Nothing has been launched yet.\n"
     provisioner.home.mkdir(exist_ok=True)
     ledger = Ledger(provisioner.home / "ledger.sqlite")
     ledger.hold(entry("env-a", 250_000))

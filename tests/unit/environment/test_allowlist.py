@@ -31,7 +31,7 @@ def test_a_name_outside_rfc_1123_is_refused(host: str) -> None:
 
 
 def answer(names: dict[str, list[str]]) -> Callable[..., list[tuple[object, ...]]]:
-    """A resolver that knows only these names: the tests need no network."""
+    """Returns a resolver that knows only these names, so that the tests need no network."""
 
     def getaddrinfo(host: str, port: int, *_: object) -> list[tuple[object, ...]]:
         if host not in names:

@@ -1,4 +1,4 @@
-"""What a sweep may remove, decided from what exists, what is recorded, and who looks after it."""
+"""Tests what a sweep may remove, depending on resources, records and leases."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ def found(**changes: object) -> EnvironmentResources:
 
 
 def verdict(
-    one: EnvironmentResources,
-    known: Environment | None = None,
+    resources: EnvironmentResources,
+    record_here: Environment | None = None,
     *,
     attended: bool = False,
     older_than: timedelta = timedelta(0),
 ) -> str | None:
-    return judge(one, known, attended=attended, home=HERE, at=NOW, older_than=older_than)
+    return judge(resources, record_here, attended=attended, home=HERE, at=NOW, older_than=older_than)
 
 
 @pytest.mark.parametrize(
     ("known", "reason"),
     [
         (record(), None),
-        (record("creating"), "the command that looked after it is gone"),
-        (record("destroying"), "the command that looked after it is gone"),
-        (record(attended=True), "the command that looked after it is gone"),
-        (record("unverified"), "its end was never confirmed"),
-        (record(left=-HOUR), "its limit passed 1h ago"),
+        (record("creating"), "the command that looked after it has ended"),
+        (record("destroying"), "the command that looked after it has ended"),
+        (record(attended=True), "the command that looked after it has ended"),
+        (record("unverified"), "the cloud never confirmed its end"),
+        (record(left=-HOUR), "its time to live ended 1h ago"),
     ],
 )
 def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environment, reason: str | None) -> None:
     assert verdict(found(home=HERE), known) == reason
-    # Whatever else is so: what a living command looks after stays, and so does what is young.
+    # Environments that a running command looks after, and young ones, are always left alone.
     assert verdict(found(home=HERE), known, attended=True) is None
     assert verdict(found(home=HERE), known, older_than=4 * HOUR) is None
 
 
 def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
-    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home made it and has no record of it"
+    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
     assert verdict(found(home=HERE), attended=True) is None
 
 
@@ -106,7 +106,7 @@ def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
     monkeypatch.setattr(LocalCloud, "survey", lambda *_: [found(environment="exists", created_at=at)])
     monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
-    assert [one.environment for one in shared.entries(unsettled=True)] == ["exists", "lives"]
+    assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "lives"]
 
 
 def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Pat
     session.environments.save(record())  # of aws
     session.environments.save(record("creating").model_copy(update={"id": "mine", "cloud": "local"}))
     (home.environments / "nobodys").mkdir()
-    assert [one.environment for one in find(session, None, timedelta(0))] == ["mine", "nobodys"]
-    # A record that cannot be read says nothing about what runs there: nobody touches it.
+    assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["mine", "nobodys"]
+    # An environment whose record cannot be read is left alone.
     (home.environments / "mine" / "environment.json").write_text("{")
-    assert [one.environment for one in find(session, None, timedelta(0))] == ["nobodys"]
+    assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["nobodys"]

@@ -1,4 +1,4 @@
-"""Everything that strangers can get wrong, in one table: each bad input has its own clear message and exit code 2."""
+"""Tests every kind of bad input in one table: each has its own clear message and exit code 2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad input: its name, what reads it (given an empty directory), and what its message must say."""
+    """A bad input: its name, the function that reads it in an empty directory, and a part of its message."""
 
     name: str
     read: Callable[[Path], object]
@@ -106,7 +106,7 @@ def allow(text: str) -> Callable[[Path], object]:
 
 
 def listen(root: Path) -> None:
-    # Relative, since a socket's path may have 107 bytes at most.
+    # Relative, since a socket's path may have at most 107 bytes.
     here = Path.cwd()
     os.chdir(root)
     try:
@@ -126,10 +126,10 @@ GPU = {"count_range": [1, 1], "model": "h100"}
 FAMILIES = [
     Bad("no such directory", lambda path: load_family(path / "nowhere"), "nowhere does not exist"),
     Bad("a file", lambda path: load_family(Path(__file__)), "is not a directory"),
-    Bad("a name with capitals", Family(name="My_Family"), "'My_Family' is not a family's name"),
-    Bad("a name with shell syntax", Family(name="a;reboot"), "'a;reboot' is not a family's name"),
-    Bad("a name with HCL syntax", Family(name='${file("x")}'.replace("/", "")), "is not a family's name"),
-    Bad("a name with Jinja syntax", Family(name="{{ 7 * 7 }}"), "'{{ 7 * 7 }}' is not a family's name"),
+    Bad("a name with capitals", Family(name="My_Family"), "'My_Family' is not a valid family name"),
+    Bad("a name with shell syntax", Family(name="a;reboot"), "'a;reboot' is not a valid family name"),
+    Bad("a name with HCL syntax", Family(name='${file("x")}'.replace("/", "")), "is not a valid family name"),
+    Bad("a name with Jinja syntax", Family(name="{{ 7 * 7 }}"), "'{{ 7 * 7 }}' is not a valid family name"),
     Bad("a long name", Family(name="a" * 65), "has over 64 characters"),
     Bad("no module", Family(prepare=lambda root: (root / "family.py").unlink()), "has no family.py"),
     Bad("a syntax error", no_class("class TaskFamily:\n    def\n"), "is not valid Python: invalid syntax (line 2)"),
@@ -204,7 +204,7 @@ MANIFESTS = [
     Bad("not YAML", manifest("tasks: [\n"), "not valid YAML in line 2"),
     Bad("a list", manifest("- tasks"), "must be a mapping with the key `tasks`"),
     Bad("no tasks", manifest("version: '1'"), "- tasks: is required"),
-    Bad("a key twice", manifest("tasks: {}\ntasks: {}"), "in line 2: the key 'tasks' is there twice"),
+    Bad("a key twice", manifest("tasks: {}\ntasks: {}"), "in line 2: the key 'tasks' appears twice"),
     Bad("a key that is a list", manifest("tasks: {[a]: {}}"), "a key must be a plain name"),
     Bad("a Python tag", manifest("tasks: !!python/object/apply:os.system [ls]"), "could not determine a constructor"),
     Bad("a mapping in itself", manifest("tasks: &a {meta: *a}"), "found unconstructable recursive node"),
@@ -277,11 +277,16 @@ VM_SPECS = [
     ),
     Bad("no whole MiB", spec(ram_gib_range=[1.0001, 1.0002]), "No whole number of MiB lies between"),
     Bad("a GPU, locally", local(gpu_spec=GPU), "The aux VM asks for a GPU"),
-    Bad("ARM, locally", local(cpu_architecture="arm64"), "asks for an arm64 CPU, and this host's is x64"),
+    Bad("ARM, locally", local(cpu_architecture="arm64"), "asks for an arm64 CPU, but this host's is x64"),
     Bad(
         "more memory than the host's",
         local(ram_gib_range=[9, 16]),
-        "asks for 9 GiB of memory, and this host has 8.0 GiB",
+        "asks for 9 GiB of memory, but this host has 8.0 GiB",
+    ),
+    Bad(
+        "more CPUs than sensible",
+        local(cpu_count_range=[64, 96]),
+        "asks for 64 vCPUs, but this host can provide at most 32",
     ),
     Bad(
         "more CPUs than sensible",
@@ -329,7 +334,7 @@ SETUP_DATA = [
     Bad("a permission twice", task(permissions=["full_internet"] * 2), "not ['full_internet', 'full_internet']"),
     Bad("instructions as a list", task(instructions=["do"]), "instructions must be a string, not a list of 1"),
     Bad("huge instructions", task(instructions="é" * (1 << 19) + "x"), "instructions are larger than 1048576 bytes"),
-    Bad("half a character", task(instructions="\udc80"), "instructions hold half a character"),
+    Bad("half a character", task(instructions="\udc80"), "instructions contain a lone surrogate"),
     Bad("variables as text", task(required_environment_variables="KEY"), "must be a list of names, not 'KEY'"),
     Bad(
         "shell syntax in a variable", task(required_environment_variables=["A;reboot"]), "'A;reboot' is not the name of"
@@ -373,9 +378,11 @@ VARIABLES = [
     Bad("too large", env("A=" + "x" * (1 << 20)), "is larger than 1048576 bytes"),
     Bad("a name alone", env("\n# c\n\nKEY\n"), "line 4: KEY has no value"),
     Bad("an open quote", env("A=1\nB='x\n"), "line 2: not a line of the form NAME=value"),
-    Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name is"),
+    Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name must be"),
     Bad("NUL in a value", env("A=x\0y\n"), "the value of A contains a NUL"),
-    Bad("a value that no process can take", env("A=" + "x" * (128 << 10)), "the value of A is not shorter than 131072"),
+    Bad(
+        "a value that no process can take", env("A=" + "x" * (128 << 10)), "the value of A must be shorter than 131072"
+    ),
 ]
 
 DESTINATIONS = [
@@ -427,9 +434,9 @@ def test_no_two_bad_inputs_have_the_same_message(tmp_path: Path) -> None:
         directory.mkdir()
         with pytest.raises(UsageError) as caught:
             bad.read(directory)
-        # The family's own directory is no part of what tells two messages apart.
+        # The family's directory does not count as a difference between two messages.
         messages[name] = caught.value.message.replace(str(directory), "")
-    same = {one for one in messages for other in messages if one != other and messages[one] == messages[other]}
+    same = {name for name in messages for other in messages if name != other and messages[name] == messages[other]}
     assert same == set()
 
 
@@ -469,7 +476,7 @@ SCORES: list[tuple[str, object, ScoreKind, str]] = [
     ("a result that is too large", {"status": "error", "kind": "too_large"}, "malformed", "gave no usable result"),
     ("an unknown kind", {"status": "error", "kind": "${x}"}, "malformed", "the unknown kind of error '${x}'"),
     ("an unknown status", {"status": "fine", "value": 1}, "malformed", "the unknown status 'fine'"),
-    ("no value", {"status": "ok"}, "malformed", "holds no value"),
+    ("no value", {"status": "ok"}, "malformed", "contains no value"),
     ("no result", None, "malformed", "answered nothing"),
     ("garbage", "\0garbage", "malformed", "answered a string"),
     ("100 MB of garbage", "x" * 100_000_000, "malformed", "answered a string"),

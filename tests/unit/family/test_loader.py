@@ -102,7 +102,7 @@ def test_links_inside_the_family_stay_links(directory: Path) -> None:
 def test_too_many_files_and_too_many_bytes_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (directory / "sparse").open("w") as file:
         file.truncate((8 << 30) + 1)
-    with pytest.raises(TaskFamilyError, match="larger than 8 GiB"):
+    with pytest.raises(TaskFamilyError, match="exceed 8 GiB"):
         load_family(directory)
     (directory / "sparse").write_text("")
     monkeypatch.setattr(files, "MAXIMUM_FILES", 2)

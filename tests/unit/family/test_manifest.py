@@ -75,5 +75,5 @@ def test_merges_that_double_with_every_line_are_refused_at_once() -> None:
     for number in range(1, 30):
         previous = ", ".join([f"*a{number - 1}"] * 9)
         lines.append(f"a{number}: &a{number} {{<<: [{previous}]}}")
-    with pytest.raises(TaskFamilyError, match="a merge of too many keys"):
+    with pytest.raises(TaskFamilyError, match="a merge has too many keys"):
         parse_manifest("\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""The helper's operation `shell`: build steps."""
+"""Tests the helper's operation `shell`, which runs build steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.guest.test_helper import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 

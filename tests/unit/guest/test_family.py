@@ -1,4 +1,4 @@
-"""The helper's operations that call a family: setup, install, start, scoring, teardown."""
+"""Tests the helper's operations that call a family: setup, install, start, scoring, teardown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.guest.test_helper import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_relative_paths_in_get_tasks_are_relative_to_the_family(machine: Machine
     ("module", "message"),
     [
         ("x = 1\n", "fam.py has no class TaskFamily"),
-        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: [1])\n", "get_tasks() gave a list"),
+        ("class TaskFamily:\n    get_tasks = staticmethod(lambda: [1])\n", "must return a dict of tasks, not a list"),
         ("class TaskFamily:\n    get_tasks = staticmethod(lambda: {})\n", "does not name the task 'main'"),
     ],
 )

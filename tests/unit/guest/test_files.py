@@ -1,4 +1,4 @@
-"""The helper's operations on files that a hostile agent can reach."""
+"""Tests the helper's operations on files that a hostile agent can reach."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 
@@ -40,18 +40,18 @@ def test_an_empty_submission_is_found_and_a_missing_one_is_not(machine: Machine)
 
 
 def plant_link(path: Path) -> None:
-    """A symbolic link to what only root can read."""
+    """Creates a symbolic link to a file that only root can read."""
     path.symlink_to("/etc/shadow")
 
 
 def plant_hard_link(path: Path) -> None:
-    """A second name of another file."""
+    """Creates a hard link to another file."""
     (path.parent / "other").write_text("secret")
     path.hardlink_to(path.parent / "other")
 
 
 def plant_huge(path: Path) -> None:
-    """A file of a terabyte, without its blocks."""
+    """Creates a sparse file of a terabyte."""
     path.touch()
     os.truncate(path, 1 << 40)
 
@@ -73,12 +73,12 @@ def test_a_planted_submission_is_not_read(machine: Machine, plant: Any, reason: 
 
 
 def settle_home(machine: Machine, *, skip_chown: bool = False, instructions: str = "Do it.") -> Any:
-    """Settle the home and give the value."""
+    """Runs settle_home and returns its value."""
     return machine.run("settle_home", instructions=instructions, skip_chown=skip_chown).value
 
 
 def write(path: Path, text: str = "", *, gid: int | None = None) -> Path:
-    """Write a file of root's with mode 0644."""
+    """Writes a file of root's with mode 0644."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o644)
@@ -90,7 +90,7 @@ def write(path: Path, text: str = "", *, gid: int | None = None) -> Path:
 @as_root
 def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directories(machine: Machine) -> None:
     home, outside = machine.home, write(machine.root / "outside")
-    given = [
+    agents = [
         write(home / "file"),
         write(home / "a/b/file"),
         write(home / ".bashrc"),
@@ -108,7 +108,7 @@ def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directori
 
     assert settle_home(machine) == {"warnings": []}
 
-    assert {path: path.lstat().st_uid for path in given} == dict.fromkeys(given, 1000)
+    assert {path: path.lstat().st_uid for path in agents} == dict.fromkeys(agents, 1000)
     assert {path: path.lstat().st_uid for path in kept} == dict.fromkeys(kept, 0)
     assert [path.lstat().st_uid for path in (home, home / "a", home / "link", home / ".cache")] == [1000, 1000, 1000, 0]
     assert (machine.root / "etc/passwd").stat().st_uid == 0

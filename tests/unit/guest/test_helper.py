@@ -1,4 +1,4 @@
-"""The guest's helper, run as the driver runs it: a JSON request on stdin, a result in a file."""
+"""Tests the guest's helper as the driver runs it: a JSON request on stdin, a result in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class Answer:
-    """What one run of the helper gave."""
+    """The result and output of one run of the helper."""
 
     result: dict[str, Any]
     stdout: str
@@ -29,13 +29,13 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """The value of an operation that must have gone well."""
+        """The value of an operation that must have succeeded."""
         assert self.result["status"] == "ok", (self.result, self.stderr)
         return self.result["value"]
 
 
 class Machine:
-    """A directory that stands for a machine's root directory; agent and protected are the user who runs the tests."""
+    """A directory that serves as a machine's root; agent and protected are the user who runs the tests."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -100,7 +100,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_a_result_directory_that_others_can_enter_is_refused(machine: Machine) -
 
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert b"not a directory of root's alone" in stderr
+    assert b"must be a directory that only root can enter" in stderr
 
 
 def test_a_request_that_is_none_is_refused_without_showing_it() -> None:
@@ -276,7 +276,7 @@ def test_a_time_limit_kills_the_operation_and_its_children(machine: Machine) -> 
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process lives; a zombie that nobody has waited for does not."""
+    """Returns whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The probe program's own bookkeeping; what it finds is shown in real machines by tests/local."""
+"""Tests the probe program's own bookkeeping. tests/local runs it in real machines."""
 
 from __future__ import annotations
 

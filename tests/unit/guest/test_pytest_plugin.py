@@ -1,4 +1,4 @@
-"""The package metr_task_standard as a family's tests see it, alone and through the helper's operation `pytest`."""
+"""Tests the package metr_task_standard as a family's tests use it, alone and by the helper's operation `pytest`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_for_another_task():
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine with our package installed and a family."""
+    """Returns a machine with a family and with our package installed."""
     machine = Machine(tmp_path)
     machine.write_family("")
     for source in GUEST.glob("metr_task_standard*"):
@@ -42,7 +42,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def packages(machine: Machine) -> Path:
-    """What stands for the machine's dist-packages."""
+    """Returns the directory that serves as the machine's dist-packages."""
     return machine.root / "dist-packages"
 
 

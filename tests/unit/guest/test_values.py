@@ -1,4 +1,4 @@
-"""How the values that a family returns travel through the helper."""
+"""Tests how the helper converts the values that a family returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.guest.test_helper import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine without a family."""
+    """Returns a machine without a family."""
     return Machine(tmp_path)
 
 

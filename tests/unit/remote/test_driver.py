@@ -1,4 +1,4 @@
-"""What a machine whose helper was replaced may answer."""
+"""Tests the driver with a machine whose helper was replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provisioner.remote.ssh import Connection
 
 
 class HostileMachine:
-    """Prints what it likes while the helper should run, and answers what it likes when the result is read."""
+    """Prints arbitrary output in place of the helper, and returns arbitrary bytes as its result."""
 
     def __init__(self, output: Iterator[bytes], result: bytes) -> None:
         self._output, self._result = output, result

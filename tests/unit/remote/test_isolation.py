@@ -1,4 +1,4 @@
-"""What the probes' answers are judged by. That the probes themselves see what they should is shown in tests/local."""
+"""Tests how the probes' results are judged. tests/local tests the probes themselves."""
 
 from __future__ import annotations
 

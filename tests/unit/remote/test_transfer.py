@@ -1,4 +1,4 @@
-"""What a hostile machine may send when somebody copies a file out of it."""
+"""Tests downloads from a hostile machine."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class HostileMachine:
 
 def archive(*members: tarfile.TarInfo, content: bytes = b"content") -> bytes:
     spool = io.BytesIO()
-    with tarfile.open(fileobj=spool, mode="w") as made:
+    with tarfile.open(fileobj=spool, mode="w") as tar:
         for member in members:
             member.size = len(content) if member.isfile() else 0
-            made.addfile(member, io.BytesIO(content))
+            tar.addfile(member, io.BytesIO(content))
     return spool.getvalue()
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.mode, made.uid = kind, link, 0o4777, 0
-    return made
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode, info.uid = kind, link, 0o4777, 0
+    return info
 
 
 def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> transfer.Downloaded:

@@ -1,4 +1,4 @@
-"""The records of environments."""
+"""Tests the records of environments."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def test_ids_are_readable_and_safe_whatever_the_names() -> None:
 
 @pytest.mark.parametrize("identity", ["../x", "a/b", "", "a b", "a\n", "é"])
 def test_a_record_with_a_hostile_id_is_refused(identity: str) -> None:
-    with pytest.raises(ValueError, match="names are"):
+    with pytest.raises(ValueError, match="a name must consist"):
         environment(identity)
 
 
 def test_environments_are_listed_oldest_first_and_found_by_either_end(store: EnvironmentStore) -> None:
-    for one in (environment("fam-main-bbb"), environment("fam-main-aaa", age_seconds=60), environment("other-ccc")):
-        store.save(one)
-    assert [one.id for one in store.all()] == ["fam-main-aaa", "fam-main-bbb", "other-ccc"]
+    for each in (environment("fam-main-bbb"), environment("fam-main-aaa", age_seconds=60), environment("other-ccc")):
+        store.save(each)
+    assert [each.id for each in store.all()] == ["fam-main-aaa", "fam-main-bbb", "other-ccc"]
     assert store.find("bbb").id == "fam-main-bbb"
     assert store.find("other").id == "other-ccc"
-    with pytest.raises(UsageError, match="could be any of: fam-main-aaa, fam-main-bbb"):
+    with pytest.raises(UsageError, match="is ambiguous: it matches fam-main-aaa, fam-main-bbb"):
         store.find("fam")
     for name in ("nothing", "", "../fam-main-aaa", "*"):
         with pytest.raises(UsageError, match="no environment"):
@@ -70,18 +70,18 @@ def test_a_record_that_was_spoilt_is_named_and_not_guessed_at(store: Environment
 
 
 def test_what_is_gone_can_still_be_shown_with_its_logs_and_without_its_keys(store: EnvironmentStore) -> None:
-    one = store.save(environment("fam-main-aaa"))
-    store.write_keys(one.id, {"controller": ed25519_key_pair()})
-    assert store.key_path(one.id, "controller").stat().st_mode & 0o777 == 0o600
-    (store.logs(one.id) / "start.log").write_text("said")
-    store.archive(one)
+    record = store.save(environment("fam-main-aaa"))
+    store.write_keys(record.id, {"controller": ed25519_key_pair()})
+    assert store.key_path(record.id, "controller").stat().st_mode & 0o777 == 0o600
+    (store.logs(record.id) / "start.log").write_text("said")
+    store.archive(record)
     assert store.all() == []
-    assert not store.directory(one.id).exists()
+    assert not store.directory(record.id).exists()
     with pytest.raises(UsageError):
-        store.find(one.id)
-    assert store.find(one.id, archived=True).id == one.id
-    assert [path.name for path in store.logs(one.id).iterdir()] == ["start.log"]
-    assert not list(store.logs(one.id).parent.rglob("controller*"))
+        store.find(record.id)
+    assert store.find(record.id, archived=True).id == record.id
+    assert [path.name for path in store.logs(record.id).iterdir()] == ["start.log"]
+    assert not list(store.logs(record.id).parent.rglob("controller*"))
 
 
 def test_a_directory_without_a_record_is_left_over_unless_somebody_is_just_making_it(store: EnvironmentStore) -> None:
@@ -104,8 +104,8 @@ def test_listing_while_others_come_and_go_never_fails(store: EnvironmentStore) -
 
     def come_and_go() -> None:
         while not over.is_set():
-            one = store.save(environment(new_id("fam", None)))
-            store.forget(one.id)
+            record = store.save(environment(new_id("fam", None)))
+            store.forget(record.id)
 
     thread = threading.Thread(target=come_and_go)
     thread.start()

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and trees that are removed."""
+"""Tests that files are written completely or not at all, and that trees are removed."""
 
 from __future__ import annotations
 

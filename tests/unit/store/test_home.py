@@ -1,4 +1,4 @@
-"""The provisioner home's layout."""
+"""Tests the layout of the provisioner home."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
     home.make()
     home.make()
     assert home.root.stat().st_mode & 0o777 == 0o700
-    made = {path.name for path in home.root.iterdir()}
-    assert made == {"images", "locks", "environments", "stacks", "archive", "batches"}
+    names = {path.name for path in home.root.iterdir()}
+    assert names == {"images", "locks", "environments", "stacks", "archive", "batches"}

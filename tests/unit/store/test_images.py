@@ -1,4 +1,4 @@
-"""Images are whole or not there, built once however many want them, and kept as long as something needs them."""
+"""Tests that images are complete or absent, built only once, and kept as long as something needs them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PROCESSES = multiprocessing.get_context("spawn")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    made = Home(tmp_path / "home")
-    made.make()
-    return made
+    new = Home(tmp_path / "home")
+    new.make()
+    return new
 
 
 def build(home: Home, name: str, seconds: float = 0, started: Event | None = None) -> None:
-    """Builds an image the way its users do, and notes each build in a file."""
+    """Builds an image as its users do, and notes each build in a file."""
     store = ImageStore(home)
     with store.building(name, Silence()) as directory:
         if directory is None:
@@ -69,7 +69,7 @@ def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: 
     store = ImageStore(home)
     assert not store.finished("family-a-1")
     assert store.all() == []
-    assert store.prune(set(), cloud="local", discard=lambda _: None) == []  # somebody builds it
+    assert store.prune(set(), cloud="local", discard=lambda _: None) == []  # another process builds it
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()

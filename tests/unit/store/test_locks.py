@@ -1,4 +1,4 @@
-"""Locks between processes."""
+"""Tests locks between processes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_lock_excludes_other_processes_and_is_free_when_its_holder_is_killed(t
     assert is_locked(path)
     assert holder.pid is not None
     os.kill(holder.pid, signal.SIGKILL)
-    told: list[bool] = []
-    with locked(path, on_wait=lambda: told.append(True)):
+    waited: list[bool] = []
+    with locked(path, on_wait=lambda: waited.append(True)):
         assert is_locked(path)
     holder.join()
     assert not is_locked(path)

@@ -1,4 +1,4 @@
-"""How Terraform is started, heard and judged, with small programs in its place. tests/terraform has the real one."""
+"""Tests starting Terraform and reading its output, with scripts in its place. tests/terraform uses the real one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def silent(_: str) -> None:
 
 
 def error_line(summary: str, detail: str = "") -> str:
-    """One error of Terraform's -json stream."""
+    """Returns an error line of Terraform's -json stream."""
     diagnostic = {"severity": "error", "summary": summary, "detail": detail}
     return json.dumps({"type": "diagnostic", "@message": f"Error: {summary}", "diagnostic": diagnostic})
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Makes a shell script Terraform: `init` works, the rest is the script's. It counts its runs in `runs`."""
+    """Puts a shell script in place of Terraform. `init` succeeds; other commands run it and are noted in `runs`."""
     monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
 
     def make(script: str) -> Stack:
@@ -46,15 +46,15 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def say(tmp_path: Path, text: str) -> str:
-    """A shell command that prints exactly this text."""
+    """Returns a shell command that prints exactly this text."""
     path = tmp_path / "said"
     path.write_text(text)
     return f"cat {path}"
 
 
 def runs(tmp_path: Path) -> list[str]:
-    """The arguments of each run but init."""
-    return (tmp_path / "runs").read_text().splitlines()
+    """Returns the arguments of each run except init."""
+    return (tmp_path / "stack" / "runs").read_text().splitlines()
 
 
 def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> 
 )
 def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
     stack = program(say(tmp_path, error_line("Failed", said)) + "; exit 1")
-    told: list[str] = []
+    notes: list[str] = []
     with pytest.raises(TerraformError):
-        stack.apply(told.append)
+        stack.apply(notes.append)
     assert len(runs(tmp_path)) == 3
-    assert len(told) == 2
+    assert len(notes) == 2
 
 
 def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Environments -> the text of a Terraform root."""
+"""Tests rendering environments as the files of a Terraform root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, r
 
 
 def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object) -> EnvironmentSpec:
-    """An offline environment with one machine."""
+    """Returns the spec of an offline environment with one machine."""
     machine = MachineSpec(image=image, cpus=2, memory_gib=1.5, disk_gib=8, public_key="ssh-ed25519 AAAA")
     known = {"environment_id": name, "full_internet": False, "machines": {"primary": machine}}
     return EnvironmentSpec.model_validate(
@@ -33,11 +33,11 @@ def test_a_stack_carries_a_copy_of_its_module() -> None:
 
 
 def test_the_root_is_the_same_whatever_the_environments_are() -> None:
-    one = render_stack("local", LocalVariables, {"one": spec()})
+    single = render_stack("local", LocalVariables, {"one": spec()})
     many = render_stack(
         "local", LocalVariables, {"two": spec("two", image='${file("/etc/passwd")}{{ 7 * 7 }}'), "three": spec("three")}
     )
-    assert {name for name in one if one[name] != many[name]} == {VALUES}
+    assert {name for name in single if single[name] != many[name]} == {VALUES}
 
 
 def test_the_values_are_the_modules_variables() -> None:

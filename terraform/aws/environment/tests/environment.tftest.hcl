@@ -3,7 +3,7 @@ mock_provider "aws" {
     defaults = {
       public_ip  = "192.0.2.10"
       private_ip = "10.215.0.10"
-      # Computed, so that a mock would make one up; a profile that the module sets shows all the same.
+      # Computed, so a mock would invent one; a profile that the module sets still shows.
       iam_instance_profile = ""
     }
   }

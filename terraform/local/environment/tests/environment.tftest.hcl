@@ -1,4 +1,4 @@
-# What the module refuses, and what it plans. Nothing is created here.
+# Tests what the module plans and what it refuses. Creates nothing.
 
 variables {
   environment_id = "try-one-abc"

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Runs once per boot, before sshd. The controller's words arrive as systemd system credentials
-# (SMBIOS strings), one per file, readable by root only. `ip` and not a network daemon: the
-# addresses are all known, and a daemon costs seconds where there is no KVM.
+# Runs once per boot, before sshd. The controller's settings arrive as systemd system credentials
+# (SMBIOS strings), one per file, which only root can read. Uses `ip` and not a network daemon, since
+# all addresses are known and a daemon takes seconds without KVM.
 set -eu
 
 credentials=/run/credentials/@system
 given() { [ -s "$credentials/provisioner.$1" ]; }
 said() { cat "$credentials/provisioner.$1"; }
 
-# The machine's end comes first, whatever else goes wrong.
+# Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then
     sh /usr/lib/provisioner/guest/limit.sh "$(said expires_at)"
 fi
 
-# The interface with the MAC address $1, or nothing.
+# Prints the interface with the MAC address $1, if there is one.
 interface() {
     for device in /sys/class/net/*; do
         read -r address < "$device/address" || continue
@@ -41,7 +41,7 @@ up 52:54:00:00:00:01 10.0.2.15/24
 if given private_address; then
     up 52:54:00:00:00:02 "$(said private_address)"
 fi
-# "ADDRESS GATEWAY": exists only where something outside may be reached.
+# "ADDRESS GATEWAY": only set if the machine may reach something outside.
 if given internet; then
     read -r address gateway < "$credentials/provisioner.internet"
     up 52:54:00:00:00:03 "$address/32"
@@ -72,7 +72,7 @@ for user in root agent admin; do
         rm -f "/etc/ssh/authorized_keys.d/$user"
     fi
 done
-# A larger disk than the image's: the file system follows it.
+# Grow the file system if the disk is larger than the image's.
 if given grow; then
     /lib/systemd/systemd-growfs /
 fi
