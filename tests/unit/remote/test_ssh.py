@@ -17,7 +17,7 @@ from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.remote.ssh import BoundedBuffer, Connection, Login
-from tests.unit.sshd import Sshd
+from tests.unit.fakes.sshd import Sshd
 
 Stop = type("Stop", (Exception,), {})
 

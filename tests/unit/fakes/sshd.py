@@ -102,9 +102,10 @@ class Sshd:
         is_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self.key_pair: KeyPair = ed25519_key_pair()
+        self.shown_key_pair = self.key_pair
         self.errors: list[BaseException] = []
         self.program, self.authorize = program, authorize
-        self._is_up = is_up
+        self.is_up = is_up
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._transports: list[paramiko.Transport] = []
@@ -119,8 +120,14 @@ class Sshd:
 
     @property
     def host_key(self) -> str:
-        """`TYPE BASE64`."""
+        """`TYPE BASE64`. What it shows to clients is `shown_key_pair`, the same unless a test changes it."""
         return self.key_pair.public
+
+    def connections(self) -> int:
+        """How many clients are connected, once those that have just left are counted out."""
+        for transport in self._transports:
+            transport.join(0.5)
+        return sum(transport.is_active() for transport in self._transports)
 
     def cut(self) -> None:
         """Ends all connections, as a machine's end does."""
@@ -141,7 +148,7 @@ class Sshd:
         with contextlib.suppress(OSError):
             while True:
                 stream, _ = self._listener.accept()
-                if not self._is_up():
+                if not self.is_up():
                     stream.close()
                     continue
                 threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
@@ -149,7 +156,7 @@ class Sshd:
     def _serve(self, stream: socket.socket) -> None:
         transport = paramiko.Transport(stream)
         self._transports.append(transport)
-        transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(self.key_pair.private)))
+        transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(self.shown_key_pair.private)))
         try:
             transport.start_server(server=_Server(self))
         except (paramiko.SSHException, EOFError, OSError):
