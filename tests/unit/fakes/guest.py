@@ -77,7 +77,8 @@ class Guest:
     def obey(self, call: Call) -> int:
         """Runs a command."""
         if call.user == "agent":
-            self.home.mkdir(exist_ok=True)
+            if not self.home.exists():
+                self.home.mkdir()
             return in_a_shell(call, {"HOME": str(self.home), "PATH": os.environ["PATH"]})
         assert call.user == "root", f"{call.user} runs {call.command}"
         stdin = call.stdin()

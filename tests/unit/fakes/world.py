@@ -9,10 +9,13 @@ from typing import Any
 
 from provisioner.clock import now
 from provisioner.family.loader import TaskFamily, load_family
+from provisioner.family.setup_data import parse_setup_data
+from provisioner.images import build
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment
-from provisioner.models import Environment, MachineRecord, MachineSize, Role, TaskSetup
+from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
+from provisioner.store.images import Image
 from tests.unit.fakes.cloud import FakeCloud
 
 SIZE = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
@@ -51,10 +54,22 @@ class Told:
 def family(directory: Path, **files: str) -> TaskFamily:
     """A family called `fam`, of a module and these files."""
     root = directory / "fam"
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     for name, text in {"fam.py": MODULE, **files}.items():
         (root / name).write_text(text)
     return load_family(root)
+
+
+def store_image(session: Session, fam: TaskFamily, setup: dict[str, Any]) -> str:
+    """Puts a family's image and setup data into the home, as if a builder had made it."""
+    base = build.base_image(session, BaseImage(role="primary"))
+    name = build.family_image_name(fam, base, session.variables)
+    with session.images.building(name, session.progress) as directory:
+        assert directory is not None
+        (directory / "setup-data.json").write_text(parse_setup_data(setup).model_dump_json())
+        image = Image(name=name, kind="family", created_at=now(), cloud="local", base=base, family=fam.name)
+        session.images.finish(image, directory)
+    return name
 
 
 def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), **changes: Any) -> Environment:
