@@ -37,6 +37,7 @@ class Guest:
         says: what operations print, by operation.
         requests: what the helper was asked for, in order.
         trees, files: what root copied into the machine, by destination.
+        ran_as: the users as whom root ran something.
         secrets_left: lines of the search for secrets.
         ttl_moved_to: what the timer in the machine was set to; `ttl_refusal` is what it answers instead.
     """
@@ -57,6 +58,7 @@ class Guest:
     probe_requests: list[dict[str, Any]] = field(default_factory=list)
     trees: dict[str, set[str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    ran_as: list[str] = field(default_factory=list)
     package_exit_code: int = 0
     secrets_left: list[str] = field(default_factory=list)
     ttl_moved_to: int | None = None
@@ -82,6 +84,10 @@ class Guest:
             return in_a_shell(call, {"HOME": str(self.home), "PATH": os.environ["PATH"]})
         assert call.user == "root", f"{call.user} runs {call.command}"
         stdin = call.stdin()
+        if call.argv[:2] == ["runuser", "-u"]:
+            assert call.argv[3] == "--", call.command[:300]
+            self.ran_as.append(call.argv[2])
+            call.argv = call.argv[4:]
         code, stdout, stderr = self._as_root(call, stdin)
         call.channel.sendall(stdout)
         call.channel.sendall_stderr(stderr)

@@ -118,7 +118,7 @@ def test_a_builder_that_does_not_fit_the_budget_is_not_launched(
 
 
 def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, cloud: FakeCloud) -> None:
-    lives = []
+    lives: list[timedelta] = []
 
     def read(_: object) -> str:
         lives.extend(one.expires_at - one.created_at for one in session.environments.all())

@@ -22,8 +22,9 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails, Guest
 from tests.unit.fakes.world import environment, family, told_of, up
 
+COMMANDS = ["apt-get update", "apt-get install -y jq"]
 STEPS = [
-    {"type": "shell", "commands": ["apt-get update", "apt-get install -y jq"]},
+    {"type": "shell", "commands": COMMANDS},
     {"type": "file", "source": "data", "destination": "data"},
     {"type": "file", "source": "assets", "destination": "/assets"},
 ]
@@ -51,7 +52,7 @@ def test_a_family_is_copied_built_installed_and_asked_for_its_tasks(
     assert guest.trees == {"/root": {"fam.py", "build_steps.json", "data"}}
     assert guest.files == {"/root/data": b"1"}
     step = guest.asked("shell")
-    assert (step["commands"], step["cwd"], step["user"]) == (STEPS[0]["commands"], "/root", None)
+    assert (step["commands"], step["cwd"], step["user"]) == (COMMANDS, "/root", None)
     assert step["shell"] == ["bash", "-euo", "pipefail"]
     assert step["environment"] == guest.asked("install")["environment"] == {"TOKEN": "s3cret-value"}
     assert told_of(session).notes == ["fam: build step 1 (shell)", "fam: build step 2 (file)"]
