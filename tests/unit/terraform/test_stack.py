@@ -1,18 +1,18 @@
-"""How Terraform is started, heard and judged, with small programs in its place. tests/terraform has the real one."""
+"""A stack: how Terraform is asked, heard and judged, with small programs in its place; see tests/terraform too."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from provisioner.errors import HostError, TerraformError
-from provisioner.terraform.process import terraform_environment
 from provisioner.terraform.stack import Stack
 
 Program = Callable[[str], Stack]
@@ -35,7 +35,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
     def make(script: str) -> Stack:
         path = tmp_path / "terraform"
-        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> runs\n{script}\n')
+        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> {tmp_path}/runs\n{script}\n')
         path.chmod(0o755)
         monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
         stack = Stack(tmp_path / "stack")
@@ -54,7 +54,7 @@ def say(tmp_path: Path, text: str) -> str:
 
 def runs(tmp_path: Path) -> list[str]:
     """The arguments of each run but init."""
-    return (tmp_path / "stack" / "runs").read_text().splitlines()
+    return (tmp_path / "runs").read_text().splitlines()
 
 
 def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_p
 def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tmp_path: Path) -> None:
     stack = program("exit 0")
     stack.apply(silent)
-    stack.destroy(silent)
     stack.apply(silent, 5)
-    apply, destroy, gently = (set(line.split()) for line in runs(tmp_path))
+    stack.remove((), silent)
+    apply, gently, destroy = (set(line.split()) for line in runs(tmp_path))
     assert gently == {*apply, "-parallelism=5"}
     assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
     assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
@@ -99,7 +99,7 @@ def test_an_error_shows_each_summary_once_and_the_last_lines_of_the_details(prog
 def test_an_error_without_diagnostics_shows_the_last_lines(program: Program) -> None:
     stack = program("echo 'Segmentation fault' >&2; exit 139")
     with pytest.raises(TerraformError) as failure:
-        stack.destroy(silent)
+        stack.remove((), silent)
     assert failure.value.message == "terraform destroy failed: exit code 139."
     assert failure.value.details == "Segmentation fault"
 
@@ -130,7 +130,7 @@ def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, t
 
 def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:
     said = say(tmp_path, error_line("Failed", "connection reset by peer"))
-    program(f"[ $(wc -l < runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
+    program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
     assert len(runs(tmp_path)) == 2
 
 
@@ -168,28 +168,95 @@ def test_forgetting_environments_needs_no_terraform(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "stack").exists()
 
 
-def test_what_would_change_terraforms_commands_does_not_reach_it() -> None:
-    ours = {"TF_CLI_ARGS_apply": "-lock=false", "TF_VAR_environments": "{}", "TF_LOG": "trace", "TF_WORKSPACE": "x"}
-    theirs = terraform_environment({**ours, "TF_DATA_DIR": "/x", "AWS_REGION": "eu-west-1", "PATH": "/bin"})
-    assert set(theirs) == {
-        *("AWS_REGION", "PATH", "PYTHONPATH"),
-        *("TF_IN_AUTOMATION", "CHECKPOINT_DISABLE", "PROVISIONER_PYTHON", "GOGC"),
-    }
+def test_all_environments_of_a_stack_go_with_a_destroy_and_its_directory(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
+    stack.remove({"one", "two"}, silent)
+    assert [line.split()[0] for line in runs(tmp_path)] == ["destroy"]
+    assert not (tmp_path / "stack").exists()
+    stack.remove({"one", "two"}, silent)
+    assert len(runs(tmp_path)) == 1
 
 
-def test_how_often_go_collects_garbage_is_the_operators_choice() -> None:
-    assert terraform_environment({"GOGC": "100"})["GOGC"] == "100"
+def test_some_environments_of_a_stack_go_with_an_apply_of_the_others(program: Program, tmp_path: Path) -> None:
+    stack = program("cat environments.auto.tfvars.json")
+    stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
+    stack.remove({"one"}, silent)
+    [line] = runs(tmp_path)
+    assert line.split()[0] == "apply"
+    assert "-refresh=false" in line
+    assert '"two"' in stack.log_text()
+    assert '"one"' not in stack.log_text()
 
 
-def test_a_configuration_file_that_is_missing_is_not_named_to_terraform(tmp_path: Path) -> None:
-    there = tmp_path / "terraformrc"
-    there.touch()
-    assert terraform_environment({"TF_CLI_CONFIG_FILE": str(there)})["TF_CLI_CONFIG_FILE"] == str(there)
-    assert "TF_CLI_CONFIG_FILE" not in terraform_environment({"TF_CLI_CONFIG_FILE": str(tmp_path / "missing")})
+def test_a_destroy_that_fails_keeps_the_stack(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 1")
+    with pytest.raises(TerraformError):
+        stack.remove((), silent)
+    assert stack.exists
 
 
-def test_the_provisioners_find_this_python_and_this_package() -> None:
-    theirs = terraform_environment({"PYTHONPATH": "/elsewhere"})
-    package = Path(sys.modules["provisioner"].__file__ or "").parent.parent
-    assert theirs["PYTHONPATH"] == f"{package}{os.pathsep}/elsewhere"
-    assert theirs["PROVISIONER_PYTHON"] == sys.executable
+def test_an_error_names_the_environments_that_it_is_about(program: Program, tmp_path: Path) -> None:
+    address = {"address": 'module.environment["one"].aws_instance.this'}
+    lines = [
+        json.dumps({"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "Full", **extra}})
+        for extra in (address, {"address": "module.network.x"}, {})
+    ]
+    stack = program(say(tmp_path, "\n".join(lines)) + "; exit 1")
+    with pytest.raises(TerraformError) as failure:
+        stack.apply(silent)
+    assert failure.value.environments == {"one"}
+
+
+def test_a_state_that_another_controller_has_locked_is_told_as_that(program: Program, tmp_path: Path) -> None:
+    stack = program(say(tmp_path, error_line("Error acquiring the state lock")) + "; exit 1")
+    with pytest.raises(TerraformError, match="another controller works on this stack") as failure:
+        stack.apply(silent)
+    assert "force-unlock" in (failure.value.hint or "")
+
+
+def test_a_state_that_could_not_be_written_is_handed_in_first(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    (tmp_path / "stack" / "errored.tfstate").write_text("{}")
+    stack.apply(silent)
+    assert [line.split()[0] for line in runs(tmp_path)] == ["state", "apply"]
+    assert runs(tmp_path)[0] == "state push errored.tfstate"
+    assert not (tmp_path / "stack" / "errored.tfstate").exists()
+
+
+def test_only_a_stack_with_a_backend_is_remote(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "stack")
+    stack.write({"main.tf": ""})
+    assert not stack.is_remote
+    stack.write({"backend.tf.json": "{}"})
+    assert stack.is_remote
+
+
+def test_the_log_is_bounded_and_a_stack_without_one_says_nothing(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "stack")
+    assert stack.log_text() == ""
+    stack.write({"main.tf": ""})
+    (tmp_path / "stack" / "terraform.log").write_text("x" * (2 << 20) + "end")
+    assert stack.log_text().endswith("end")
+    assert len(stack.log_text()) == 1 << 20
+
+
+def test_two_controllers_take_turns(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    told: list[str] = []
+    waits = threading.Event()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        waits.set()
+
+    descriptor = os.open(tmp_path / "stack", os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    thread = threading.Thread(target=stack.apply, args=(tell,))
+    thread.start()
+    assert waits.wait(30)
+    assert not (tmp_path / "runs").exists()
+    os.close(descriptor)
+    thread.join()
+    assert told == ["Another provisioner works on the stack stack; waiting for it"]
+    assert len(runs(tmp_path)) == 1

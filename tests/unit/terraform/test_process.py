@@ -1,0 +1,163 @@
+"""One Terraform process: what it is started with, what is heard of it, how it is ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.errors import TerraformError
+from provisioner.store.locks import holders, is_locked
+from provisioner.terraform import process
+from provisioner.terraform.process import LOCK, terraform_environment, terraform_program
+
+Put = Callable[[str], None]
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Puts a shell script in Terraform's place."""
+
+    def put(script: str) -> None:
+        path = tmp_path / "terraform"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
+
+    return put
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "root"
+    directory.mkdir()
+    return directory
+
+
+def test_each_line_is_heard_once_and_kept_in_the_log(put: Put, root: Path) -> None:
+    put("echo '{\"type\": \"x\"}'; echo 'no json' >&2; echo '[1]'; printf 'no end'; exit 3")
+    heard: list[dict[str, Any]] = []
+    assert process.run(root, "apply", heard.append, 1) == 3
+    assert heard == [{"type": "x"}, {"@message": "no json"}, {"@message": "[1]"}, {"@message": "no end"}]
+    assert (root / "terraform.log").read_text().endswith("no json\n[1]\nno end")
+
+
+def test_what_an_earlier_run_said_is_not_heard_again(put: Put, root: Path) -> None:
+    put("echo one")
+    process.run(root, "apply", lambda _: None, 1)
+    heard: list[dict[str, Any]] = []
+    process.run(root, "apply", heard.append, 1)
+    assert heard == [{"@message": "one"}]
+
+
+def test_terraform_has_a_session_of_its_own_no_input_and_the_roots_directory(put: Put, root: Path) -> None:
+    put("ps -o sid= -p $$ | tr -d ' '; echo $$; pwd; cat")
+    heard: list[str] = []
+    process.run(root, "apply", lambda message: heard.append(message["@message"]), 1)
+    session, pid, directory = heard
+    assert session == pid
+    assert directory == str(root)
+
+
+def test_a_second_terraform_in_one_root_is_refused(put: Put, root: Path) -> None:
+    put("echo begun; until [ -e done ]; do sleep 0.01; done")
+
+    def again(_: dict[str, Any]) -> None:
+        with pytest.raises(TerraformError, match="Another Terraform works in"):
+            process.run(root, "apply", lambda _: None, 1)
+        (root / "done").touch()
+
+    assert process.run(root, "apply", again, 1) == 0
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["echo begun; exec sleep 1000", "trap 'echo done; exit 1' INT; echo begun; while :; do sleep 0.01; done"],
+    ids=["dies", "ends-in-good-order"],
+)
+def test_what_the_check_raises_interrupts_terraform_and_waits_for_its_end(put: Put, root: Path, script: str) -> None:
+    put(script)
+    begun = threading.Event()
+
+    def check() -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(root, "apply", lambda _: begun.set(), 30, check=check)
+    assert not is_locked(root / LOCK)
+    assert ("done" in (root / "terraform.log").read_text()) == ("done" in script)
+
+
+def test_a_terraform_that_ignores_the_interrupt_is_killed_with_what_it_started(
+    put: Put, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TERMINATE_SECONDS", 0.05)
+    put("trap '' INT TERM; sleep 1000 & echo begun; wait; wait; wait")
+    begun = threading.Event()
+
+    def check() -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(root, "apply", lambda _: begun.set(), 0.05, check=check)
+    assert holders(root / LOCK) == []
+
+
+def test_where_nothing_works_there_is_nothing_to_end(root: Path) -> None:
+    assert process.end(root, 0)
+
+
+def test_a_terraform_that_outlived_its_controller_is_ended(put: Put, root: Path) -> None:
+    put("echo begun; exec sleep 1000")
+    begun = threading.Event()
+    thread = threading.Thread(target=process.run, args=(root, "apply", lambda _: begun.set(), 30))
+    thread.start()
+    assert begun.wait(30)
+    assert process.end(root, 30)
+    thread.join()
+    assert not is_locked(root / LOCK)
+
+
+def test_terraform_is_the_program_that_is_named_or_the_one_on_path(tmp_path: Path) -> None:
+    for name in ("terraform", "other"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert terraform_program(path) == str(tmp_path / "terraform")
+    assert terraform_program({**path, "PROVISIONER_TERRAFORM": str(tmp_path / "other")}) == str(tmp_path / "other")
+    assert terraform_program({**path, "PROVISIONER_TERRAFORM": "/nowhere"}) is None
+    assert terraform_program({"PATH": str(tmp_path / "none")}) is None
+
+
+def test_what_would_change_terraforms_commands_does_not_reach_it() -> None:
+    ours = {"TF_CLI_ARGS_apply": "-lock=false", "TF_VAR_environments": "{}", "TF_LOG": "trace", "TF_WORKSPACE": "x"}
+    theirs = terraform_environment({**ours, "TF_DATA_DIR": "/x", "AWS_REGION": "eu-west-1", "PATH": "/bin"})
+    assert set(theirs) == {
+        *("AWS_REGION", "PATH", "PYTHONPATH"),
+        *("TF_IN_AUTOMATION", "CHECKPOINT_DISABLE", "PROVISIONER_PYTHON", "GOGC"),
+    }
+
+
+def test_how_often_go_collects_garbage_is_the_operators_choice() -> None:
+    assert terraform_environment({"GOGC": "100"})["GOGC"] == "100"
+
+
+def test_a_configuration_file_that_is_missing_is_not_named_to_terraform(tmp_path: Path) -> None:
+    there = tmp_path / "terraformrc"
+    there.touch()
+    assert terraform_environment({"TF_CLI_CONFIG_FILE": str(there)})["TF_CLI_CONFIG_FILE"] == str(there)
+    assert "TF_CLI_CONFIG_FILE" not in terraform_environment({"TF_CLI_CONFIG_FILE": str(tmp_path / "missing")})
+
+
+def test_the_provisioners_find_this_python_and_this_package() -> None:
+    theirs = terraform_environment({"PYTHONPATH": "/elsewhere"})
+    package = Path(sys.modules["provisioner"].__file__ or "").parent.parent
+    assert theirs["PYTHONPATH"] == f"{package}{os.pathsep}/elsewhere"
+    assert theirs["PROVISIONER_PYTHON"] == sys.executable
