@@ -13,7 +13,11 @@ from typing import Any, NoReturn
 import pytest
 
 from provisioner import cli
+from provisioner.session import Session
 from provisioner.signals import SIGNALS
+from provisioner.store.home import Home
+from tests.unit.fakes.cloud import FakeCloud, use_fake_terraform
+from tests.unit.fakes.world import Told
 
 
 @dataclass
@@ -57,3 +61,24 @@ def provisioner(
 
 def nothing_was_created(home: Path) -> bool:
     return not [path for path in home.glob("*/*") if path.parent.name != "locks"]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+    """A cloud in a directory, for a home beside it, with a program in Terraform's place."""
+    directory = tmp_path / "moon"
+    use_fake_terraform(directory, monkeypatch)
+    monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("provisioner.machines.boot.POLL_SECONDS", 0.01)
+    home = Home(tmp_path / "home")
+    home.make()
+    cloud = FakeCloud(directory, home)
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture
+def session(cloud: FakeCloud) -> Session:
+    """A session on the fake cloud, and a real home."""
+    return Session(home=cloud.home, cloud=cloud, progress=Told(), variables={"TOKEN": "s3cret-value"})

@@ -7,6 +7,7 @@ import pytest
 
 from provisioner.family.scores import (
     IntermediateResult,
+    ScoreKind,
     ScoreResult,
     classify_score,
     parse_intermediate,
@@ -35,6 +36,68 @@ def test_a_traceback_is_kept_bounded_and_every_result_is_json() -> None:
     assert len(result.message) < 5000
     assert len(result.details) == 64 << 10
     assert json.loads(result.model_dump_json())["kind"] == "exception"
+
+
+SCORES: list[tuple[str, object, ScoreKind, str]] = [
+    ("true", {"status": "ok", "value": True}, "not_a_number", "a bool, not a number: true"),
+    ("text", {"status": "ok", "value": "1.0"}, "not_a_number", "a string, not a number: '1.0'"),
+    ("a list", {"status": "ok", "value": [1.0]}, "not_a_number", "a list, not a number: a list of 1"),
+    ("a mapping", {"status": "ok", "value": {"score": 1}}, "not_a_number", "a mapping, not a number"),
+    ("shell syntax", {"status": "ok", "value": "$(reboot)"}, "not_a_number", "'$(reboot)'"),
+    ("a terminal's escape", {"status": "ok", "value": "\x1b[2J"}, "not_a_number", r"'\x1b[2J'"),
+    ("NaN", json.loads('{"status": "ok", "value": NaN}'), "nan", "is NaN"),
+    ("infinity", json.loads('{"status": "ok", "value": -Infinity}'), "infinite", "is infinite"),
+    ("a number that no float holds", {"status": "ok", "value": 10**400}, "infinite", "is infinite"),
+    (
+        "an exception",
+        {"status": "error", "kind": "exception", "type": "KeyError", "message": "x", "traceback": "T"},
+        "exception",
+        "Scoring raised KeyError: x",
+    ),
+    (
+        "an exit",
+        {"status": "error", "kind": "exit", "message": "sys.exit(3)"},
+        "exit",
+        "ended its process: sys.exit(3)",
+    ),
+    ("a timeout", {"status": "error", "kind": "timeout"}, "timeout", "did not end in time"),
+    ("a result that is too large", {"status": "error", "kind": "too_large"}, "malformed", "gave no usable result"),
+    ("an unknown kind", {"status": "error", "kind": "${x}"}, "malformed", "the unknown kind of error '${x}'"),
+    ("an unknown status", {"status": "fine", "value": 1}, "malformed", "the unknown status 'fine'"),
+    ("no value", {"status": "ok"}, "malformed", "holds no value"),
+    ("no result", None, "malformed", "answered nothing"),
+    ("garbage", "\0garbage", "malformed", "answered a string"),
+    ("100 MB of garbage", "x" * 100_000_000, "malformed", "answered a string"),
+    ("a bare number", 1.0, "malformed", "answered a number"),
+]
+
+
+@pytest.mark.parametrize(("name", "result", "kind", "says"), SCORES, ids=[row[0] for row in SCORES])
+def test_a_result_that_is_no_score_is_its_own_kind_of_failure_and_never_a_number(
+    name: str, result: object, kind: ScoreKind, says: str
+) -> None:
+    score = classify_score(result)
+    assert (score.kind, score.score, score.failed) == (kind, None, True)
+    assert says in score.message
+
+
+INTERMEDIATE: list[tuple[object, str, str]] = [
+    (None, "malformed", "gave nothing, not a mapping"),
+    (1.0, "malformed", "gave a number, not a mapping"),
+    ({"points": 1}, "malformed", "unknown key 'points'"),
+    ({"score": 1, "message": "well done"}, "malformed", "a string as its message"),
+    ({"score": 1, "details": [1]}, "malformed", "a list as its details"),
+    ({"score": "1"}, "not_a_number", "is a string, not a number"),
+    ({"score": False}, "not_a_number", "is a bool, not a number"),
+    ({"score": math.inf}, "infinite", "is infinite"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "says"), INTERMEDIATE)
+def test_an_intermediate_result_that_is_none_is_a_failure_and_not_logged(value: object, kind: str, says: str) -> None:
+    result = parse_intermediate({"status": "ok", "value": value})
+    assert (result.kind, result.score, result.is_logged, result.failed) == (kind, None, False, True)
+    assert says in result.failure
 
 
 @pytest.mark.parametrize(

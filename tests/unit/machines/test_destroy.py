@@ -1,132 +1,163 @@
-"""What destroying asks of the cloud, told by a cloud that counts."""
+"""Destroying until the cloud says that all is gone; Terraform's word is not taken for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provisioner.clock import now
-from provisioner.errors import InfrastructureError, StillThereError
+from provisioner.costs.ledger import Entry
+from provisioner.errors import InfrastructureError, StillThereError, TerraformError
+from provisioner.machines import reservations
+from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.store.home import Home
-
-PLACE = {"region": "crater"}
-
-
-class CountingCloud:
-    """Answers what is left as it was told to, question by question; then nothing is."""
-
-    name = "moon"
-    region = "crater"
-
-    def __init__(self, answers: Sequence[list[str] | Exception] = ()) -> None:
-        self._answers = list(answers)
-        self.calls: list[str] = []
-
-    def alive(self, _environment: Environment, _role: str) -> bool:
-        return False
-
-    def remaining(self, _: Environment) -> list[str]:
-        self.calls.append("left")
-        answer = self._answers.pop(0) if self._answers else []
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def remove(self, _: Environment) -> None:
-        self.calls.append("remove")
+from provisioner.store.locks import is_locked
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import created, environment, told_of, up
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.0)
-    made = Home(tmp_path / "home")
-    made.make()
-    return made
+def reserved(session: Session, *new: Environment) -> list[Environment]:
+    """Environments whose machines exist, with their lease and their reservation."""
+    return created(session, *(reservations.take(session, one) for one in new))
 
 
-def session_with(home: Home, cloud: CountingCloud) -> Session:
-    return Session(home=home, cloud=cloud)  # type: ignore[arg-type]
+def unsettled(session: Session) -> list[Entry]:
+    return session.ledger.entries(unsettled=True)
 
 
-def recorded(session: Session, *, stack: str = "env", came_up: bool = True, placed: bool = True) -> Environment:
-    size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
-    environment = Environment(
-        id="env", cloud="moon", stack=stack, family="fam", task="main", status="ready", attended=True,
-        created_at=now(), expires_at=now() + timedelta(hours=1), setup=TaskSetup(), full_internet=False,
-        machines={"primary": MachineRecord(image="i", size=size, user="root")},
-        endpoints={"primary": Endpoint(host="127.0.0.1", port=1)} if came_up else {},
-        placement=PLACE if placed else {},
-    )  # fmt: skip
-    return session.environments.save(environment)
+def test_what_is_destroyed_is_gone_settled_and_archived(session: Session, cloud: FakeCloud) -> None:
+    [one] = reserved(session, environment())
+    lease = session.environments.lease("env")
+    assert is_locked(lease)
+    destroy_machines(session, one)
+    assert cloud.existing() == []
+    assert cloud.runs() == ["apply env", "destroy env"]
+    assert not session.environments.directory("env").exists()
+    assert not (session.home.stacks / "env").exists()
+    assert session.environments.find("env", archived=True).status == "destroying"
+    assert unsettled(session) == []
+    assert not is_locked(lease)
 
 
-def test_what_terraform_removed_is_asked_about_once(home: Home) -> None:
-    cloud = CountingCloud()
-    session = session_with(home, cloud)
-    destroy_machines(session, recorded(session))
-    assert cloud.calls == ["left"]
-    assert session.environments.all() == []
+def test_destroying_again_is_no_error(session: Session, cloud: FakeCloud) -> None:
+    [one] = reserved(session, environment())
+    destroy_machines(session, one)
+    destroy_machines(session, one)
+    assert cloud.runs() == ["apply env", "destroy env"]
 
 
-def test_what_was_removed_by_hand_is_asked_about_once(home: Home) -> None:
-    cloud = CountingCloud()
-    session = session_with(home, cloud)
-    destroy_machines(session, recorded(session, stack="twenty"))
-    assert cloud.calls == ["remove", "left"]
+def test_what_was_recorded_and_never_created_goes_without_terraform(session: Session, cloud: FakeCloud) -> None:
+    record_environment(session, environment())
+    destroy_machines(session, environment())
+    assert cloud.runs() == []
+    assert not session.environments.directory("env").exists()
 
 
-@pytest.mark.parametrize(
-    ("stack", "first"), [("env", []), ("twenty", ["remove"])], ids=["after-terraform", "after-a-removal-by-hand"]
-)
-def test_what_is_left_is_removed_and_asked_about_once_more(home: Home, stack: str, first: list[str]) -> None:
-    cloud = CountingCloud([["instance i-1"]])
-    session = session_with(home, cloud)
-    destroy_machines(session, recorded(session, stack=stack))
-    assert cloud.calls == [*first, "left", "remove", "left"]
+def test_a_machine_that_terraform_forgot_is_removed(session: Session, cloud: FakeCloud) -> None:
+    record_environment(session, environment())
+    cloud.terraform_fails(summary="Killed", creates=True)
+    with pytest.raises(TerraformError):
+        create_machines(session, [environment()])
+    assert cloud.existing() == ["env/primary"]
+    destroy_machines(session, session.environments.find("env"))
+    assert cloud.existing() == []
+    assert told_of(session).notes == ["Still there of env: primary machine; removing it"]
+    assert not session.environments.directory("env").exists()
 
 
-@pytest.mark.parametrize(
-    ("answers", "calls"),
-    [
-        ([[]], ["left", "left"]),
-        ([["instance i-1"]], ["left", "remove", "left"]),
-        ([[], ["instance i-1"]], ["left", "left", "remove", "left"]),
-    ],
-    ids=["nothing-is-there", "something-shows-at-once", "something-shows-late"],
-)
-def test_an_apply_of_unknown_extent_gets_a_second_look(home: Home, answers: list[list[str]], calls: list[str]) -> None:
-    cloud = CountingCloud(answers)
-    session = session_with(home, cloud)
-    destroy_machines(session, recorded(session, came_up=False))
-    assert cloud.calls == calls
+def test_a_terraform_that_fails_does_not_matter_once_all_is_gone(session: Session, cloud: FakeCloud) -> None:
+    [one] = reserved(session, environment())
+    cloud.terraform_fails("destroy")
+    destroy_machines(session, one)
+    assert cloud.existing() == []
+    assert unsettled(session) == []
+    assert not (session.home.stacks / "env").exists()
 
 
-def test_what_no_apply_was_begun_for_is_asked_about_once(home: Home) -> None:
-    cloud = CountingCloud()
-    session = session_with(home, cloud)
-    destroy_machines(session, recorded(session, came_up=False, placed=False))
-    assert cloud.calls == ["left"]
+def test_what_does_not_go_keeps_its_record_and_its_reservation(session: Session, cloud: FakeCloud) -> None:
+    [one] = reserved(session, environment())
+    cloud.terraform_fails("destroy")
+    cloud.faults.stuck = True
+    with pytest.raises(StillThereError, match="env is not gone") as caught:
+        destroy_machines(session, one)
+    assert caught.value.hint == "provisioner destroy env tries again."
+    assert session.environments.find("env").status == "destroying"
+    assert [entry.environment for entry in unsettled(session)] == ["env"]
+    cloud.faults.stuck = False
+    destroy_machines(session, session.environments.find("env"))
+    assert unsettled(session) == []
 
 
-def test_what_will_not_go_keeps_its_record(home: Home) -> None:
-    session = session_with(home, CountingCloud([["instance i-1"], ["instance i-1"]]))
-    environment = recorded(session)
-    with pytest.raises(StillThereError, match="env is not gone: instance i-1"):
-        destroy_machines(session, environment)
-    assert [kept.status for kept in session.environments.all()] == ["destroying"]
+def test_a_cloud_that_cannot_be_asked_leaves_the_end_unverified(session: Session, cloud: FakeCloud) -> None:
+    [one] = reserved(session, environment())
+    cloud.faults.unreachable = True
+    with pytest.raises(StillThereError, match="the cloud did not say what is left: The cloud does not answer"):
+        destroy_machines(session, one)
+    assert session.environments.find("env").status == "unverified"
+    assert len(unsettled(session)) == 1
 
 
-def test_without_an_answer_the_end_is_unverified(home: Home) -> None:
-    cloud = CountingCloud([InfrastructureError("EC2 does not answer.")])
-    session = session_with(home, cloud)
-    environment = recorded(session)
-    with pytest.raises(StillThereError, match=r"the cloud did not say what is left: EC2 does not answer\."):
-        destroy_machines(session, environment)
-    assert cloud.calls == ["left"]
-    assert [kept.status for kept in session.environments.all()] == ["unverified"]
+def test_the_last_environments_of_a_stack_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
+    both = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
+    destroy_machines(session, *both)
+    assert cloud.runs() == ["apply many", "destroy many"]
+    assert cloud.existing() == []
+    assert not (session.home.stacks / "many").exists()
+
+
+def test_one_of_several_is_removed_without_terraform_and_the_others_live_on(session: Session, cloud: FakeCloud) -> None:
+    one, two = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
+    destroy_machines(session, one)
+    assert cloud.runs() == ["apply many"]
+    assert cloud.existing() == ["two/primary"]
+    destroy_machines(session, two)
+    assert cloud.existing() == []
+    assert not (session.home.stacks / "many").exists()
+
+
+def test_several_that_leave_others_behind_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
+    new = [environment(name, stack="many") for name in ("one", "two", "three")]
+    one, two, _ = reserved(session, *new)
+    destroy_machines(session, one, two)
+    assert cloud.runs() == ["apply many", "apply many"]
+    assert cloud.existing() == ["three/primary"]
+
+
+def test_of_several_only_what_is_gone_is_settled(session: Session, cloud: FakeCloud) -> None:
+    one, two = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
+    cloud.end_machine(one)
+    cloud.terraform_fails("destroy")
+    cloud.faults.stuck = True
+    with pytest.raises(StillThereError) as caught:
+        destroy_machines(session, one, two)
+    assert caught.value.message.startswith("two is not gone")
+    assert [entry.environment for entry in unsettled(session)] == ["two"]
+    assert [one.id for one in session.environments.all()] == ["two"]
+
+
+def test_a_full_disk_does_not_keep_machines_alive(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = up(session)
+
+    def full(*_: Any) -> Any:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("provisioner.store.environments.write_atomically", full)
+    with pytest.raises((OSError, InfrastructureError)):  # the archive cannot be written either
+        destroy_machines(session, one)
+    assert cloud.existing() == []
+
+
+def test_what_is_settled_is_what_it_did_cost(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.usd = cloud.usd + 6
+    [one] = reserved(session, environment())
+    [held] = unsettled(session)
+    destroy_machines(session, one)
+    [entry] = session.ledger.entries()
+    # A minute is billed at least, and the test took less.
+    assert (entry.actual_micro_usd, entry.ended_at is None) == (100_000, False)
+    assert held.held_micro_usd == 14_000_000  # an hour and ten minutes at the worst price

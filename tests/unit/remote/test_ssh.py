@@ -1,179 +1,251 @@
-"""Commands over SSH, against a server in this process that runs them here."""
+"""SSH into a machine, against a real server in this process: what comes back, and how it ends."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import shlex
+import signal
 import socket
-import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint
-from provisioner.remote.exchange import Completed
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.remote.login import Login
+from provisioner.remote.output_buffer import BoundedBuffer
 from provisioner.remote.ssh import Connection
+from tests.unit.fakes.sshd import Sshd
 
-
-class Server(paramiko.ServerInterface):
-    """Lets everybody in, and runs what it is told as this process's child."""
-
-    def __init__(self, key: paramiko.PKey) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._key = key
-        self._transports: list[paramiko.Transport] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        for transport in self._transports:
-            transport.close()
-
-    def close(self) -> None:
-        self._listener.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                transport = paramiko.Transport(self._listener.accept()[0])
-                transport.add_server_key(self._key)
-                transport.start_server(event=threading.Event(), server=self)
-                self._transports.append(transport)
-
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.common.AUTH_SUCCESSFUL
-
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey"
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.common.OPEN_SUCCEEDED
-
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Thread(target=self._run, args=(channel, shlex.split(command.decode())), daemon=True).start()
-        return True
-
-    def _run(self, channel: paramiko.Channel, argv: list[str]) -> None:
-        """As sshd does: the exit status once the command has ended, the end of output once nobody holds it."""
-        with contextlib.suppress(OSError, EOFError):
-            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            assert child.stdin and child.stdout and child.stderr  # noqa: PT018
-            out = _pump(child.stdout.fileno(), channel.sendall)
-            err = _pump(child.stderr.fileno(), channel.sendall_stderr)
-            threading.Thread(target=_feed, args=(channel, child.stdin), daemon=True).start()
-            code = child.wait()
-            if code >= 0:
-                channel.send_exit_status(code)
-            out.join()
-            err.join()
-            child.stdout.close()
-            child.stderr.close()
-            channel.close()
-
-
-def _pump(descriptor: int, send: Callable[[bytes], object]) -> threading.Thread:
-    def copy() -> None:
-        with contextlib.suppress(OSError):
-            while data := os.read(descriptor, 1 << 16):
-                send(data)
-
-    thread = threading.Thread(target=copy, daemon=True)
-    thread.start()
-    return thread
-
-
-def _feed(channel: paramiko.Channel, stdin: io.BufferedWriter) -> None:
-    with contextlib.suppress(OSError), stdin:
-        while data := channel.recv(1 << 16):
-            stdin.write(data)
-            stdin.flush()
-
-
-@dataclass
-class Machine:
-    server: Server
-    login: Login
+Stop = type("Stop", (Exception,), {})
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
+def server() -> Iterator[Sshd]:
+    with Sshd() as server:
+        yield server
+
+
+@pytest.fixture
+def login(server: Sshd, tmp_path: Path) -> Login:
+    return login_to(server, tmp_path)
+
+
+@pytest.fixture
+def connection(login: Login) -> Iterator[Connection]:
+    with Connection(login) as connection:
+        yield connection
+
+
+def login_to(server: Sshd, directory: Path, via: Login | None = None) -> Login:
     pair = ed25519_key_pair()
-    key = tmp_path / "key"
-    key.write_text(pair.private)
-    server = Server(paramiko.Ed25519Key.from_private_key_file(str(key)))
-    yield Machine(server, Login(Endpoint(host="127.0.0.1", port=server.port), "root", key, pair.public))
-    server.close()
+    server.authorize = lambda user, key: (user, key) == ("root", pair.public)
+    path = directory / f"key-{server.port}"
+    path.write_text(pair.private)
+    return Login(Endpoint(host="127.0.0.1", port=server.port), "root", path, server.host_key, via)
 
 
-@pytest.fixture
-def connection(machine: Machine) -> Iterator[Connection]:
-    with Connection(machine.login, wait_seconds=30) as opened:
-        yield opened
+def sh(script: str) -> list[str]:
+    return ["sh", "-c", script]
 
 
-def test_a_commands_output_and_exit_code_come_back(connection: Connection) -> None:
-    done = connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
-    assert done == Completed(3, b"out\n", b"err\n")
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_command_gives_its_exit_code_and_both_streams(connection: Connection) -> None:
+    done = connection.run(sh("echo out; echo err >&2; exit 3"))
+    assert (done.exit_code, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
 
 
 def test_arguments_arrive_as_they_are(connection: Connection) -> None:
-    awkward = "a b'c\"d$HOME\n*"
-    assert connection.run(["printf", "%s", awkward]).stdout == awkward.encode()
+    arguments = ["a b", "", "'", '"', "$HOME", "`id`", "*", "\\", "ä", "-n"]
+    done = connection.run(["sh", "-c", r'for a in "$@"; do printf "%s\0" "$a"; done', "sh", *arguments])
+    assert done.stdout.decode().split("\0")[:-1] == arguments
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["bytes", "file"])
-def test_input_goes_there_and_back(connection: Connection, streamed: bool) -> None:
-    data = os.urandom(3 << 20)
-    pieces: list[bytes] = []
-    done = connection.run(["cat"], stdin=io.BytesIO(data) if streamed else data, on_stdout=pieces.append)
-    assert (done.exit_code, done.stdout, b"".join(pieces)) == (0, data, data)
+@pytest.mark.parametrize("size", [0, 1, 3 << 20], ids=["empty", "byte", "megabytes"])
+@pytest.mark.parametrize("kind", [bytes, io.BytesIO], ids=["bytes", "file"])
+def test_the_command_reads_all_of_stdin_and_its_end(
+    connection: Connection, kind: Callable[[bytes], bytes], size: int
+) -> None:
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    assert connection.run(["cat"], stdin=kind(data)).stdout == data
 
 
-def test_output_is_bounded(connection: Connection) -> None:
-    done = connection.run(["head", "-c", "100000", "/dev/zero"], limit_bytes=1000)
-    assert done.stdout == bytes(500) + b"\n[... 99000 bytes cut out ...]\n" + bytes(500)
+def test_output_is_told_as_it_comes_and_kept_within_bounds(connection: Connection) -> None:
+    told: dict[str, bytes] = {"out": b"", "err": b""}
+
+    def listen(name: str) -> Callable[[bytes], None]:
+        def take(data: bytes) -> None:
+            told[name] += data
+
+        return take
+
+    script = "head -c 100000 /dev/zero | tr '\\0' a; echo end; head -c 50000 /dev/zero | tr '\\0' b >&2"
+    done = connection.run(sh(script), on_stdout=listen("out"), on_stderr=listen("err"), limit_bytes=1000)
+    assert (len(told["out"]), len(told["err"])) == (100_004, 50_000)
+    assert done.stdout.startswith(b"a" * 500 + b"\n[... 99004 bytes cut out ...]\n")
+    assert done.stdout.endswith(b"aend\n"[1:])
+    assert len(done.stderr) < 1100
 
 
-def test_what_runs_on_in_the_background_is_not_awaited(connection: Connection) -> None:
-    done = connection.run(["sh", "-c", "sleep 20 & echo started"], timeout_seconds=10)
-    assert done == Completed(0, b"started\n", b"")
+def test_what_a_listener_raises_ends_the_command(connection: Connection) -> None:
+    def refuse(_: bytes) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        connection.run(sh("echo one; exec sleep 1000"), on_stdout=refuse)
+    assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_signal_that_ends_the_command_shows_as_no_exit_code(connection: Connection) -> None:
-    assert connection.run(["sh", "-c", "kill -KILL $$"]).exit_code == -1
+def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(connection: Connection) -> None:
+    assert connection.run(sh("kill -KILL $$")).exit_code == -1
+    assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_command_that_does_not_end_in_time_is_given_up(connection: Connection) -> None:
-    with pytest.raises(TimeoutError, match=r"^sleep did not end within 0\.2 s$"):
-        connection.run(["sleep", "20"], timeout_seconds=0.2)
+def test_a_process_in_the_background_is_not_waited_for(connection: Connection) -> None:
+    done = connection.run(sh("sleep 1000 & echo $!"), timeout_seconds=60)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert done.exit_code == 0
 
 
-def test_a_connection_that_breaks_loses_the_machine(machine: Machine, connection: Connection) -> None:
-    threading.Timer(0.2, machine.server.cut).start()
-    with pytest.raises(MachineLostError, match=f"^The connection to the machine at 127.0.0.1:{machine.server.port} br"):
-        connection.run(["sleep", "20"])
+def test_a_command_that_does_not_end_in_time_is_left_and_the_connection_lives(connection: Connection) -> None:
+    with pytest.raises(TimeoutError, match=r"sleep did not end within 0\.01 s"):
+        connection.run(["sleep", "2"], timeout_seconds=0.01)
+    assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_tree_is_streamed_as_an_archive(connection: Connection, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("content")
-    target = tmp_path / "target"
-    target.mkdir()
-    sent = connection.send_tree(["tar", "-x", "-C", str(target)], lambda tar: tar.add(tmp_path / "file", "file"))
-    assert sent == Completed(0, b"", b"")
-    assert (target / "file").read_text() == "content"
+def test_a_connection_that_is_lost_midway_is_a_lost_machine(server: Sshd, connection: Connection) -> None:
+    with pytest.raises(MachineLostError, match=f"127.0.0.1:{server.port}"):
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
+    with pytest.raises(MachineLostError):
+        connection.run(["true"])
 
 
-def test_another_host_key_than_the_pinned_one_is_refused(machine: Machine) -> None:
-    login = Login(machine.login.endpoint, "root", machine.login.private_key, ed25519_key_pair().public)
-    with pytest.raises(MachineLostError, match="host key that is not the machine's"):
-        Connection(login, wait_seconds=30)
+def test_what_the_check_raises_ends_the_waiting(login: Login) -> None:
+    asked = threading.Event()
+
+    def check() -> None:
+        if asked.is_set():
+            raise Stop
+
+    with Connection(login, check=check) as connection, pytest.raises(Stop):
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: asked.set())
+
+
+def test_a_tree_arrives_as_an_archive(connection: Connection, tmp_path: Path) -> None:
+    (tmp_path / "from" / "inside").mkdir(parents=True)
+    (tmp_path / "from" / "inside" / "ä.txt").write_text("text")
+    (tmp_path / "to").mkdir()
+
+    def fill(archive: tarfile.TarFile) -> None:
+        archive.add(tmp_path / "from", arcname=".")
+
+    done = connection.send_tree(["tar", "-x", "-C", str(tmp_path / "to")], fill)
+    assert done.exit_code == 0
+    assert (tmp_path / "to" / "inside" / "ä.txt").read_text() == "text"
+
+
+def test_another_host_key_is_refused_before_a_key_is_shown(server: Sshd, login: Login) -> None:
+    offered: list[str] = []
+
+    def note(_: str, key: str) -> bool:
+        offered.append(key)
+        return True
+
+    server.authorize = note
+    wrong = Login(login.endpoint, login.user, login.private_key, ed25519_key_pair().public)
+    with pytest.raises(MachineLostError, match="shows a host key that is not the machine's"):
+        Connection(wrong)
+    assert offered == []
+
+
+def test_a_host_key_of_another_kind_is_refused(login: Login) -> None:
+    wrong = Login(login.endpoint, login.user, login.private_key, "ecdsa-sha2-nistp256 AAAA")
+    with pytest.raises(MachineLostError, match="answers, but SSH fails"):
+        Connection(wrong)
+
+
+@pytest.mark.parametrize("change", ["user", "key"])
+def test_a_login_that_the_machine_refuses_is_told(login: Login, tmp_path: Path, change: str) -> None:
+    other = tmp_path / "other"
+    other.write_text(ed25519_key_pair().private)
+    user, key = ("agent", login.private_key) if change == "user" else ("root", other)
+    with pytest.raises(MachineLostError, match=f"{user}@127.0.0.1:.* answers, but SSH fails"):
+        Connection(Login(login.endpoint, user, key, login.host_key))
+
+
+def test_something_else_than_ssh_is_told(login: Login) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            stream, _ = listener.accept()
+            with stream:
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
+        with pytest.raises(MachineLostError, match="answers, but SSH fails"):
+            Connection(Login(endpoint, "root", login.private_key, login.host_key))
+        thread.join()
+
+
+def test_a_machine_that_does_not_answer_in_time_is_lost(login: Login) -> None:
+    silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
+    with pytest.raises(MachineLostError, match="it did not answer in time"):
+        Connection(silent, 0.01)
+
+
+def test_a_machine_that_has_ended_is_not_waited_for(login: Login) -> None:
+    silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
+    with pytest.raises(MachineLostError, match="it ended by itself"):
+        Connection(silent, 1000, alive=lambda: False)
+
+
+def test_a_machine_that_is_still_booting_is_waited_for(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def is_up() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    with Sshd(is_up=is_up) as server, Connection(login_to(server, tmp_path)) as connection:
+        assert connection.run(["true"]).exit_code == 0
+
+
+def test_a_machine_behind_another_is_reached_through_it(server: Sshd, tmp_path: Path) -> None:
+    with Sshd() as behind:
+        login = login_to(behind, tmp_path, login_to(server, tmp_path))
+        with Connection(login) as connection:
+            assert connection.run(["cat"], stdin=b"there").stdout == b"there"
+            with pytest.raises(MachineLostError):
+                connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
+
+
+def test_closing_twice_is_no_error(login: Login) -> None:
+    connection = Connection(login)
+    connection.close()
+    connection.close()
+    with pytest.raises(MachineLostError):
+        connection.run(["true"])
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 100], ids=str)
+@pytest.mark.parametrize(
+    ("size", "kept"),
+    [(0, b""), (10, b"0123456789"), (11, b"01234\n[... 1 bytes cut out ...]\n67890"), (25, None)],
+    ids=["empty", "full", "over", "double"],
+)
+def test_a_bounded_buffer_keeps_both_ends_whatever_the_pieces(size: int, kept: bytes | None, piece: int) -> None:
+    data = (b"0123456789" * 3)[:size]
+    buffer = BoundedBuffer(10)
+    for at in range(0, size, piece):
+        buffer.write(data[at : at + piece])
+    assert buffer.value() == (b"01234\n[... 15 bytes cut out ...]\n01234" if kept is None else kept)

@@ -1,171 +1,139 @@
-"""Tests starting Terraform and reading its output, with scripts in its place. tests/terraform uses the real one."""
+"""One Terraform process: what it is started with, what is heard of it, how it is ended."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provisioner.errors import HostError, TerraformError
-from provisioner.terraform.process import terraform_environment
-from provisioner.terraform.stack import Stack
+from provisioner.errors import TerraformError
+from provisioner.store.locks import holders, is_locked
+from provisioner.terraform import process
+from provisioner.terraform.process import LOCK, terraform_environment, terraform_program
 
-Program = Callable[[str], Stack]
-
-
-def silent(_: str) -> None:
-    """Tells nobody."""
-
-
-def error_line(summary: str, detail: str = "") -> str:
-    """Returns an error line of Terraform's -json stream."""
-    diagnostic = {"severity": "error", "summary": summary, "detail": detail}
-    return json.dumps({"type": "diagnostic", "@message": f"Error: {summary}", "diagnostic": diagnostic})
+Put = Callable[[str], None]
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Puts a shell script in place of Terraform. `init` succeeds; other commands run it and are noted in `runs`."""
-    monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Puts a shell script in Terraform's place."""
 
-    def make(script: str) -> Stack:
+    def put(script: str) -> None:
         path = tmp_path / "terraform"
-        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> {tmp_path}/runs\n{script}\n')
+        path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
-        stack = Stack(tmp_path / "stack")
-        stack.write({"main.tf": ""})
-        return stack
 
-    return make
+    return put
 
 
-def say(tmp_path: Path, text: str) -> str:
-    """Returns a shell command that prints exactly this text."""
-    path = tmp_path / "said"
-    path.write_text(text)
-    return f"cat {path}"
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "root"
+    directory.mkdir()
+    return directory
 
 
-def runs(tmp_path: Path) -> list[str]:
-    """Returns the arguments of each run except init."""
-    return (tmp_path / "stack" / "runs").read_text().splitlines()
+def test_each_line_is_heard_once_and_kept_in_the_log(put: Put, root: Path) -> None:
+    put("echo '{\"type\": \"x\"}'; echo 'no json' >&2; echo '[1]'; printf 'no end'; exit 3")
+    heard: list[dict[str, Any]] = []
+    assert process.run(root, "apply", heard.append, 1) == 3
+    assert heard == [{"type": "x"}, {"@message": "no json"}, {"@message": "[1]"}, {"@message": "no end"}]
+    assert (root / "terraform.log").read_text().endswith("no json\n[1]\nno end")
 
 
-def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_path: Path) -> None:
-    outputs = json.dumps({"type": "outputs", "outputs": {"environments": {"value": {"one": 1}, "sensitive": False}}})
-    stack = program(say(tmp_path, f"panic: not json\n[1, 2]\n\n\x1b[31m\n{outputs}"))
-    assert stack.apply(silent) == {"environments": {"one": 1}}
+def test_what_an_earlier_run_said_is_not_heard_again(put: Put, root: Path) -> None:
+    put("echo one")
+    process.run(root, "apply", lambda _: None, 1)
+    heard: list[dict[str, Any]] = []
+    process.run(root, "apply", heard.append, 1)
+    assert heard == [{"@message": "one"}]
 
 
-def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tmp_path: Path) -> None:
-    stack = program("exit 0")
-    stack.apply(silent)
-    stack.apply(silent, 5)
-    stack.remove({"one"}, silent)
-    apply, gently, destroy = (set(line.split()) for line in runs(tmp_path))
-    assert gently == {*apply, "-parallelism=5"}
-    assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
-    assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
+def test_terraform_has_a_session_of_its_own_no_input_and_the_roots_directory(put: Put, root: Path) -> None:
+    put("ps -o sid= -p $$ | tr -d ' '; echo $$; pwd; cat")
+    heard: list[str] = []
+    process.run(root, "apply", lambda message: heard.append(message["@message"]), 1)
+    session, pid, directory = heard
+    assert session == pid
+    assert directory == str(root)
 
 
-def test_nothing_is_left_in_the_directory_for_temporary_files(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    program("exit 0").apply(silent)
-    assert list(temporary.iterdir()) == []
+def test_a_second_terraform_in_one_root_is_refused(put: Put, root: Path) -> None:
+    put("echo begun; until [ -e done ]; do sleep 0.01; done")
 
+    def again(_: dict[str, Any]) -> None:
+        with pytest.raises(TerraformError, match="Another Terraform works in"):
+            process.run(root, "apply", lambda _: None, 1)
+        (root / "done").touch()
 
-def test_an_error_shows_each_summary_once_and_the_last_lines_of_the_details(program: Program, tmp_path: Path) -> None:
-    detail = "\n".join(f"line {number} {'x' * 1000}" for number in range(100))
-    lines = [error_line("local-exec provisioner error", detail)] * 2
-    stack = program(say(tmp_path, "\n".join(lines)) + "; exit 1")
-    with pytest.raises(TerraformError) as failure:
-        stack.apply(silent)
-    shown = (failure.value.details or "").splitlines()
-    assert failure.value.message == "terraform apply failed: local-exec provisioner error."
-    assert (len(shown), max(map(len, shown))) == (20, 300)
-    assert shown[-1].startswith("line 99 ")
-
-
-def test_an_error_without_diagnostics_shows_the_last_lines(program: Program) -> None:
-    stack = program("echo 'Segmentation fault' >&2; exit 139")
-    with pytest.raises(TerraformError) as failure:
-        stack.remove({"one"}, silent)
-    assert failure.value.message == "terraform destroy failed: exit code 139."
-    assert failure.value.details == "Segmentation fault"
-
-
-def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> None:
-    stack = program("echo first; echo second >&2")
-    stack.apply(silent)
-    stack.apply(silent)
-    assert stack.log_text() == "first\nsecond\n" * 2
+    assert process.run(root, "apply", again, 1) == 0
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        "fork/exec .terraform/providers/x: text file busy",
-        "timeout while waiting for plugin to start",
-        "read tcp 192.0.2.1:443: connection reset by peer",
-    ],
+    "script",
+    ["echo begun; exec sleep 1000", "trap 'echo done; exit 1' INT; echo begun; while :; do sleep 0.01; done"],
+    ids=["dies", "ends-in-good-order"],
 )
-def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
-    stack = program(say(tmp_path, error_line("Failed", said)) + "; exit 1")
-    notes: list[str] = []
-    with pytest.raises(TerraformError):
-        stack.apply(notes.append)
-    assert len(runs(tmp_path)) == 3
-    assert len(notes) == 2
+def test_what_the_check_raises_interrupts_terraform_and_waits_for_its_end(put: Put, root: Path, script: str) -> None:
+    put(script)
+    begun = threading.Event()
+
+    def check() -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(root, "apply", lambda _: begun.set(), 30, check=check)
+    assert not is_locked(root / LOCK)
+    assert ("done" in (root / "terraform.log").read_text()) == ("done" in script)
 
 
-def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:
-    said = say(tmp_path, error_line("Failed", "connection reset by peer"))
-    program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
-    assert len(runs(tmp_path)) == 2
+def test_a_terraform_that_ignores_the_interrupt_is_killed_with_what_it_started(
+    put: Put, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TERMINATE_SECONDS", 0.05)
+    put("trap '' INT TERM; sleep 1000 & echo begun; wait; wait; wait")
+    begun = threading.Event()
+
+    def check() -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(root, "apply", lambda _: begun.set(), 0.05, check=check)
+    assert holders(root / LOCK) == []
 
 
-def test_another_error_is_not_tried_again(program: Program, tmp_path: Path) -> None:
-    stack = program(say(tmp_path, error_line("Invalid value for variable")) + "; exit 1")
-    with pytest.raises(TerraformError, match="Invalid value"):
-        stack.apply(silent)
-    assert len(runs(tmp_path)) == 1
+def test_where_nothing_works_there_is_nothing_to_end(root: Path) -> None:
+    assert process.end(root, 0)
 
 
-def test_without_terraform_the_error_names_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
-    stack = Stack(tmp_path / "stack")
-    stack.write({"main.tf": ""})
-    with pytest.raises(HostError) as failure:
-        stack.apply(silent)
-    assert "provisioner doctor" in (failure.value.hint or "")
+def test_a_terraform_that_outlived_its_controller_is_ended(put: Put, root: Path) -> None:
+    put("echo begun; exec sleep 1000")
+    begun = threading.Event()
+    thread = threading.Thread(target=process.run, args=(root, "apply", lambda _: begun.set(), 30))
+    thread.start()
+    assert begun.wait(30)
+    assert process.end(root, 30)
+    thread.join()
+    assert not is_locked(root / LOCK)
 
 
-def test_an_interruption_before_the_last_file_leaves_no_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-    monkeypatch.setattr("provisioner.terraform.stack.write_atomically", lambda path, text: written.append(path.name))
-    Stack(tmp_path / "stack").write({"main.tf": "a", "modules/environment/main.tf": "b", "values.json": "c"})
-    assert written[-1] == "main.tf"
-    assert not Stack(tmp_path / "stack").exists
-
-
-def test_forgetting_environments_needs_no_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
-    stack = Stack(tmp_path / "stack")
-    stack.write({"main.tf": "", "environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
-    stack.forget({"one"})
-    assert stack.exists
-    stack.forget({"two"})
-    assert not (tmp_path / "stack").exists()
+def test_terraform_is_the_program_that_is_named_or_the_one_on_path(tmp_path: Path) -> None:
+    for name in ("terraform", "other"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert terraform_program(path) == str(tmp_path / "terraform")
+    assert terraform_program({**path, "PROVISIONER_TERRAFORM": str(tmp_path / "other")}) == str(tmp_path / "other")
+    assert terraform_program({**path, "PROVISIONER_TERRAFORM": "/nowhere"}) is None
+    assert terraform_program({"PATH": str(tmp_path / "none")}) is None
 
 
 def test_what_would_change_terraforms_commands_does_not_reach_it() -> None:

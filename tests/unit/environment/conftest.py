@@ -1,0 +1,20 @@
+"""What tests of whole environments share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.family.loader import TaskFamily
+from provisioner.session import Session
+from tests.unit.fakes.guest import SETUP
+from tests.unit.fakes.world import family, store_image
+
+
+@pytest.fixture
+def fam(session: Session, tmp_path: Path) -> TaskFamily:
+    """A family whose image is built, so that the next machine is an environment's."""
+    fam = family(tmp_path)
+    store_image(session, fam, SETUP)
+    return fam

@@ -1,0 +1,94 @@
+"""A longer life: every layer that would end the environment is moved, and the budget has its say first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from provisioner.clock import now
+from provisioner.costs.budgets import Spending
+from provisioner.environment.extend import extend
+from provisioner.errors import BudgetError, MachineLostError, UsageError
+from provisioner.machines import reservations
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import environment, up
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def one(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
+    """An environment that is up, for an hour, and has reserved 7 US dollars at most."""
+    cloud.usd = Decimal(3)
+    yield up(session, reservations.take(session, environment()))
+    session.leases.release("env")
+
+
+def reserved(session: Session) -> int:
+    [entry] = session.ledger.entries(unsettled=True)
+    return entry.held_micro_usd
+
+
+def test_every_layer_is_moved(session: Session, cloud: FakeCloud, one: Environment) -> None:
+    later = extend(session, one, HOUR)
+    assert later.expires_at == one.expires_at + HOUR
+    assert session.environments.find("env") == later
+    assert reserved(session) == 13_000_000
+    assert cloud.ttls == {"env": later.expires_at}
+    assert cloud.machine(one).guest.ttl_moved_to == int(later.expires_at.timestamp())
+
+
+def test_what_does_not_fit_a_standing_budget_changes_nothing(
+    session: Session, cloud: FakeCloud, one: Environment
+) -> None:
+    poor = replace(session, spending=Spending(month=Decimal(10)))
+    with pytest.raises(BudgetError, match="does not fit the budget of"):
+        extend(poor, one, HOUR)
+    assert session.environments.find("env").expires_at == one.expires_at
+    assert reserved(session) == 7_000_000
+    assert (cloud.ttls, cloud.machine(one).guest.ttl_moved_to) == ({}, None)
+
+
+def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: Session, one: Environment) -> None:
+    rich = Spending(project="other", projects={"other": Decimal(0), "default": Decimal(100)})
+    assert extend(replace(session, spending=rich), one, HOUR).expires_at == one.expires_at + HOUR
+
+
+@pytest.mark.parametrize(
+    ("change", "by", "says"),
+    [
+        ({"expires_at": now() - HOUR}, HOUR, "Its limit passed"),
+        ({}, timedelta(days=7), "longer than 7d"),
+        ({"status": "creating", "endpoints": {}}, HOUR, "its status is creating"),
+        ({"shared_ledger": True}, HOUR, "in a database that workers share"),
+    ],
+    ids=["ended", "too-long", "not-up", "shared"],
+)
+def test_what_cannot_live_longer_is_bad_input_and_stays_as_it_is(
+    session: Session, cloud: FakeCloud, one: Environment, change: dict[str, object], by: timedelta, says: str
+) -> None:
+    before = session.environments.update(one, **change)
+    with pytest.raises(UsageError, match=says):
+        extend(session, one, by)
+    assert session.environments.find("env") == before
+    assert (reserved(session), cloud.ttls) == (7_000_000, {})
+
+
+@pytest.mark.parametrize("how", ["refuses", "gone"])
+def test_a_machine_that_does_not_take_it_is_told_and_ends_at_its_earlier_time(
+    session: Session, cloud: FakeCloud, one: Environment, how: str
+) -> None:
+    if how == "refuses":
+        cloud.machine(one).guest.ttl_refusal = "Unit not found"
+    else:
+        cloud.end_machine(one)
+    with pytest.raises(MachineLostError, match="did not take the later limit") as caught:
+        extend(session, one, HOUR)
+    assert ("Unit not found" if how == "refuses" else "not running") in (caught.value.details or "")
+    assert session.environments.find("env").expires_at == one.expires_at + HOUR

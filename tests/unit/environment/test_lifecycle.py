@@ -1,0 +1,281 @@
+"""A task's environment from its plan to its end: what is brought up, what a failure leaves, what a destroy means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.environment import lifecycle
+from provisioner.errors import (
+    CapacityError,
+    ImageBuildError,
+    IsolationError,
+    MissingVariablesError,
+    StillThereError,
+    TaskError,
+    UsageError,
+)
+from provisioner.family.loader import TaskFamily
+from provisioner.models import Destination, Environment
+from provisioner.session import Phases, Session
+from provisioner.store.environments import new_id
+from provisioner.store.locks import is_locked
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import SETUP, Fails
+from tests.unit.fakes.world import created, environment, family, told_of, up
+
+ALLOWED = (Destination(cidr="192.0.2.7/32", port=443, host_names=("example.com",)),)
+
+
+def setup(**task: Any) -> dict[str, Any]:
+    return {**SETUP, "tasks": {"main": {"instructions": "Do it.", **task}}}
+
+
+def test_a_plan_builds_the_image_and_holds_what_the_family_says(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    planned = lifecycle.plan(session, family(tmp_path), "main", ALLOWED)
+    assert planned.setup.instructions == "Do it."
+    assert planned.records["primary"].image.startswith("family-fam-")
+    assert session.images.finished(planned.records["primary"].image)
+    assert planned.allowed == ALLOWED
+    assert cloud.existing() == []
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "error", "says"),
+    [
+        ("other", {}, UsageError, "no task 'other'"),
+        ("main", {"required_environment_variables": ["KEY"]}, MissingVariablesError, "not set: KEY"),
+    ],
+    ids=["task", "variables"],
+)
+def test_a_plan_that_cannot_be_is_bad_input(
+    session: Session, cloud: FakeCloud, tmp_path: Path, task: str, said: dict[str, Any], error: type, says: str
+) -> None:
+    cloud.guest_defaults = {"values": {"setup": setup(**said)}}
+    with pytest.raises(error, match=says):
+        lifecycle.plan(session, family(tmp_path), task)
+
+
+def test_with_full_internet_there_is_no_allowlist(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.guest_defaults = {"values": {"setup": setup(permissions=["full_internet"])}}
+    assert lifecycle.plan(session, family(tmp_path), "main", ALLOWED).allowed == ()
+
+
+def test_an_aux_vm_is_planned_with_its_own_image_and_size(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    spec = {"cpu_count_range": [2, 4], "ram_gib_range": [2, 4], "build_steps": [{"type": "shell", "commands": ["ls"]}]}
+    cloud.guest_defaults = {"values": {"setup": setup(aux_vm_spec=spec)}}
+    planned = lifecycle.plan(session, family(tmp_path), "main")
+    assert planned.records["aux"].image.startswith("aux-fam-")
+    assert (planned.records["aux"].size.cpus, planned.records["aux"].size.memory_gib) == (2, 2)
+
+
+def test_an_environment_comes_up_phase_by_phase_and_is_left_to_the_operator(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
+    one = lifecycle.up(session, fam, "main", ALLOWED)
+    assert (one.status, one.attended, one.allowed_destinations) == ("ready", False, ALLOWED)
+    assert one == session.environments.find(one.id)
+    assert [phase.name for phase in one.phases] == ["images", "create", "boot", "isolation", "start"]
+    assert [(probe.probe, probe.reached, probe.expected) for probe in one.probes] == [("dns", False, False)]
+    assert one.started_at is not None
+    assert cloud.guest().operations == ["start", "settle_home"]
+    assert cloud.guest().asked("settle_home")["instructions"] == "Do it."
+    assert cloud.existing() == [f"{one.id}/primary"]
+    assert not is_locked(session.environments.lease(one.id))
+    assert not is_locked(session.environments.lock(one.id))
+
+
+def test_an_environment_that_is_brought_up_is_looked_after(session: Session, fam: TaskFamily) -> None:
+    one = lifecycle.bring_up(session, fam, "main", ())
+    assert one.attended
+    assert is_locked(session.environments.lease(one.id))
+    session.leases.release(one.id)
+
+
+def test_a_family_with_intermediate_scores_is_scored_once_before_the_agent(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    cloud.guest_defaults = {"values": {"setup": {**SETUP, "has_intermediate_score": True}}}
+    one = lifecycle.up(session, family(tmp_path), "main")
+    assert [entry.score for entry in one.score_log] == [0.25]
+    assert one.phases[-1].name == "first score"
+
+
+FAILURES: list[tuple[str, dict[str, Any], type[Exception]]] = [
+    ("start", {"values": {"start": Fails("no flag")}}, TaskError),
+    ("home", {"values": {"settle_home": Fails()}}, TaskError),
+    ("leak", {"probes": [{"user": "agent", "probe": "dns", "reached": True, "detail": ""}]}, IsolationError),
+    ("silence", {"probes": b"killed"}, IsolationError),
+]
+
+
+@pytest.mark.parametrize(("broken", "error"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
+def test_what_does_not_come_up_is_destroyed_again_and_its_logs_are_kept(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, broken: dict[str, Any], error: type[Exception]
+) -> None:
+    cloud.guest_defaults = broken
+    with pytest.raises(error):
+        lifecycle.up(session, fam, "main")
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []
+    [archived] = [path for path in session.home.archive.iterdir() if path.name.startswith("fam-main-")]
+    assert (archived / "logs" / "console-primary.log").exists()
+    assert any(note.startswith("Clearing away fam-main-") for note in told_of(session).notes)
+
+
+def test_an_interruption_while_it_comes_up_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    asked: list[str] = []
+
+    def check() -> None:
+        if cloud.existing():
+            asked.append("stop")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.up(replace(session, check=lambda: None if asked else check()), fam, "main")
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+
+
+def test_what_failed_and_does_not_go_either_keeps_its_record(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
+    cloud.guest_defaults = {"values": {"start": Fails()}}
+    cloud.terraform_fails("destroy")
+    cloud.faults.stuck = True
+    with pytest.raises(StillThereError):
+        lifecycle.up(session, fam, "main")
+    assert [one.status for one in session.environments.all()] == ["destroying"]
+
+
+def test_without_room_it_goes_on_in_the_next_place(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, tmp_path: Path
+) -> None:
+    cloud.next_cloud = FakeCloud(cloud.directory, session.home, region="sea")
+    cloud.faults.places = []
+    cloud.terraform_fails()
+    one = lifecycle.up(session, fam, "main")
+    assert one.placement["region"] == "sea"
+    assert "crater has no machine to give. Going on elsewhere." in told_of(session).notes
+    assert cloud.existing() == [f"{one.id}/primary"]
+    cloud.next_cloud.close()
+
+
+def test_without_room_anywhere_the_error_is_raised(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    cloud.faults.places = []
+    cloud.terraform_fails()
+    with pytest.raises(CapacityError, match="crater has no machine to give"):
+        lifecycle.up(session, fam, "main")
+
+
+def test_an_image_that_cannot_be_built_starts_no_environment(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    cloud.guest_defaults = {"values": {"install": Fails("no network")}}
+    with pytest.raises(ImageBuildError, match="no network"):
+        lifecycle.up(session, family(tmp_path), "main")
+    assert [run.split()[1][:5] for run in cloud.runs()] == ["build", "build"]
+    assert cloud.existing() == []
+
+
+def test_machines_that_a_killed_process_created_are_gone_on_with(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
+    planned = lifecycle.plan(session, fam, "main")
+    [known] = created(session, environment(new_id("fam", "main")))
+    one = lifecycle.adopt(session, planned, known, Phases(session.progress))
+    assert (one.status, one.id) == ("ready", known.id)
+    assert [phase.name for phase in one.phases] == ["boot", "isolation", "start"]
+    assert is_locked(session.environments.lease(one.id))
+    session.leases.release(one.id)
+
+
+def test_machines_that_cannot_be_gone_on_with_are_destroyed(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
+    planned = lifecycle.plan(session, fam, "main")
+    [known] = created(session, environment())
+    cloud.end_machine(known)
+    with pytest.raises(Exception, match="did not come up"):
+        lifecycle.adopt(session, planned, known, Phases(session.progress))
+    assert session.environments.all() == []
+
+
+def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: FakeCloud) -> None:
+    one = up(session, environment(has_teardown=True))
+    existed: list[list[str]] = []
+    cloud.machine(one).guest.during["teardown"] = lambda: existed.append(cloud.existing())
+    phases = lifecycle.destroy(session, one)
+    assert [phase.name for phase in phases] == ["teardown", "destroy"]
+    assert existed == [["env/primary"]]
+    assert cloud.existing() == []
+
+
+@pytest.mark.parametrize("change", [{"has_teardown": False}, {"started_at": None}], ids=["none", "not-started"])
+def test_without_a_teardown_or_a_start_there_is_nothing_to_tear_down(
+    session: Session, cloud: FakeCloud, change: dict[str, Any]
+) -> None:
+    one = session.environments.update(up(session, environment(has_teardown=True)), **change)
+    assert [phase.name for phase in lifecycle.destroy(session, one)] == ["destroy"]
+    assert cloud.machine(one).guest.operations == []
+
+
+def test_a_teardown_that_fails_is_told_and_stops_nothing(session: Session, cloud: FakeCloud) -> None:
+    one = up(session, environment(has_teardown=True))
+    cloud.machine(one).guest.values["teardown"] = Fails("still busy")
+    lifecycle.destroy(session, one)
+    assert any("still busy" in note for note in told_of(session).notes)
+    assert cloud.existing() == []
+
+
+def test_a_machine_that_is_gone_already_needs_no_teardown_to_be_destroyed(session: Session, cloud: FakeCloud) -> None:
+    one = up(session, environment(has_teardown=True))
+    cloud.end_machine(one)
+    lifecycle.destroy(session, one)
+    assert session.environments.all() == []
+
+
+def test_what_is_gone_can_be_destroyed_again(session: Session, cloud: FakeCloud) -> None:
+    one = up(session)
+    lifecycle.destroy(session, one)
+    assert lifecycle.destroy(session, one) == ()
+    assert cloud.runs() == ["apply env", "destroy env"]
+
+
+def test_scores_are_of_the_record_as_it_is_now(session: Session, cloud: FakeCloud) -> None:
+    one = up(session, environment(has_intermediate_score=True))
+    lifecycle.intermediate_score(session, one)
+    known, _ = lifecycle.intermediate_score(session, one)
+    assert [entry.score for entry in known.score_log] == [0.25, 0.25]
+    known, outcome = lifecycle.score(session, one)
+    assert (outcome.kind, outcome.score, len(known.score_log)) == ("scored", 0.5, 3)
+
+
+def known_names(environments: list[Environment]) -> list[str]:
+    return [one.id for one in environments]
+
+
+def test_a_destroy_by_name_knows_what_lives_and_what_is_gone(session: Session) -> None:
+    lifecycle.destroy(session, up(session, environment("gone-1")))
+    session.environments.save(environment("here-1"))
+    live, gone = lifecycle.select_for_destroy(session, ["here", "gone-1"], everything=False)
+    assert (known_names(live), gone) == (["here-1"], ["gone-1"])
+    with pytest.raises(UsageError, match="There is no environment 'never'"):
+        lifecycle.select_for_destroy(session, ["never"], everything=False)
+
+
+def test_a_destroy_of_all_takes_what_can_be_read_and_directories_without_a_record(session: Session) -> None:
+    session.environments.save(environment("here"))
+    session.environments.save(environment("spoilt"))
+    (session.environments.directory("spoilt") / "environment.json").write_text("{")
+    session.environments.directory("crashed").mkdir()
+    live, gone = lifecycle.select_for_destroy(session, [], everything=True)
+    assert (known_names(live), gone) == (["here"], [])
+    assert session.environments.directory("spoilt").exists()
+    assert not session.environments.directory("crashed").exists()

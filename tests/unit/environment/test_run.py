@@ -1,0 +1,95 @@
+"""Whole runs: whatever happens in the middle, the environment is destroyed at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.environment.run import AgentCommand, run, run_tests
+from provisioner.errors import TaskError, UsageError
+from provisioner.family.loader import TaskFamily
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import Fails
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> AgentCommand:
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    (directory / "run.sh").write_text("echo worked > ../submission.txt; exit 3")
+    return AgentCommand(directory, "sh run.sh")
+
+
+def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []
+
+
+def test_a_run_is_up_agent_score_destroy(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand
+) -> None:
+    result = run(session, fam, "main", agent=agent)
+    assert (result.outcome.score, result.agent_exit_code, result.task) == (0.5, 3, "main")
+    names = ["images", "create", "boot", "isolation", "start", "agent", "score", "destroy"]
+    assert [phase.name for phase in result.phases] == names
+    assert cloud.guest().operations == ["start", "settle_home", "read_submission", "score"]
+    assert (cloud.guest().home / "submission.txt").read_text() == "worked\n"
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_given_submission_is_scored_without_an_agent(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    result = run(session, fam, "main", submission="7")
+    assert result.agent_exit_code is None
+    assert "read_submission" not in cloud.guest().operations
+    assert list(cloud.guest().files.values()) == [b"7"]
+
+
+def test_a_scoring_that_fails_is_a_result_and_no_error(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    cloud.guest_defaults = {"values": {"score": Fails("division by zero")}}
+    result = run(session, fam, "main", submission="7")
+    assert (result.outcome.kind, result.outcome.score) == ("exception", None)
+    assert "division by zero" in result.outcome.message
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_run_whose_agent_cannot_be_copied_is_destroyed(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        run(session, fam, "main", agent=AgentCommand(tmp_path / "nowhere", "true"))
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_run_that_does_not_start_is_destroyed(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    cloud.guest_defaults = {"values": {"start": Fails()}}
+    with pytest.raises(TaskError, match="it broke"):
+        run(session, fam, "main", submission="7")
+    assert_nothing_is_left(session, cloud)
+
+
+def test_the_familys_own_tests_give_pytests_exit_code(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    cloud.guest_defaults = {"values": {"pytest": {"exit_code": 5}}}
+    one, code = run_tests(session, fam, "main", ["-k", "one"])
+    assert code == 5
+    asked = cloud.guest().asked("pytest")
+    assert (asked["arguments"], asked["environment"]) == (["-k", "one"], {"TOKEN": "s3cret-value"})
+    assert session.environments.find(one.id, archived=True).status == "destroying"
+    assert_nothing_is_left(session, cloud)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["passed", "failed"])
+def test_an_environment_of_tests_is_kept_for_who_asked_for_it(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, fails: bool
+) -> None:
+    if fails:
+        cloud.guest_defaults = {"values": {"pytest": Fails()}}
+        with pytest.raises(TaskError):
+            run_tests(session, fam, "main", [], keep=True)
+    else:
+        run_tests(session, fam, "main", [], keep=True)
+    [one] = session.environments.all()
+    assert (one.status, one.attended) == ("ready", False)
+    assert cloud.existing() == [f"{one.id}/primary"]

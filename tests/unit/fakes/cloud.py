@@ -1,0 +1,345 @@
+"""A cloud in a directory: machines are files that a fake Terraform makes, and answer SSH on the loopback.
+
+It refuses what a real cloud would: to prepare twice, to capture a disk that is in use, to harden what is not up.
+All methods of a cloud are here and nowhere else in the unit tests of what stands on one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.clock import now
+from provisioner.clouds.cloud import Cloud, EnvironmentResources, SharedNetwork, StackValues, TerminationReason
+from provisioner.clouds.local.cloud import LocalVariables
+from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
+from provisioner.costs.prices import CostLine
+from provisioner.errors import CapacityError, InfrastructureError, MachineLostError, StillThereError, TerraformError
+from provisioner.family.manifest import Resources
+from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+from provisioner.progress import Progress
+from provisioner.remote.ssh import Connection
+from provisioner.store.home import Home
+from provisioner.store.images import Image, ImageStore
+from tests.unit.fakes.guest import Guest
+from tests.unit.fakes.sshd import Sshd
+
+CRATER = "crater"
+
+
+@dataclass
+class Machine:
+    """One machine that may be created: its server, its inside, who may log in beside root."""
+
+    sshd: Sshd
+    guest: Guest
+    authorized_keys: Mapping[str, str]
+
+
+@dataclass
+class Faults:
+    """What goes wrong with the cloud.
+
+    Attributes:
+        unreachable: it cannot be asked.
+        stuck: it removes nothing.
+        places: where to go on when Terraform fails; None: no place is to blame.
+        lost_images: names of images that it has lost.
+        refuses_to_harden: the last change to machines fails.
+    """
+
+    unreachable: bool = False
+    stuck: bool = False
+    places: list[tuple[str, dict[str, str]]] | None = None
+    lost_images: set[str] = field(default_factory=set)
+    refuses_to_harden: bool = False
+
+
+class FakeCloud(Cloud):
+    """The cloud.
+
+    Args:
+        directory: what exists in it.
+        home: whose images it knows.
+        usd_per_hour: what a machine costs; 0 where nobody bills.
+    """
+
+    name = "local"  # the modules that stacks are made of are this cloud's; the fake Terraform does not look at them
+    parallelism: int | None = None
+    module_variables = LocalVariables
+
+    def __init__(self, directory: Path, home: Home, usd: Decimal = Decimal(0), region: str = CRATER) -> None:
+        self.directory, self.home, self.usd, self.region = directory, home, usd, region
+        self.faults = Faults()
+        self.machines: dict[tuple[str, Role], Machine] = {}
+        self.hardened: list[str] = []
+        self.ttls: dict[str, Any] = {}
+        self.kept_when_off: set[str] = set()
+        self.off: set[tuple[str, Role]] = set()
+        self.foreign_images: set[str] = set()
+        self.vendor_images = False
+        self.network: SharedNetwork | None = None
+        self.removed_networks: list[str] = []
+        self.next_cloud: FakeCloud | None = None
+        self.renewed: list[str] = []
+        self.consoles: dict[Role, str] = {}
+        self.guest_defaults: dict[str, Any] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    # What tests do with it.
+
+    def machine(self, environment: Environment | str, role: Role = "primary") -> Machine:
+        """A machine that was prepared."""
+        return self.machines[environment if isinstance(environment, str) else environment.id, role]
+
+    def guest(self, role: Role = "primary") -> Guest:
+        """The inside of the only machine with a role."""
+        [machine] = [machine for (_, its), machine in self.machines.items() if its == role]
+        return machine.guest
+
+    def forget_builders(self) -> None:
+        """Ends the servers of machines that are gone, so that guest() means those that come."""
+        for name in [name for name in self.machines if not self._path(*name).exists()]:
+            self.machines.pop(name).sshd.close()
+
+    def existing(self) -> list[str]:
+        """All machines that exist, as ENVIRONMENT/ROLE."""
+        return sorted(str(path.relative_to(self.directory / "machines")) for path in self._files())
+
+    def runs(self) -> list[str]:
+        """What Terraform did, as COMMAND STACK, but for init."""
+        path = self.directory / "runs"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if not line.startswith("init ")]
+
+    def terraform_fails(
+        self, command: str = "apply", summary: str = "It broke", *, environment: str = "", creates: bool = False
+    ) -> None:
+        """Lets the next such Terraform fail: before it makes anything, or after, and then it forgets what it made."""
+        fault = {"command": command, "summary": summary, "environment": environment, "creates": creates}
+        (self.directory / "fault.json").write_text(json.dumps(fault))
+
+    def end_machine(self, environment: Environment | str, role: Role = "primary") -> None:
+        """Ends a machine behind everybody's back."""
+        identity = environment if isinstance(environment, str) else environment.id
+        self._path(identity, role).unlink()
+        self.machines[identity, role].sshd.cut()
+
+    def close(self) -> None:
+        """Ends the servers."""
+        for machine in self.machines.values():
+            machine.guest.kill_agent()
+            machine.sshd.close()
+
+    def _files(self) -> list[Path]:
+        return list((self.directory / "machines").glob("*/*"))
+
+    def _path(self, identity: str, role: Role) -> Path:
+        return self.directory / "machines" / identity / role
+
+    def _ask(self) -> None:
+        if self.faults.unreachable:
+            raise InfrastructureError("The cloud does not answer.")
+
+    def _may_log_in(self, identity: str, role: Role, user: str, key: str) -> bool:
+        spec = json.loads(self._path(identity, role).read_text())
+        lines = self.machines[identity, role].authorized_keys.get(user, "").splitlines()
+        return key == spec["public_key"] if user == "root" else key in lines
+
+    def _power_off(self, identity: str, role: Role) -> None:
+        if identity in self.kept_when_off:
+            self.off.add((identity, role))
+        else:
+            self._path(identity, role).unlink()
+
+    # What a cloud does.
+
+    def problems(self) -> list[tuple[str, str]]:
+        return []
+
+    def notes(self) -> list[str]:
+        return []
+
+    def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
+        sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
+        return sizes | ({"aux": size_of_aux_vm(aux)} if aux else {})
+
+    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+        if not self.usd:
+            return ()
+        return tuple(
+            CostLine(
+                what=role, usd_per_hour=self.usd, worst_usd_per_hour=2 * self.usd, source="moon", as_of=date(2026, 1, 1)
+            )
+            for role in sizes
+        )
+
+    def usd_per_hour(self, environment: Environment) -> Decimal:
+        return self.usd * len(environment.machines)
+
+    def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
+        return MachineSize(cpus=1, memory_gib=1, disk_gib=disk_gib)
+
+    def base_image(self, base: BaseImage, progress: Progress) -> str:
+        name = f"vendor-{base.distribution}" if self.vendor_images else f"base-{base.role}-0123456789abcdef"
+        images = ImageStore(self.home)
+        with images.building(name, progress) as directory:
+            if directory is not None:
+                kind = "vendor" if self.vendor_images else "base"
+                image = Image.model_validate({"name": name, "kind": kind, "created_at": now(), "cloud": self.name})
+                images.finish(image, directory)
+        return name
+
+    def has_image(self, image: Path) -> bool:
+        assert (image / "image.json").exists()
+        return image.name not in self.faults.lost_images
+
+    def adopt(self, name: str, destination: Path) -> bool:
+        if name not in self.foreign_images:
+            return False
+        (destination / "ami.json").write_text(name)
+        return True
+
+    def keep_when_off(self, environment: Environment) -> None:
+        assert environment.kind == "builder"
+        self.kept_when_off.add(environment.id)
+
+    def capture(self, environment: Environment, name: str, destination: Path) -> None:
+        if (environment.id, "primary") not in self.off or not self._path(environment.id, "primary").exists():
+            raise InfrastructureError("There is no disk of a powered-off machine.")
+        (destination / "disk.qcow2").write_text(f"disk of {environment.id} as {name}")
+
+    def discard(self, image: Path) -> None:
+        (image / "ami.json").unlink(missing_ok=True)
+
+    def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
+        assert authorized_keys.keys() == environment.machines.keys()
+        endpoints = self._endpoints()
+        for role, keys in authorized_keys.items():
+            identity = environment.id
+            assert (identity, role) not in self.machines, "it is prepared twice"
+            path = self._path(identity, role)
+
+            def power_off(identity: str = identity, role: Role = role) -> None:
+                self._power_off(identity, role)
+
+            def may_log_in(user: str, key: str, identity: str = identity, role: Role = role) -> bool:
+                return self._may_log_in(identity, role, user, key)
+
+            guest = Guest(self.directory / f"home-{identity}-{role}", power_off)
+            for name, value in self.guest_defaults.items():
+                setattr(guest, name, {**guest.values, **value} if name == "values" else value)
+            sshd = Sshd(guest.obey, may_log_in, path.exists)
+            self.machines[identity, role] = Machine(sshd, guest, keys)
+            address = {"primary": "192.0.2.2", "aux": "192.0.2.3"}[role] if len(authorized_keys) > 1 else None
+            endpoints.setdefault(identity, {})[role] = {
+                "host": "127.0.0.1", "port": sshd.port, "private_address": address,
+            }  # fmt: skip
+        (self.directory / "endpoints.json").write_text(json.dumps(endpoints))
+
+    def _endpoints(self) -> dict[str, dict[str, Any]]:
+        path = self.directory / "endpoints.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def place(self, environment: Environment) -> dict[str, str]:
+        return {"region": self.region, "zone": "a"}
+
+    def next_place(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
+        if self.faults.places is None:
+            return None
+        if not self.faults.places:
+            raise CapacityError(f"{self.region} has no machine to give.")
+        return self.faults.places.pop(0)
+
+    def shared_network(self, environment: Environment) -> SharedNetwork | None:
+        assert environment.placement, "an environment has a place before it has a network"
+        made = self.network and (self.directory / "networks" / self.network.stack).exists()
+        return None if made and self.network and self.network.new else self.network
+
+    def remove_shared_network(self, environment: Environment) -> None:
+        self.removed_networks.append(environment.id)
+
+    def stack_values(self, environment: Environment) -> StackValues:
+        images = {role: machine.image for role, machine in environment.machines.items()}
+        return StackValues(images, LocalVariables(directory=""))
+
+    def root_files(self, environment: Environment) -> dict[str, str]:
+        return {}
+
+    def host_key(self, environment: Environment, role: Role) -> str | None:
+        return self.machine(environment, role).sshd.host_key if self._path(environment.id, role).exists() else None
+
+    def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
+        assert connections.keys() == environment.machines.keys()
+        assert all(self._path(environment.id, role).exists() for role in connections)
+        if self.faults.refuses_to_harden:
+            raise MachineLostError("It could not be hardened.")
+        self.hardened.append(environment.id)
+
+    def alive(self, environment: Environment, role: Role) -> bool:
+        self._ask()
+        return self._path(environment.id, role).exists() and (environment.id, role) not in self.off
+
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        assert not self.alive(environment, role)
+        return TerminationReason()
+
+    def console(self, environment: Environment, role: Role) -> str:
+        if role in self.consoles:
+            return self.consoles[role]
+        return "".join(f"console line {number} of {role}\n" for number in range(20))
+
+    def move_ttl(self, environment: Environment) -> None:
+        self.ttls[environment.id] = environment.expires_at
+
+    def renew_lease(self, environment: Environment) -> None:
+        assert environment.endpoints
+        self.renewed.append(environment.id)
+
+    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+        self._ask()
+        return [
+            EnvironmentResources(environment=name, resources=("machine",))
+            for name in {path.parent.name for path in self._files()}
+        ]
+
+    def clear(self, found: EnvironmentResources) -> bool:
+        for path in self._files():
+            if path.parent.name == found.environment:
+                path.unlink()
+        return True
+
+    def remaining(self, environment: Environment) -> list[str]:
+        self._ask()
+        return [f"{role} machine" for role in environment.machines if self._path(environment.id, role).exists()]
+
+    def remove(self, environment: Environment) -> None:
+        if self.faults.stuck:
+            raise StillThereError(f"The machine of {environment.id} does not end.")
+        for role in environment.machines:
+            self._path(environment.id, role).unlink(missing_ok=True)
+
+    def gateways(self, environment: Environment) -> list[str]:
+        return ["192.0.2.1"]
+
+    def fallback(self) -> FakeCloud | None:
+        return self.next_cloud
+
+
+def use_fake_terraform(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the program in Terraform's place; it works on the fake cloud in this directory."""
+    program = directory / "terraform"
+    directory.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("terraform.py").read_text()
+    program.write_text(f"#!{sys.executable} -IS\n{source}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(program))
+    monkeypatch.setenv("FAKE_CLOUD", str(directory))

@@ -1,0 +1,156 @@
+"""What a machine answers: a script for the helper's operations and for root's commands, a real shell for the agent's.
+
+Root's commands are recognised one by one and never run; one that nobody expects fails the test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.unit.fakes.sshd import Call, in_a_shell
+
+PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody answers"}]
+SETUP = {"standard_version": "0.5.0", "tasks": {"main": {"instructions": "Do it."}}, "has_score": True}
+
+
+@dataclass(frozen=True)
+class Fails:
+    """An operation of the helper that raises, says so, and leaves a traceback."""
+
+    message: str = "it broke"
+
+
+@dataclass
+class Guest:
+    """One machine's inside. Set what it answers before; look at what it was asked for after.
+
+    Attributes:
+        values: what operations of the helper return; Fails for a failure. Others are unexpected.
+        says: what operations print, by operation.
+        requests: what the helper was asked for, in order.
+        trees, files: what root copied into the machine, by destination.
+        ran_as: the users as whom root ran something.
+        secrets_left: lines of the search for secrets.
+        ttl_moved_to: what the timer in the machine was set to; `ttl_refusal` is what it answers instead.
+    """
+
+    home: Path
+    power_off: Callable[[], None]
+    values: dict[str, Any] = field(
+        default_factory=lambda: {
+            "start": None, "settle_home": None, "teardown": None, "score": 0.5, "install": None, "shell": None,
+            "setup": SETUP, "read_submission": {"found": True, "text": "42"}, "pytest": {"exit_code": 0},
+            "intermediate_score": {"score": 0.25, "message": {"a": 1}, "details": {"b": 2}}, "aggregate_scores": 0.75,
+        }
+    )  # fmt: skip
+    says: dict[str, str] = field(default_factory=dict)
+    probes: Any = field(default_factory=lambda: PROBES)
+    journal: str = "a journal\n"
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    probe_requests: list[dict[str, Any]] = field(default_factory=list)
+    trees: dict[str, set[str]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    ran_as: list[str] = field(default_factory=list)
+    package_exit_code: int = 0
+    secrets_left: list[str] = field(default_factory=list)
+    ttl_moved_to: int | None = None
+    ttl_refusal: str = ""
+    during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    _results: dict[str, str] = field(default_factory=dict)
+
+    def asked(self, operation: str) -> dict[str, Any]:
+        """The only request for an operation."""
+        [request] = [request for request in self.requests if request["operation"] == operation]
+        return request
+
+    @property
+    def operations(self) -> list[str]:
+        """What the helper was asked for, in order."""
+        return [request["operation"] for request in self.requests]
+
+    def obey(self, call: Call) -> int:
+        """Runs a command."""
+        if call.user == "agent":
+            if not self.home.exists():
+                self.home.mkdir()
+            return in_a_shell(call, {"HOME": str(self.home), "PATH": os.environ["PATH"]})
+        assert call.user == "root", f"{call.user} runs {call.command}"
+        stdin = call.stdin()
+        if call.argv[:2] == ["runuser", "-u"]:
+            assert call.argv[3] == "--", call.command[:300]
+            self.ran_as.append(call.argv[2])
+            call.argv = call.argv[4:]
+        code, stdout, stderr = self._as_root(call, stdin)
+        call.channel.sendall(stdout)
+        call.channel.sendall_stderr(stderr)
+        return code
+
+    def _as_root(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
+        argv = call.argv
+        if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/helper.py"):
+            return 0, *self._help(json.loads(stdin))
+        if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/probe.py"):
+            self.probe_requests.append(json.loads(stdin))
+            return 0, self.probes if isinstance(self.probes, bytes) else json.dumps(self.probes).encode(), b""
+        if argv[:3] == ["python3", "-I", "-c"]:  # the search for secrets
+            assert json.loads(stdin), "there is nothing to look for"
+            return 0, "\n".join(self.secrets_left).encode(), b""
+        if argv[0] == "journalctl":
+            return 0, self.journal.encode(), b""
+        if argv == ["pkill", "-KILL", "-u", "agent"]:
+            self.kill_agent()
+            return 0, b"", b""
+        assert argv[0] == "sh", f"nobody expects {call.command[:300]}"
+        return self._run_script(call, stdin)
+
+    def _run_script(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
+        argv, script = call.argv, call.argv[2]
+        if argv[-1] in self._results:
+            return 0, self._results.pop(argv[-1]).encode(), b""
+        if argv[-1] == "move":
+            self.ttl_moved_to = None if self.ttl_refusal else int(argv[-2])
+            return int(bool(self.ttl_refusal)), b"", self.ttl_refusal.encode()
+        if "poweroff" in script:
+            assert "authorized_keys.d" in script, "a builder's own keys stay in the image"
+            self.power_off()
+            return 0, b"", b""
+        if argv[1].endswith("/prepare.sh"):
+            return self.package_exit_code, b"Unpacking curl\n", b"E: no curl\n" if self.package_exit_code else b""
+        if "tar -x" in script:
+            with tarfile.open(fileobj=io.BytesIO(stdin)) as archive:
+                self.trees[argv[-1]] = set(archive.getnames())
+            return 0, b"", b""
+        assert "cat > " in script, f"nobody expects {call.command[:300]}"
+        self.files[argv[4]] = stdin
+        return 0, b"", b""
+
+    def _help(self, request: dict[str, Any]) -> tuple[bytes, bytes]:
+        operation = request["operation"]
+        self.requests.append(request)
+        assert operation in self.values, f"nobody expects the operation {operation}"
+        if operation in self.during:
+            self.during[operation]()
+        value = self.values[operation]
+        result: dict[str, Any] = {"status": "ok", "value": value}
+        if isinstance(value, Fails):
+            result = {"status": "error", "kind": "exception", "type": "ValueError", "message": value.message}
+        self._results[request["result"]] = json.dumps(result)
+        return self.says.get(operation, "").encode(), b""
+
+    def kill_agent(self) -> None:
+        """Ends what user agent runs: in this stand-in, all whose HOME is this machine's."""
+        mark = f"HOME={self.home}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
+            except OSError:
+                continue

@@ -1,0 +1,65 @@
+"""A program in Terraform's place: it makes machines as files in the fake cloud's directory, and keeps a state.
+
+What it was told to do wrong next lies in `fault.json`: it is done once.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+CLOUD = Path(os.environ["FAKE_CLOUD"])
+
+
+def main() -> None:
+    """Obeys one command."""
+    command, stack = sys.argv[1], Path.cwd().name
+    with (CLOUD / "runs").open("a") as runs:
+        runs.write(f"{command} {stack}\n")
+    if command == "init":
+        return
+    fault_file = CLOUD / "fault.json"
+    fault = json.loads(fault_file.read_text()) if fault_file.exists() else {}
+    if fault and fault["command"] == command:
+        fault_file.unlink()
+    else:
+        fault = {}
+    if stack.startswith("network-"):
+        (CLOUD / "networks").mkdir(exist_ok=True)
+        (CLOUD / "networks" / stack).write_text(Path("network.auto.tfvars.json").read_text())
+        fail(fault)
+        return
+    values = json.loads(Path("environments.auto.tfvars.json").read_text())["environments"]
+    machines = {f"{one}/{role}": spec for one, value in values.items() for role, spec in value["machines"].items()}
+    if fault and not fault["creates"]:
+        fail(fault)
+    state = Path("terraform.tfstate")
+    made = json.loads(state.read_text()) if state.exists() else []
+    wanted = [] if command == "destroy" else list(machines)
+    for name in set(wanted) - set(made):
+        path = CLOUD / "machines" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:  # a cloud makes no machine twice
+            file.write(json.dumps(machines[name]))
+    for name in set(made) - set(wanted):
+        (CLOUD / "machines" / name).unlink(missing_ok=True)
+    if fault:  # killed before it wrote its state: it forgets what it has just made
+        fail(fault)
+    state.write_text(json.dumps(wanted))
+    endpoints = json.loads((CLOUD / "endpoints.json").read_text())
+    outputs = {one: {"machines": {role: endpoints[one][role] for role in values[one]["machines"]}} for one in values}
+    print(json.dumps({"type": "outputs", "outputs": {"environments": {"value": outputs}}}))
+
+
+def fail(fault: dict[str, str]) -> None:
+    """Ends as Terraform does after an error, if there is one."""
+    if not fault:
+        return
+    diagnostic = {"severity": "error", "summary": fault["summary"], "detail": ""}
+    if fault["environment"]:
+        diagnostic["address"] = f'module.environment["{fault["environment"]}"].machine'
+    print(json.dumps({"type": "diagnostic", "@message": fault["summary"], "diagnostic": diagnostic}))
+    sys.exit(1)
+
+
+main()

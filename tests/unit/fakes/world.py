@@ -1,0 +1,111 @@
+"""A session on a real home and a fake cloud, and what an environment in it looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from provisioner.clock import now
+from provisioner.family.loader import TaskFamily, load_family
+from provisioner.family.setup_data import parse_setup_data
+from provisioner.images import build
+from provisioner.machines.boot import boot_machines
+from provisioner.machines.create import create_machines, record_environment
+from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
+from provisioner.session import Session
+from provisioner.store.images import Image
+from tests.unit.fakes.cloud import FakeCloud
+
+SIZE = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
+MODULE = """
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+"""
+
+
+@dataclass
+class Told:
+    """Keeps what whoever watches is told."""
+
+    notes: list[str] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def phase_started(self, name: str) -> None:
+        self.phases.append(f"{name}...")
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        assert self.phases[-1] == f"{name}...", f"{name} ended, and {self.phases[-1]} had begun"
+        self.phases[-1] = name
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def output(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def family(directory: Path, **files: str) -> TaskFamily:
+    """A family called `fam`, of a module and these files."""
+    root = directory / "fam"
+    root.mkdir(exist_ok=True)
+    for name, text in {"fam.py": MODULE, **files}.items():
+        (root / name).write_text(text)
+    return load_family(root)
+
+
+def store_image(session: Session, fam: TaskFamily, setup: dict[str, Any]) -> str:
+    """Puts a family's image and setup data into the home, as if a builder had made it."""
+    base = build.base_image(session, BaseImage(role="primary"))
+    name = build.family_image_name(fam, base, session.variables)
+    with session.images.building(name, session.progress) as directory:
+        assert directory is not None
+        (directory / "setup-data.json").write_text(parse_setup_data(setup).model_dump_json())
+        image = Image(name=name, kind="family", created_at=now(), cloud="local", base=base, family=fam.name)
+        session.images.finish(image, directory)
+    return name
+
+
+def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), **changes: Any) -> Environment:
+    """An environment of which nothing exists yet."""
+    begin = now()
+    new = Environment(
+        id=identity, cloud="local", stack=identity, family="fam", task="main", status="creating", attended=True,
+        created_at=begin, expires_at=begin + timedelta(hours=1), setup=TaskSetup(instructions="Do it."),
+        has_score=True, full_internet=False,
+        machines={role: MachineRecord(image="base", size=SIZE, user="root") for role in roles},
+    )  # fmt: skip
+    return Environment.model_validate(new.model_dump() | changes)
+
+
+def created(session: Session, *new: Environment) -> list[Environment]:
+    """Environments whose machines exist: of one stack, made by one apply."""
+    for one in new:
+        record_environment(session, one)
+    return create_machines(session, list(new))
+
+
+def up(session: Session, new: Environment | None = None) -> Environment:
+    """An environment that is up and whose start() has run, as its record says."""
+    [one] = created(session, new or environment())
+    for connection in boot_machines(session, one).values():
+        connection.close()
+    return session.environments.update(one, status="ready", started_at=now())
+
+
+def cloud_of(session: Session) -> FakeCloud:
+    """The session's fake cloud."""
+    assert isinstance(session.cloud, FakeCloud)
+    return session.cloud
+
+
+def told_of(session: Session) -> Told:
+    """What the session told."""
+    assert isinstance(session.progress, Told)
+    return session.progress

@@ -1,0 +1,133 @@
+"""Which files of a family go into a machine, and the digest that names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import TaskFamilyError
+from provisioner.family import files
+from provisioner.family.files import digest_files, is_skipped, list_files
+
+
+def write(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("path", "skipped"),
+    [
+        (".", False),
+        (".git", True),
+        (".git/config", True),
+        ("assets/.git/config", False),
+        (".venv/bin/python", True),
+        ("assets/.venv", False),
+        ("__pycache__/a.pyc", True),
+        ("assets/__pycache__", True),
+        ("assets/a.pyc", False),
+        (".env", False),
+        (".DS_Store", True),
+        ("my__pycache__", False),
+    ],
+    ids=str,
+)
+def test_what_every_checkout_has_and_no_task_needs_is_skipped(path: str, skipped: bool) -> None:
+    assert is_skipped(Path(path)) is skipped
+
+
+def test_files_are_listed_sorted_and_relative_to_the_family(tmp_path: Path) -> None:
+    write(tmp_path, "b/z", "b/a", "a", ".hidden", "__pycache__/x", "b/.git/config")
+    (tmp_path / "empty").mkdir()
+    assert list_files(tmp_path) == (".hidden", "a", "b/.git/config", "b/a", "b/z")
+    assert list_files(tmp_path, tmp_path / "b") == ("b/.git/config", "b/a", "b/z")
+
+
+def test_a_link_to_a_directory_is_listed_as_a_link_and_not_entered(tmp_path: Path) -> None:
+    write(tmp_path, "real/file")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "up").symlink_to("..")
+    (tmp_path / "broken").symlink_to("nothing")
+    assert list_files(tmp_path) == ("broken", "link", "real/file", "real/up")
+
+
+def through_another(root: Path) -> None:
+    (root / "here").symlink_to(".")
+    (root / "link").symlink_to("here/../../outside")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda root: (root / "link").symlink_to("../outside"), "'link' leads out"),
+        (lambda root: (root / "link").symlink_to("../root/file"), "'link' leads out"),
+        (lambda root: (root / "link").symlink_to(root / "file"), "'link' is absolute"),
+        (lambda root: (root / "link").symlink_to("link"), "'link' leads in a circle"),
+        (through_another, "'link' leads out"),
+        (lambda root: os.mkfifo(root / "pipe"), "'pipe' is a fifo"),
+    ],
+    ids=["out", "out-and-back", "absolute", "circle", "through-another", "fifo"],
+)
+def test_what_cannot_be_the_same_in_a_machine_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
+    root = write(tmp_path / "root", "file")
+    write(tmp_path, "outside")
+    make(root)
+    with pytest.raises(TaskFamilyError, match=says):
+        list_files(root)
+
+
+@pytest.mark.parametrize("bound", ["MAXIMUM_FILES", "MAXIMUM_TOTAL_BYTES"])
+def test_the_bounds_are_inclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    write(tmp_path, "a", "b", "c")  # three files of a byte each
+    monkeypatch.setattr(files, bound, 3)
+    assert len(list_files(tmp_path)) == 3
+    monkeypatch.setattr(files, bound, 2)
+    with pytest.raises(TaskFamilyError, match=r"more than 2 files|larger than"):
+        list_files(tmp_path)
+
+
+def changes() -> dict[str, Callable[[Path], object]]:
+    return {
+        "contents": lambda root: (root / "file").write_text("other"),
+        "executable": lambda root: (root / "file").chmod(0o755),
+        "target": lambda root: ((root / "link").unlink(), (root / "link").symlink_to("other")),
+        "kind": lambda root: ((root / "link").unlink(), (root / "link").write_text("file")),
+    }
+
+
+@pytest.mark.parametrize("change", changes())
+def test_the_digest_changes_with_a_files(tmp_path: Path, change: str) -> None:
+    write(tmp_path, "file")
+    (tmp_path / "link").symlink_to("file")
+    before = digest_files(tmp_path, ("file", "link"))
+    changes()[change](tmp_path)
+    assert digest_files(tmp_path, ("file", "link")) != before
+
+
+def test_the_digest_tells_names_and_contents_apart(tmp_path: Path) -> None:
+    for name, text in (("a", "bc"), ("ab", "c"), ("abc", "")):
+        (tmp_path / name).write_text(text)
+    names = [(), ("a",), ("ab",), ("abc",), ("a", "ab"), ("ab", "a")]
+    assert len({digest_files(tmp_path, one) for one in names}) == len(names)
+
+
+def test_the_digest_is_of_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, "file")
+    before = digest_files(tmp_path, ("file",))
+    write(tmp_path, "other")
+    os.utime(tmp_path / "file", (0, 0))
+    (tmp_path / "file").chmod(0o600)
+    assert digest_files(tmp_path, ("file",)) == before
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TaskFamilyError, match="'gone' cannot be read: No such file"):
+        digest_files(tmp_path, ("gone",))

@@ -1,0 +1,192 @@
+"""Images are built once, named by all that went into them, and taken over where another controller made them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.errors import ImageBuildError, TaskFamilyError
+from provisioner.family.loader import load_family
+from provisioner.family.vm_spec import parse_vm_spec
+from provisioner.images import build
+from provisioner.models import BaseImage, VMSpec
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import SETUP, Fails
+from tests.unit.fakes.world import SIZE, family, told_of
+
+PRIMARY = BaseImage(role="primary")
+
+
+def spec(*steps: dict[str, Any]) -> VMSpec:
+    ranges = {"cpu_count_range": [1, 2], "ram_gib_range": [1, 2]}
+    return parse_vm_spec({**ranges, "build_steps": list(steps)}, "spec")
+
+
+SHELL = {"type": "shell", "commands": ["ls"]}
+FILE = {"type": "file", "source": "data", "destination": "/data"}
+
+
+def builds(cloud: FakeCloud) -> int:
+    return len([run for run in cloud.runs() if run.startswith("apply build-")])
+
+
+def test_a_family_image_is_built_once(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    name, setup = build.family_image(session, fam)
+    assert build.family_image(session, fam) == (name, setup)
+    assert builds(cloud) == 1
+    assert setup.tasks["main"].instructions == "Do it."
+    image = session.images.load(name)
+    assert (image.kind, image.family, image.base) == ("family", "fam", "base-primary-0123456789abcdef")
+    assert (session.images.path(name) / "disk.qcow2").read_text().endswith(f" as {name}")
+    assert cloud.existing() == []
+
+
+@pytest.mark.parametrize("what", ["base", "file", "name", "variables"])
+def test_a_familys_image_has_another_name_with(tmp_path: Path, what: str) -> None:
+    fam = family(tmp_path)
+    before = build.family_image_name(fam, "base-1", {"A": "1"})
+    assert before == build.family_image_name(load_family(fam.directory), "base-1", {"A": "1"})
+    if what == "file":
+        (fam.directory / "data").write_text("x")
+        fam = load_family(fam.directory)
+    fam = replace(fam, name="other") if what == "name" else fam
+    variables = {"A": "2"} if what == "variables" else {"A": "1"}
+    assert build.family_image_name(fam, "base-2" if what == "base" else "base-1", variables) != before
+
+
+def test_an_images_name_shows_no_variable(tmp_path: Path) -> None:
+    name = build.family_image_name(family(tmp_path), "base", {"TOKEN": "s3cret-value"})
+    assert name.startswith("family-fam-")
+    assert len(name) == len("family-fam-") + 16
+
+
+def test_an_aux_image_has_another_name_with_other_steps_or_files(tmp_path: Path) -> None:
+    fam = family(tmp_path, data="1")
+    names = {build.aux_image_name(fam, "base", spec(*steps)) for steps in ((SHELL,), (FILE,), (SHELL, FILE))}
+    names.add(build.aux_image_name(fam, "other", spec(FILE)))
+    (fam.directory / "data").write_text("2")
+    names.add(build.aux_image_name(fam, "base", spec(FILE)))
+    assert len(names) == 5
+    (fam.directory / "fam.py").write_text("# another module")
+    assert build.aux_image_name(fam, "base", spec(FILE)) in names
+
+
+def test_an_image_that_the_cloud_has_lost_is_built_anew(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    name, _ = build.family_image(session, fam)
+    cloud.faults.lost_images = {name}
+    build.family_image(session, fam)
+    assert builds(cloud) == 2
+    assert f"The cloud has lost the image {name}" in told_of(session).notes
+
+
+def test_an_image_that_another_controller_made_is_only_read(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    base = build.base_image(session, PRIMARY)
+    name = build.family_image_name(fam, base, session.variables)
+    cloud.foreign_images = {name}
+    assert build.family_image(session, fam)[0] == name
+    assert cloud.guest().operations == ["setup"]
+    assert cloud.guest().trees == {}
+    assert (session.images.path(name) / "ami.json").read_text() == name
+    assert cloud.existing() == []
+
+
+def test_a_build_that_fails_leaves_no_image_and_no_machine(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    cloud.guest_defaults = {"values": {"install": Fails("no network")}}
+    with pytest.raises(ImageBuildError, match="fam: install"):
+        build.family_image(session, fam)
+    assert build.built_family_image(session, fam) is None
+    assert [image.kind for image in session.images.all()] == ["base"]
+    assert cloud.existing() == []
+
+
+def test_setup_data_that_is_none_makes_no_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.guest_defaults = {"values": {"setup": {"tasks": {}}}}
+    with pytest.raises(TaskFamilyError, match="has no tasks"):
+        build.family_image(session, family(tmp_path))
+    assert [image.kind for image in session.images.all()] == ["base"]
+
+
+def test_a_base_image_is_made_of_the_vendors_once(session: Session, cloud: FakeCloud) -> None:
+    cloud.vendor_images = True
+    name = build.base_image(session, PRIMARY)
+    assert build.base_image(session, PRIMARY) == name
+    assert builds(cloud) == 1
+    image = session.images.load(name)
+    assert (image.kind, image.base) == ("base", "vendor-debian-12")
+    assert build.base_image(session, BaseImage(role="aux")) != name
+
+
+def test_a_base_image_that_another_controller_made_is_taken_over(session: Session, cloud: FakeCloud) -> None:
+    cloud.vendor_images = True
+    name = build.base_image(session, PRIMARY)
+    session.images.prune(set(), cloud="local", discard=lambda _: None, everything=True)
+    cloud.foreign_images = {name}
+    assert build.base_image(session, PRIMARY) == name
+    assert builds(cloud) == 1
+
+
+def test_a_built_family_image_is_found_without_a_builder(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    cloud.vendor_images = True
+    fam = family(tmp_path)
+    assert build.built_family_image(session, fam) is None
+    name, _ = build.family_image(session, fam)
+    assert build.built_family_image(session, fam) == name
+    assert build.built_family_image(replace(session, variables={"TOKEN": "other"}), fam) is None
+
+
+def test_an_aux_vm_without_build_steps_boots_from_the_base_image(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    assert build.aux_image(session, family(tmp_path), spec(), SIZE) == "base-aux-0123456789abcdef"
+    assert builds(cloud) == 0
+
+
+def test_an_aux_image_is_built_by_the_aux_vms_own_user_without_secrets(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    fam = family(tmp_path, data="1")
+    name = build.aux_image(session, fam, spec(SHELL, FILE), SIZE)
+    request = cloud.guest().asked("shell")
+    assert (request["user"], request["cwd"], request["environment"]) == ("admin", "/home/admin", {})
+    assert (cloud.guest().files, cloud.guest().ran_as) == ({"/data": b"1"}, ["admin"])
+    assert build.aux_image(session, fam, spec(SHELL, FILE), SIZE) == name
+    assert builds(cloud) == 1
+
+
+def test_an_aux_vms_file_that_is_not_the_familys_is_refused_before_a_machine_boots(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskFamilyError, match="leads out"):
+        build.aux_image(session, family(tmp_path), spec({**FILE, "source": "../x"}), SIZE)
+    assert builds(cloud) == 0
+
+
+def test_all_images_of_a_family_are_built_and_a_family_image_needs_its_aux_images(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    aux = spec(SHELL).model_dump(mode="json", exclude_none=True)
+    tasks = {"main": {"aux_vm_spec": aux}, "other": {"aux_vm_spec": aux}, "alone": {}}
+    cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks}}}
+    name, aux_names = build.build_all(session, family(tmp_path))
+    assert [one.split("-")[0] for one in aux_names] == ["aux"]
+    assert list(session.images.load(name).needs) == aux_names
+    assert builds(cloud) == 2
+
+
+@pytest.mark.parametrize(
+    ("storage", "disk_gib"), [("{}", 16), ("{storage_gb: 3}", 16), ("{storage_gb: 40.5}", 41)], ids=str
+)
+def test_an_images_disk_is_as_large_as_the_largest_task_asks_for(tmp_path: Path, storage: str, disk_gib: int) -> None:
+    fam = family(tmp_path, **{"manifest.yaml": f"tasks: {{one: {{}}, two: {{resources: {storage}}}}}"})
+    assert build.disk_gib(fam) == disk_gib
+    assert build.fitting_image(SIZE, fam).disk_gib == disk_gib
+    large = SIZE.model_copy(update={"disk_gib": 100})
+    assert build.fitting_image(large, fam) == large

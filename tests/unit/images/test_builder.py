@@ -1,0 +1,131 @@
+"""A builder boots, is filled, searched for secrets, powered off and captured, and always goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import BudgetError, ImageBuildError, MachineLostError
+from provisioner.images import builder
+from provisioner.images.builder import Builder, build, look_into
+from provisioner.models import BaseImage
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import told_of
+
+BUILDER = Builder(label="fam", base=BaseImage(role="primary"), image="base", disk_gib=16)
+
+
+def nothing(*_: object) -> None:
+    """Fills nothing in."""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image"
+    path.mkdir()
+    return path
+
+
+def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []
+
+
+def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: FakeCloud, image: Path) -> None:
+    seen = []
+
+    def fill(*_: object) -> str:
+        seen.extend(session.environments.all())
+        return "filled"
+
+    assert build(session, BUILDER, "family-1", image, fill) == "filled"
+    [one] = seen
+    assert (one.kind, one.full_internet, one.task, one.machines["primary"].image) == ("builder", True, None, "base")
+    assert (one.attended, one.expires_at - one.created_at) == (True, session.builder_limit)
+    assert (image / "disk.qcow2").read_text() == f"disk of {one.id} as family-1"
+    assert_nothing_is_left(session, cloud)
+
+
+def test_the_disk_is_captured_only_once_the_machine_is_off(
+    session: Session, cloud: FakeCloud, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "POWER_OFF_SECONDS", -1.0)
+
+    def fill(*_: object) -> None:
+        cloud.guest().power_off = lambda: None  # it hangs
+
+    with pytest.raises(MachineLostError, match="does not power off") as caught:
+        build(session, BUILDER, "family-1", image, fill)
+    assert "console line 19" in (caught.value.details or "")
+    assert list(image.iterdir()) == []
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_secret_that_was_left_makes_no_image(session: Session, cloud: FakeCloud, image: Path) -> None:
+    cloud.guest_defaults = {"secrets_left": ["/root/.netrc: TOKEN s3cret-value"]}
+    with pytest.raises(ImageBuildError, match=r"left secrets in the image: /root/\.netrc: TOKEN \[redacted:TOKEN\]"):
+        build(session, BUILDER, "family-1", image, nothing)
+    assert list(image.iterdir()) == []
+    assert_nothing_is_left(session, cloud)
+
+
+def test_values_that_are_too_short_to_tell_are_not_searched_for(
+    session: Session, cloud: FakeCloud, image: Path
+) -> None:
+    cloud.guest_defaults = {"secrets_left": ["/etc/passwd: A"]}
+    build(replace(session, variables={"A": "short"}), BUILDER, "family-1", image, nothing)
+    assert (image / "disk.qcow2").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [ImageBuildError("No."), KeyboardInterrupt(), ValueError("ours")], ids=["build", "ctrl-c", "bug"]
+)
+def test_a_builder_goes_whatever_comes_of_it(
+    session: Session, cloud: FakeCloud, image: Path, error: BaseException
+) -> None:
+    def fill(*_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        build(session, BUILDER, "family-1", image, fill)
+    assert list(image.iterdir()) == []
+    assert_nothing_is_left(session, cloud)
+    [logs] = session.home.archive.glob("build-fam-*/logs/console-primary.log")
+    if isinstance(error, ImageBuildError):
+        assert error.hint == f"provisioner logs {logs.parents[1].name} shows all that it said."
+
+
+def test_a_builder_that_does_not_come_up_goes(session: Session, cloud: FakeCloud, image: Path) -> None:
+    cloud.faults.refuses_to_harden = True
+    with pytest.raises(MachineLostError):
+        build(session, BUILDER, "family-1", image, nothing)
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_builder_that_does_not_fit_the_budget_is_not_launched(
+    session: Session, cloud: FakeCloud, image: Path
+) -> None:
+    cloud.usd = cloud.usd + 3
+    poor = replace(session, spending=session.spending.model_copy(update={"budget": cloud.usd}))
+    with pytest.raises(BudgetError):
+        build(poor, BUILDER, "family-1", image, nothing)
+    assert cloud.runs() == []
+
+
+def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, cloud: FakeCloud) -> None:
+    lives: list[timedelta] = []
+
+    def read(_: object) -> str:
+        lives.extend(one.expires_at - one.created_at for one in session.environments.all())
+        return "read"
+
+    assert look_into(session, BUILDER, read) == "read"
+    assert look_into(replace(session, builder_limit=timedelta(minutes=5)), BUILDER, read) == "read"
+    assert lives == [timedelta(minutes=20), timedelta(minutes=5)]
+    assert_nothing_is_left(session, cloud)
+    assert told_of(session).texts == []

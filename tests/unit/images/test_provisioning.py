@@ -1,0 +1,135 @@
+"""What goes into a builder: files, build steps, install(), and nothing that is not told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.environment import operations
+from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
+from provisioner.images import provisioning
+from provisioner.images.provisioning import fill_family, preparation_digest, prepare_base, read_setup
+from provisioner.machines.connect import connect
+from provisioner.models import BaseImage
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import Fails, Guest
+from tests.unit.fakes.world import environment, family, told_of, up
+
+COMMANDS = ["apt-get update", "apt-get install -y jq"]
+STEPS = [
+    {"type": "shell", "commands": COMMANDS},
+    {"type": "file", "source": "data", "destination": "data"},
+    {"type": "file", "source": "assets", "destination": "/assets"},
+]
+
+
+@pytest.fixture
+def machine(session: Session) -> Iterator[tuple[TaskDriver, Connection]]:
+    one = up(session, environment(kind="builder"))
+    with connect(session, one, "primary") as connection:
+        yield operations.driver(session, one, connection), connection
+
+
+@pytest.fixture
+def guest(machine: object, cloud: FakeCloud) -> Guest:
+    return cloud.guest()
+
+
+def test_a_family_is_copied_built_installed_and_asked_for_its_tasks(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
+) -> None:
+    fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[:2]), "data": "1"})
+    setup = fill_family(session, fam, *machine)
+    assert list(setup.tasks) == ["main"]
+    assert guest.operations == ["shell", "install", "setup"]
+    assert guest.trees == {"/root": {"fam.py", "build_steps.json", "data"}}
+    assert guest.files == {"/root/data": b"1"}
+    step = guest.asked("shell")
+    assert (step["commands"], step["cwd"], step["user"]) == (COMMANDS, "/root", None)
+    assert step["shell"] == ["bash", "-euo", "pipefail"]
+    assert step["environment"] == guest.asked("install")["environment"] == {"TOKEN": "s3cret-value"}
+    assert told_of(session).notes == ["fam: build step 1 (shell)", "fam: build step 2 (file)"]
+
+
+def test_a_directory_of_a_build_step_is_copied_by_its_contents(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
+) -> None:
+    (tmp_path / "fam" / "assets" / "deep").mkdir(parents=True)
+    (tmp_path / "fam" / "assets" / "deep" / "file").write_text("1")
+    fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[2:])})
+    fill_family(session, fam, *machine)
+    assert guest.trees["/assets"] == {"deep/file"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "says"),
+    [("shell", r"fam: build step 1 \(shell\) raised"), ("install", r"fam: install\(\) raised")],
+    ids=["step", "install"],
+)
+def test_a_build_that_fails_says_where_and_ends_there(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, operation: str, says: str
+) -> None:
+    fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[:2]), "data": "1"})
+    guest.values[operation] = Fails("no network")
+    guest.says[operation] = "E: no s3cret-value\n"
+    with pytest.raises(ImageBuildError, match=says) as caught:
+        fill_family(session, fam, *machine)
+    assert caught.value.details == "E: no [redacted:TOKEN]"
+    assert guest.operations[-1] == operation
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [({"tasks": []}, TaskFamilyError), ("text", TaskFamilyError), (Fails(), TaskError)],
+    ids=["list", "text", "exception"],
+)
+def test_setup_data_is_a_strangers_and_checked(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, value: object, error: type[Exception]
+) -> None:
+    guest.values["setup"] = value
+    with pytest.raises(error):
+        read_setup(session, machine[0])
+
+
+@pytest.mark.parametrize("role", ["primary", "aux"])
+def test_a_base_image_gets_our_files_and_packages(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, role: str
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text("certificate")
+    base = BaseImage.model_validate({"role": role})
+    prepare_base(replace(session, ca_bundle=bundle), base, machine[1])
+    ours, guests = guest.trees[provisioning.PREPARATION], guest.trees[f"{provisioning.PREPARATION}/guest"]
+    assert {"prepare.sh", "users.sh", "rootfs/etc/ssh/sshd_config.d/provisioner.conf"} <= ours
+    assert not any(name.startswith("local/") for name in ours)
+    assert {"helper.py", "probe.py"} <= guests
+    assert guest.files == {f"{provisioning.PREPARATION}/ca.pem": b"certificate"}
+    assert "".join(told_of(session).texts) == "Unpacking curl\n"
+
+
+def test_a_package_that_cannot_be_installed_is_told_with_what_was_said(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest
+) -> None:
+    guest.package_exit_code = 100
+    with pytest.raises(ImageBuildError, match="preparing the base image failed with exit code 100") as caught:
+        prepare_base(session, BaseImage(role="aux"), machine[1])
+    assert (caught.value.details or "").endswith("E: no curl\n")
+
+
+def test_a_preparation_has_another_name_for_another_machine_or_bundle(session: Session, tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text("certificate")
+    with_bundle = replace(session, ca_bundle=bundle)
+    bases = [BaseImage(role="primary"), BaseImage(role="aux"), BaseImage(role="aux", architecture="arm64")]
+    names = {preparation_digest(one, base) for base in bases for one in (session, with_bundle)}
+    assert len(names) == 6
+    assert preparation_digest(session, bases[0]) in names
+    bundle.write_text("another")
+    assert preparation_digest(with_bundle, bases[0]) not in names

@@ -1,0 +1,88 @@
+"""What is kept of machines that are about to go, bounded and without the secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provisioner.machines.logs import keep_journals, keep_logs
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import created, environment, up
+
+
+def kept(session: Session) -> dict[str, str]:
+    return {path.name: path.read_text() for path in session.environments.logs("env").iterdir()}
+
+
+def test_consoles_and_terraforms_log_are_kept(session: Session) -> None:
+    [one] = created(session, environment())
+    keep_logs(session, one)
+    logs = kept(session)
+    assert logs.keys() == {"console-primary.log", "terraform.log"}
+    assert logs["console-primary.log"].endswith("console line 19 of primary\n")
+    assert '"type": "outputs"' in logs["terraform.log"]
+
+
+def test_logs_hold_no_secrets(session: Session, cloud: FakeCloud) -> None:
+    one = up(session)
+    cloud.consoles["primary"] = "the token is s3cret-value\n"
+    cloud.machine(one).guest.journal = "s3cret-value was used\n"
+    keep_logs(session, one)
+    keep_journals(session, one)
+    assert kept(session)["console-primary.log"] == "the token is [redacted:TOKEN]\n"
+    assert kept(session)["journal-primary.log"] == "[redacted:TOKEN] was used\n"
+
+
+def test_a_console_that_says_nothing_leaves_no_file(session: Session, cloud: FakeCloud) -> None:
+    one = session.environments.save(environment())
+    cloud.consoles["primary"] = ""
+    keep_logs(session, one)
+    assert kept(session) == {}
+
+
+def test_of_an_environment_without_a_directory_nothing_is_kept(session: Session) -> None:
+    keep_logs(session, environment())
+    assert not session.environments.directory("env").exists()
+
+
+def test_the_journals_of_machines_that_do_not_run_or_let_nobody_in_are_not_missed(
+    session: Session, cloud: FakeCloud
+) -> None:
+    one = up(session, environment(roles=("primary", "aux")))
+    cloud.end_machine(one, "primary")
+    keep_journals(session, one)
+    assert kept(session).keys() == {"journal-aux.log"}
+    cloud.machine(one, "aux").sshd.authorize = lambda _user, _key: False
+    (session.environments.logs("env") / "journal-aux.log").unlink()
+    keep_journals(session, one)
+    assert kept(session) == {}
+
+
+def test_a_cloud_that_cannot_be_asked_costs_the_journal_and_no_more(session: Session, cloud: FakeCloud) -> None:
+    one = up(session)
+    cloud.faults.unreachable = True
+    keep_journals(session, one)
+    assert kept(session) == {}
+
+
+def test_a_journal_that_is_too_long_loses_its_middle(session: Session, cloud: FakeCloud) -> None:
+    one = up(session)
+    cloud.machine(one).guest.journal = "begin\n" + "x" * (3 << 20) + "\nend\n"
+    keep_journals(session, one)
+    journal = kept(session)["journal-primary.log"]
+    assert journal.startswith("begin\n")
+    assert journal.endswith("\nend\n")
+    assert len(journal) < (2 << 20) + 100
+
+
+def test_a_full_disk_keeps_no_log_and_raises_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = session.environments.save(environment())
+
+    def full(*_: Any) -> Any:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("provisioner.machines.logs.write_atomically", full)
+    keep_logs(session, one)
+    assert kept(session) == {}

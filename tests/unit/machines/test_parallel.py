@@ -1,0 +1,52 @@
+"""One thing done with all machines at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from provisioner.machines.parallel import on_all_machines
+from provisioner.models import Role
+
+ROLES: dict[Role, object] = {"primary": None, "aux": None}
+
+
+def test_all_are_worked_on_at_once_and_each_has_its_result() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def work(role: Role, _: threading.Event) -> str:
+        both.wait()
+        return role.upper()
+
+    assert on_all_machines(ROLES, work) == {"primary": "PRIMARY", "aux": "AUX"}
+
+
+def test_the_first_failure_is_raised_and_tells_the_others_to_stop() -> None:
+    both = threading.Barrier(2, timeout=30)
+    stopped = threading.Event()
+
+    def work(role: Role, cancelled: threading.Event) -> None:
+        both.wait()
+        if role == "primary":
+            raise ValueError(role)
+        assert cancelled.wait(30)
+        stopped.set()
+
+    with pytest.raises(ValueError, match="primary"):
+        on_all_machines(ROLES, work)
+    assert stopped.wait(30)
+
+
+def test_a_failure_of_the_last_one_counts_as_well() -> None:
+    done = threading.Event()
+
+    def work(role: Role, _: threading.Event) -> None:
+        if role == "primary":
+            done.set()
+            return
+        assert done.wait(30)
+        raise ValueError(role)
+
+    with pytest.raises(ValueError, match="aux"):
+        on_all_machines(ROLES, work)

@@ -1,0 +1,137 @@
+"""What is reserved before a launch, and what is settled after its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from provisioner.costs.budgets import Spending
+from provisioner.errors import BudgetError, InfrastructureError
+from provisioner.machines import reservations
+from provisioner.models import Endpoint
+from provisioner.session import Session
+from provisioner.store.locks import is_locked
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import environment, told_of, up
+
+HOUR = timedelta(hours=1)
+
+
+def test_the_worst_case_is_reserved_under_the_commands_names(session: Session, cloud: FakeCloud) -> None:
+    cloud.usd = Decimal(3)
+    session = replace(session, spending=Spending(command="c-1", project="p", batch="b"))
+    taken = reservations.take(session, environment(batch="b"))
+    assert taken.worst_usd_per_hour == 6
+    [entry] = session.ledger.entries(unsettled=True)
+    assert (entry.command, entry.project, entry.batch, entry.region) == ("c-1", "p", "b", "crater")
+    assert entry.held_micro_usd == 7_000_000  # an hour, and ten minutes of clean-up
+    assert is_locked(session.environments.lease("env"))
+    session.leases.release("env")
+
+
+def test_what_does_not_fit_leaves_neither_lease_nor_entry(session: Session, cloud: FakeCloud) -> None:
+    cloud.usd = Decimal(3)
+    session = replace(session, spending=Spending(budget=Decimal("6.99")))
+    with pytest.raises(BudgetError, match="does not fit --budget"):
+        reservations.take(session, environment())
+    assert session.ledger.entries() == []
+    assert not session.environments.lease("env").exists()
+
+
+def test_an_interruption_after_the_reservation_settles_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = session.ledger.hold
+
+    def interrupted(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.ledger, "hold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reservations.take(session, environment())
+    [entry] = session.ledger.entries()
+    assert entry.actual_micro_usd == 0
+    assert not session.environments.lease("env").exists()
+
+
+@pytest.mark.parametrize(
+    ("usd", "lives", "micro_usd"),
+    [("0", HOUR, 0), ("6", HOUR, 7_000_000), ("6", timedelta(0), 1_000_000), ("0.000001", HOUR, 2)],
+    ids=["free", "hour", "clean-up", "rounded"],
+)
+def test_the_worst_cost_is_that_to_the_limit_and_a_clean_up(usd: str, lives: timedelta, micro_usd: int) -> None:
+    new = environment()
+    priced = new.model_copy(update={"worst_usd_per_hour": Decimal(usd), "expires_at": new.created_at + lives})
+    assert reservations.worst_cost(priced) == micro_usd
+
+
+def test_an_environment_runs_until_the_cloud_says_that_all_its_machines_have_ended(
+    session: Session, cloud: FakeCloud
+) -> None:
+    one = up(session)
+    assert reservations.runs(session, one)
+    cloud.faults.unreachable = True
+    assert reservations.runs(session, one)
+    cloud.faults.unreachable = False
+    cloud.end_machine(one)
+    assert not reservations.runs(session, one)
+    assert reservations.runs(session, one.model_copy(update={"endpoints": {}}))
+
+
+@pytest.mark.parametrize(
+    ("ran", "price", "micro_usd"),
+    [(True, "6", 12_000_000), (False, "6", 6_000_000), (True, "0", 0), (True, None, 24_000_000)],
+    ids=["ran-on", "ended-at-its-limit", "free", "never-created"],
+)
+def test_what_is_settled_is_the_time_that_it_ran(
+    session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool, price: str | None, micro_usd: int
+) -> None:
+    one = reservations.take(session, environment())
+    begin = one.created_at
+    monkeypatch.setattr(reservations, "now", lambda: begin + 2 * HOUR)
+    known = one.model_copy(
+        update={"usd_per_hour": None if price is None else Decimal(price), "worst_usd_per_hour": Decimal(12)}
+    )
+    reservations.settle(session, known, ran=ran)
+    [entry] = session.ledger.entries()
+    assert entry.actual_micro_usd == micro_usd
+    assert entry.ended_at == begin + (2 * HOUR if ran else HOUR)
+    session.leases.release("env")
+
+
+def test_a_reservation_in_a_database_that_nobody_named_is_told(session: Session) -> None:
+    reservations.settle(session, environment(shared_ledger=True), ran=True)
+    assert "PROVISIONER_DATABASE" in told_of(session).notes[0]
+
+
+def test_the_cloud_is_told_of_the_lease_only_once_machines_exist(session: Session, cloud: FakeCloud) -> None:
+    renewals: list[object] = []
+    new = session.environments.save(environment())
+    session = replace(session, leases=NotingLeases(renewals))  # type: ignore[arg-type]
+    reservations.attend(session, new)
+    [renew] = renewals
+    assert callable(renew)
+    renew()
+    assert cloud.renewed == []
+    session.environments.update(new, endpoints={"primary": Endpoint(host="127.0.0.1", port=1)})
+    renew()
+    assert cloud.renewed == ["env"]
+
+
+class NotingLeases:
+    """Keeps what is to be done every two minutes, so that a test need not wait for that."""
+
+    def __init__(self, renewals: list[object]) -> None:
+        self._renewals = renewals
+
+    def take(self, _id: str, _path: object, renew: object) -> None:
+        self._renewals.append(renew)
+
+
+def test_a_ledger_that_cannot_be_used_launches_nothing(session: Session) -> None:
+    session.home.ledger.write_text("no database")
+    with pytest.raises(InfrastructureError, match="cannot be used"):
+        reservations.take(session, environment())
+    assert not session.environments.lease("env").exists()

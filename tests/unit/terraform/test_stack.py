@@ -1,0 +1,262 @@
+"""A stack: how Terraform is asked, heard and judged, with small programs in its place; see tests/terraform too."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import HostError, TerraformError
+from provisioner.terraform.stack import Stack
+
+Program = Callable[[str], Stack]
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
+
+
+def error_line(summary: str, detail: str = "") -> str:
+    """One error of Terraform's -json stream."""
+    diagnostic = {"severity": "error", "summary": summary, "detail": detail}
+    return json.dumps({"type": "diagnostic", "@message": f"Error: {summary}", "diagnostic": diagnostic})
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Makes a shell script Terraform: `init` works, the rest is the script's. It counts its runs in `runs`."""
+    monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
+
+    def make(script: str) -> Stack:
+        path = tmp_path / "terraform"
+        path.write_text(f'#!/bin/sh\n[ "$1" = init ] && exit 0\necho "$@" >> {tmp_path}/runs\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("PROVISIONER_TERRAFORM", str(path))
+        stack = Stack(tmp_path / "stack")
+        stack.write({"main.tf": ""})
+        return stack
+
+    return make
+
+
+def say(tmp_path: Path, text: str) -> str:
+    """A shell command that prints exactly this text."""
+    path = tmp_path / "said"
+    path.write_text(text)
+    return f"cat {path}"
+
+
+def runs(tmp_path: Path) -> list[str]:
+    """The arguments of each run but init."""
+    return (tmp_path / "runs").read_text().splitlines()
+
+
+def test_outputs_are_found_among_lines_that_are_not_json(program: Program, tmp_path: Path) -> None:
+    outputs = json.dumps({"type": "outputs", "outputs": {"environments": {"value": {"one": 1}, "sensitive": False}}})
+    stack = program(say(tmp_path, f"panic: not json\n[1, 2]\n\n\x1b[31m\n{outputs}"))
+    assert stack.apply(silent) == {"environments": {"one": 1}}
+
+
+def test_apply_and_destroy_ask_for_no_approval_and_no_input(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    stack.apply(silent)
+    stack.apply(silent, 5)
+    stack.remove((), silent)
+    apply, gently, destroy = (set(line.split()) for line in runs(tmp_path))
+    assert gently == {*apply, "-parallelism=5"}
+    assert apply == {"apply", "-auto-approve=true", "-input=false", "-json", "-no-color"}
+    assert destroy == {"destroy", "-auto-approve", "-input=false", "-json", "-no-color", "-refresh=false"}
+
+
+def test_nothing_is_left_in_the_directory_for_temporary_files(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    program("exit 0").apply(silent)
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_error_shows_each_summary_once_and_the_last_lines_of_the_details(program: Program, tmp_path: Path) -> None:
+    detail = "\n".join(f"line {number} {'x' * 1000}" for number in range(100))
+    lines = [error_line("local-exec provisioner error", detail)] * 2
+    stack = program(say(tmp_path, "\n".join(lines)) + "; exit 1")
+    with pytest.raises(TerraformError) as failure:
+        stack.apply(silent)
+    shown = (failure.value.details or "").splitlines()
+    assert failure.value.message == "terraform apply failed: local-exec provisioner error."
+    assert (len(shown), max(map(len, shown))) == (20, 300)
+    assert shown[-1].startswith("line 99 ")
+
+
+def test_an_error_without_diagnostics_shows_the_last_lines(program: Program) -> None:
+    stack = program("echo 'Segmentation fault' >&2; exit 139")
+    with pytest.raises(TerraformError) as failure:
+        stack.remove((), silent)
+    assert failure.value.message == "terraform destroy failed: exit code 139."
+    assert failure.value.details == "Segmentation fault"
+
+
+def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> None:
+    stack = program("echo first; echo second >&2")
+    stack.apply(silent)
+    stack.apply(silent)
+    assert stack.log_text() == "first\nsecond\n" * 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "fork/exec .terraform/providers/x: text file busy",
+        "timeout while waiting for plugin to start",
+        "read tcp 192.0.2.1:443: connection reset by peer",
+    ],
+)
+def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
+    stack = program(say(tmp_path, error_line("Failed", said)) + "; exit 1")
+    told: list[str] = []
+    with pytest.raises(TerraformError):
+        stack.apply(told.append)
+    assert len(runs(tmp_path)) == 3
+    assert len(told) == 2
+
+
+def test_a_second_attempt_that_works_is_enough(program: Program, tmp_path: Path) -> None:
+    said = say(tmp_path, error_line("Failed", "connection reset by peer"))
+    program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}").apply(silent)
+    assert len(runs(tmp_path)) == 2
+
+
+def test_another_error_is_not_tried_again(program: Program, tmp_path: Path) -> None:
+    stack = program(say(tmp_path, error_line("Invalid value for variable")) + "; exit 1")
+    with pytest.raises(TerraformError, match="Invalid value"):
+        stack.apply(silent)
+    assert len(runs(tmp_path)) == 1
+
+
+def test_without_terraform_the_error_names_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
+    stack = Stack(tmp_path / "stack")
+    stack.write({"main.tf": ""})
+    with pytest.raises(HostError) as failure:
+        stack.apply(silent)
+    assert "provisioner doctor" in (failure.value.hint or "")
+
+
+def test_an_interruption_before_the_last_file_leaves_no_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("provisioner.terraform.stack.write_atomically", lambda path, text: written.append(path.name))
+    Stack(tmp_path / "stack").write({"main.tf": "a", "modules/environment/main.tf": "b", "values.json": "c"})
+    assert written[-1] == "main.tf"
+    assert not Stack(tmp_path / "stack").exists
+
+
+def test_forgetting_environments_needs_no_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(tmp_path / "missing"))
+    stack = Stack(tmp_path / "stack")
+    stack.write({"main.tf": "", "environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
+    stack.forget({"one"})
+    assert stack.exists
+    stack.forget({"two"})
+    assert not (tmp_path / "stack").exists()
+
+
+def test_all_environments_of_a_stack_go_with_a_destroy_and_its_directory(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
+    stack.remove({"one", "two"}, silent)
+    assert [line.split()[0] for line in runs(tmp_path)] == ["destroy"]
+    assert not (tmp_path / "stack").exists()
+    stack.remove({"one", "two"}, silent)
+    assert len(runs(tmp_path)) == 1
+
+
+def test_some_environments_of_a_stack_go_with_an_apply_of_the_others(program: Program, tmp_path: Path) -> None:
+    stack = program("cat environments.auto.tfvars.json")
+    stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
+    stack.remove({"one"}, silent)
+    [line] = runs(tmp_path)
+    assert line.split()[0] == "apply"
+    assert "-refresh=false" in line
+    assert '"two"' in stack.log_text()
+    assert '"one"' not in stack.log_text()
+
+
+def test_a_destroy_that_fails_keeps_the_stack(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 1")
+    with pytest.raises(TerraformError):
+        stack.remove((), silent)
+    assert stack.exists
+
+
+def test_an_error_names_the_environments_that_it_is_about(program: Program, tmp_path: Path) -> None:
+    address = {"address": 'module.environment["one"].aws_instance.this'}
+    lines = [
+        json.dumps({"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "Full", **extra}})
+        for extra in (address, {"address": "module.network.x"}, {})
+    ]
+    stack = program(say(tmp_path, "\n".join(lines)) + "; exit 1")
+    with pytest.raises(TerraformError) as failure:
+        stack.apply(silent)
+    assert failure.value.environments == {"one"}
+
+
+def test_a_state_that_another_controller_has_locked_is_told_as_that(program: Program, tmp_path: Path) -> None:
+    stack = program(say(tmp_path, error_line("Error acquiring the state lock")) + "; exit 1")
+    with pytest.raises(TerraformError, match="another controller works on this stack") as failure:
+        stack.apply(silent)
+    assert "force-unlock" in (failure.value.hint or "")
+
+
+def test_a_state_that_could_not_be_written_is_handed_in_first(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    (tmp_path / "stack" / "errored.tfstate").write_text("{}")
+    stack.apply(silent)
+    assert [line.split()[0] for line in runs(tmp_path)] == ["state", "apply"]
+    assert runs(tmp_path)[0] == "state push errored.tfstate"
+    assert not (tmp_path / "stack" / "errored.tfstate").exists()
+
+
+def test_only_a_stack_with_a_backend_is_remote(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "stack")
+    stack.write({"main.tf": ""})
+    assert not stack.is_remote
+    stack.write({"backend.tf.json": "{}"})
+    assert stack.is_remote
+
+
+def test_the_log_is_bounded_and_a_stack_without_one_says_nothing(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "stack")
+    assert stack.log_text() == ""
+    stack.write({"main.tf": ""})
+    (tmp_path / "stack" / "terraform.log").write_text("x" * (2 << 20) + "end")
+    assert stack.log_text().endswith("end")
+    assert len(stack.log_text()) == 1 << 20
+
+
+def test_two_controllers_take_turns(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    told: list[str] = []
+    waits = threading.Event()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        waits.set()
+
+    descriptor = os.open(tmp_path / "stack", os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    thread = threading.Thread(target=stack.apply, args=(tell,))
+    thread.start()
+    assert waits.wait(30)
+    assert not (tmp_path / "runs").exists()
+    os.close(descriptor)
+    thread.join()
+    assert told == ["Another provisioner works on the stack stack; waiting for it"]
+    assert len(runs(tmp_path)) == 1

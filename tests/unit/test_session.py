@@ -1,0 +1,40 @@
+"""What a command's context gives: one ledger, one redactor, and phases that are timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.costs.ledger import Ledger
+from provisioner.session import Phases, Session
+from tests.unit.fakes.world import environment, told_of
+
+
+def test_stores_are_those_of_the_home_and_made_once(session: Session) -> None:
+    session.environments.save(environment())
+    assert (session.home.environments / "env" / "environment.json").exists()
+    assert session.environments is session.environments
+    assert session.images.all() == []
+    assert isinstance(session.ledger, Ledger)
+    assert session.ledger is session.ledger
+
+
+def test_secrets_are_in_no_text_about_a_session(session: Session) -> None:
+    assert "s3cret-value" not in repr(session)
+    assert session.redactor.redact("s3cret-value") == "[redacted:TOKEN]"
+
+
+def test_output_goes_to_who_watches(session: Session) -> None:
+    session.output("a line\n")
+    assert told_of(session).texts == ["a line\n"]
+
+
+def test_phases_are_timed_in_order_and_one_that_fails_is_not_finished(session: Session) -> None:
+    phases = Phases(session.progress)
+    with phases.phase("one"):
+        pass
+    with pytest.raises(KeyError), phases.phase("two"):
+        raise KeyError
+    with phases.phase("three"):
+        assert told_of(session).phases == ["one", "two...", "three..."]
+    assert [phase.name for phase in phases.finished] == ["one", "three"]
+    assert all(phase.seconds >= 0 for phase in phases.finished)
