@@ -96,7 +96,7 @@ def run(path: Path) -> tuple[float, float, Memory]:
     wall = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = json.loads(out)
-    if process.returncode != 0 or set(result["outcomes"]) != {"scored"} or result["held_usd"]:
+    if process.returncode != 0 or set(result["outcomes"]) != {"scored"} or result["reserved_usd"]:
         raise SystemExit(f"{result['outcomes']}\n{err.decode()[-3000:]}")
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, memory
 

@@ -20,7 +20,7 @@ Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
 STATE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_./-]*)?")
 
 
-class Budget(BaseModel):
+class StandingBudgets(BaseModel):
     """Standing budgets, in US dollars.
 
     Args:
@@ -58,7 +58,7 @@ class Settings(BaseModel):
     controller_cidrs: tuple[str, ...] = ()
     prices: str = ""
     project: str = "default"
-    budget: Budget = Budget()
+    budget: StandingBudgets = StandingBudgets()
 
     @field_validator("state")
     @classmethod

@@ -22,7 +22,7 @@ from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from provisioner.store.leases import Leases
-from provisioner.ttl import BUILDER_LIMIT, DEFAULT_LIMIT
+from provisioner.ttl import BUILDER_TTL, DEFAULT_TTL
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Session:
         variables: the env file's secrets.
         shield: a context in which signals do not interrupt a clean-up.
         ca_bundle: PEM file of extra CA certificates that images trust.
-        limit: the time to live of an environment of this command.
-        builder_limit: the time to live of a machine in which an image is built.
+        ttl: the time to live of an environment of this command.
+        builder_ttl: the time to live of a machine in which an image is built.
         spending: the budgets of this command.
         leases: the leases of the environments that this process looks after.
         check: called regularly during long waits, except under `shield`; raises an exception to stop them.
@@ -50,8 +50,8 @@ class Session:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     shield: Callable[[], AbstractContextManager[None]] = no_shield
     ca_bundle: Path | None = None
-    limit: timedelta = DEFAULT_LIMIT
-    builder_limit: timedelta = BUILDER_LIMIT
+    ttl: timedelta = DEFAULT_TTL
+    builder_ttl: timedelta = BUILDER_TTL
     spending: Spending = field(default_factory=Spending)
     leases: Leases = field(default_factory=Leases)
     check: Callable[[], None] = go_on

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 
 from provisioner.errors import UsageError
 
-DEFAULT_LIMIT = timedelta(hours=4)
+DEFAULT_TTL = timedelta(hours=4)
 # The longest time to live; provisioner is not meant for longer-lived machines.
-LONGEST = timedelta(days=7)
+MAX_TTL = timedelta(days=7)
 # An environment with a shorter time to live would end before it is up.
-SHORTEST = timedelta(minutes=1)
+MIN_TTL = timedelta(minutes=1)
 # Most family images are built in minutes, but some install gigabytes.
-BUILDER_LIMIT = timedelta(hours=4)
+BUILDER_TTL = timedelta(hours=4)
 # After the time to live: schedules may be a minute late, and machines and the cloud take minutes to end them.
 TEARDOWN = timedelta(minutes=10)
 _PARTS = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
@@ -49,17 +49,15 @@ def words(duration: timedelta) -> str:
     return "".join(parts) or "0s"
 
 
-def checked_limit(limit: timedelta) -> timedelta:
+def checked_ttl(ttl: timedelta) -> timedelta:
     """Checks a time to live and returns it.
 
     Raises:
         UsageError: it is too short or too long.
     """
-    if not SHORTEST <= limit <= LONGEST:
-        raise UsageError(
-            f"The time to live must be between {words(SHORTEST)} and {words(LONGEST)}, not {words(limit)}."
-        )
-    return limit
+    if not MIN_TTL <= ttl <= MAX_TTL:
+        raise UsageError(f"The time to live must be between {words(MIN_TTL)} and {words(MAX_TTL)}, not {words(ttl)}.")
+    return ttl
 
 
 def extended(created_at: datetime, expires_at: datetime, by: timedelta, now: datetime) -> datetime:
@@ -77,6 +75,6 @@ def extended(created_at: datetime, expires_at: datetime, by: timedelta, now: dat
     if expires_at <= now:
         raise UsageError(f"Its time to live ended {words(now - expires_at)} ago, and its machines with it.")
     later = expires_at + by
-    if later - created_at > LONGEST:
-        raise UsageError(f"With {words(by)} more its time to live would exceed the maximum of {words(LONGEST)}.")
+    if later - created_at > MAX_TTL:
+        raise UsageError(f"With {words(by)} more its time to live would exceed the maximum of {words(MAX_TTL)}.")
     return later

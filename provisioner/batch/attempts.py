@@ -102,7 +102,7 @@ class Attempt:
                 self._remove_remains(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
             environment = existing if existing and existing.status == "ready" else self._launch(existing)
-            reservations.attend(self.session, environment)
+            reservations.take_lease(self.session, environment)
         except Interrupted:
             raise
         except Exception as error:
@@ -333,7 +333,7 @@ class Attempt:
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
             # If the run was resumed, this process looks after the environment from now on.
-            reservations.attend(self.session, environment)
+            reservations.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
             if path.exists():
                 return kind.model_validate(json.loads(path.read_text()))

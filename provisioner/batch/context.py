@@ -77,7 +77,7 @@ class BatchContext:
             progress=progress or Silence(),
             variables=load_env_file(env_file) if env_file else {},
             ca_bundle=settings.ca_bundle_path,
-            limit=parse_duration(suite.limits.ttl),
+            ttl=parse_duration(suite.limits.ttl),
             spending=Spending.of(settings, suite.budget).model_copy(update={"command": batch, "batch": batch}),
             database=database,
         )
@@ -191,5 +191,5 @@ class BatchContext:
 def batch_costs(ledger: Ledger, batch: str) -> tuple[int, int]:
     """Returns what a batch has reserved and what it has spent, each in millionths of a US dollar."""
     entries = ledger.entries(batch=batch)
-    reserved = sum(entry.held_micro_usd for entry in entries if entry.actual_micro_usd is None)
+    reserved = sum(entry.reserved_micro_usd for entry in entries if entry.actual_micro_usd is None)
     return reserved, sum(entry.actual_micro_usd or 0 for entry in entries)

@@ -30,7 +30,7 @@ from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record
-from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration, words
+from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
 
 MAX_RUNS = 10_000
@@ -124,7 +124,7 @@ class Submission(Part):
 class Limits(Part):
     """How long things may take, as 30m, 4h, 1h30m or 2d."""
 
-    ttl: Duration = words(DEFAULT_LIMIT)
+    ttl: Duration = words(DEFAULT_TTL)
     """An environment's time to live: 1m to 7d."""
     agent: Duration | None = None
     """How long an agent may work. Then it is stopped, and its work so far is scored. Default: an hour, or half of the
@@ -141,7 +141,7 @@ class Limits(Part):
     @classmethod
     def _is_possible(cls, value: str) -> str:
         try:
-            checked_limit(parse_duration(value))
+            checked_ttl(parse_duration(value))
         except UsageError as error:
             raise ValueError(error.message) from error
         return value

@@ -32,7 +32,7 @@ COMMANDS = {
         "list": "List all live environments and image builders.",
         "show": "Show an environment's record, even after its end.",
     },
-    "provisioner.cli.limit_commands": {
+    "provisioner.cli.ttl_commands": {
         "extend": "Extend an environment's time to live.",
         "sweep": "Remove orphans: environments that no command looks after, or past their time to live.",
     },

@@ -62,7 +62,7 @@ def summary_data(batch: Batch, rows: Sequence[Row], costs: tuple[int, int]) -> d
         "runs": len(batch.runs),
         "ended": len(rows),
         "outcomes": dict(Counter(row.outcome for row in rows)),
-        "held_usd": reserved / MICRO,
+        "reserved_usd": reserved / MICRO,
         "spent_usd": spent / MICRO,
         "rows": [row.model_dump(mode="json") for row in rows],
     }

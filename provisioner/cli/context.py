@@ -32,7 +32,7 @@ from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from provisioner.signals import Interrupts
 from provisioner.store.home import Home
-from provisioner.ttl import DEFAULT_LIMIT, checked_limit, parse_duration
+from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]
@@ -160,13 +160,13 @@ class Launch:
     budget: str | None = None
 
     @property
-    def limit(self) -> timedelta:
+    def time_to_live(self) -> timedelta:
         """The time to live.
 
         Raises:
             UsageError: it is not a duration, or is too short or too long.
         """
-        return DEFAULT_LIMIT if self.ttl is None else checked_limit(parse_duration(self.ttl))
+        return DEFAULT_TTL if self.ttl is None else checked_ttl(parse_duration(self.ttl))
 
     @property
     def usd(self) -> Decimal | None:
@@ -201,7 +201,7 @@ def family_session(
 def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
     """Does the same for a command that only builds images: its time to live applies to the builders."""
     opened, loaded = family_session(family, env_file, where, launch)
-    return replace(opened, builder_limit=opened.limit), loaded
+    return replace(opened, builder_ttl=opened.ttl), loaded
 
 
 def session(
@@ -209,7 +209,7 @@ def session(
 ) -> Session:
     """Opens the session of a command."""
     launch = launch or Launch()
-    limit, budget = launch.limit, launch.usd
+    ttl, budget = launch.time_to_live, launch.usd
     home, settings = default_home(), load_settings()
     return Session(
         home=home,
@@ -218,7 +218,7 @@ def session(
         variables=load_env_file(env_file) if env_file else {},
         shield=shield,
         ca_bundle=settings.ca_bundle_path,
-        limit=limit,
+        ttl=ttl,
         spending=Spending.of(settings, budget),
         database=database,
     )

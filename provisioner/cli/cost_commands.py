@@ -27,7 +27,7 @@ from provisioner.clouds.registry import Where
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.estimate import Forecast, forecast
-from provisioner.ttl import BUILDER_LIMIT, words
+from provisioner.ttl import BUILDER_TTL, words
 
 MICRO_USD = "_micro_usd"
 
@@ -94,7 +94,7 @@ def _plan_text(estimate: Forecast) -> str:
     ]
     if estimate.image is None:
         builder = dollars(estimate.builder_micro_usd)
-        lines.append(f"Each image to be built: at most {builder} (time to live {words(BUILDER_LIMIT)}).")
+        lines.append(f"Each image to be built: at most {builder} (time to live {words(BUILDER_TTL)}).")
     lines.append("Not included: data transfer out of AWS, and the storage of images.")
     return "\n".join(lines)
 
@@ -108,19 +108,19 @@ def costs(
     if database := shared_database():
         entries += session(database=database).ledger.entries()
     sums = totals(entries, by.value)
-    reserved = sum(total.held_micro_usd for total in sums)
+    reserved = sum(total.reserved_micro_usd for total in sums)
     actual = sum(total.actual_micro_usd for total in sums)
     data = {
         "by": by.value,
         "totals": [_usd(total.model_dump(mode="json")) for total in sums],
         "entries": [_usd(entry.model_dump(mode="json")) for entry in entries],
-        "held_usd": reserved / MICRO,
+        "reserved_usd": reserved / MICRO,
         "actual_usd": actual / MICRO,
     }
     if as_csv:
         return Result(data, _csv(Entry, entries) if by is Group.environment else _csv(Total, sums))
     rows = [
-        [total.group or "-", str(total.launches), dollars(total.held_micro_usd), dollars(total.actual_micro_usd)]
+        [total.group or "-", str(total.launches), dollars(total.reserved_micro_usd), dollars(total.actual_micro_usd)]
         for total in sums
     ]
     if not rows:

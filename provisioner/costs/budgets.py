@@ -9,7 +9,7 @@ from decimal import Decimal
 from pydantic import Field
 
 from provisioner.config import Settings
-from provisioner.costs.ledger import Limit
+from provisioner.costs.ledger import Budget
 from provisioner.costs.prices import micro_usd
 from provisioner.models import Record
 
@@ -43,7 +43,7 @@ class Spending(Record):
         standing = settings.budget
         return cls(project=settings.project, budget=budget, month=standing.month, projects=dict(standing.projects))
 
-    def limits(self, launched_at: datetime) -> list[Limit]:
+    def budgets(self, launched_at: datetime) -> list[Budget]:
         """Returns all budgets that a launch at this time must fit."""
         month = launched_at.strftime("%Y-%m")
         sums = [
@@ -52,7 +52,7 @@ class Spending(Record):
             ("month", month, self.month, f"the budget of {month}"),
         ]
         return [
-            Limit.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd(usd), "name": name})
+            Budget.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd(usd), "name": name})
             for scope, of, usd, name in sums
             if usd is not None
         ]

@@ -21,7 +21,9 @@ from provisioner.models import Record
 
 # A reservation takes a millisecond, but on a busy host its writer may have to wait.
 BUSY_SECONDS = 60.0
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+RENAMED_COLUMN = "ALTER TABLE entries RENAME COLUMN held_micro_usd TO reserved_micro_usd"
+"""What version 2 of the table changed."""
 COLUMNS = """
     environment TEXT PRIMARY KEY,
     kind TEXT NOT NULL,
@@ -34,7 +36,7 @@ COLUMNS = """
     command TEXT NOT NULL,
     launched_at TEXT NOT NULL,
     expires_at TEXT NOT NULL,
-    held_micro_usd INTEGER NOT NULL CHECK (held_micro_usd >= 0),
+    reserved_micro_usd INTEGER NOT NULL CHECK (reserved_micro_usd >= 0),
     ended_at TEXT,
     actual_micro_usd INTEGER CHECK (actual_micro_usd >= 0)
 """
@@ -50,12 +52,12 @@ _COUNTS: dict[Scope, str] = {
 
 _SUMS = (
     "SELECT coalesce(sum(actual_micro_usd), 0) AS spent, "
-    "coalesce(sum(CASE WHEN actual_micro_usd IS NULL THEN held_micro_usd ELSE 0 END), 0) AS held "
+    "coalesce(sum(CASE WHEN actual_micro_usd IS NULL THEN reserved_micro_usd ELSE 0 END), 0) AS held "
     "FROM entries WHERE environment != :environment"
 )
 
 
-class Limit(Record):
+class Budget(Record):
     """A budget: a sum that launches may not exceed.
 
     Args:
@@ -76,7 +78,7 @@ class Entry(Record):
 
     Args:
         command: the id of the command that launched it.
-        held_micro_usd: the reserved worst-case cost, in millionths of a US dollar.
+        reserved_micro_usd: the reserved worst-case cost, in millionths of a US dollar.
         ended_at: its end; None until it is settled.
         actual_micro_usd: its actual cost, in millionths of a US dollar; None until it is settled.
     """
@@ -92,14 +94,14 @@ class Entry(Record):
     command: str
     launched_at: datetime
     expires_at: datetime
-    held_micro_usd: int
+    reserved_micro_usd: int
     ended_at: datetime | None = None
     actual_micro_usd: int | None = None
 
     @property
     def counted_micro_usd(self) -> int:
         """The amount that counts against budgets: the actual cost once it is settled, the reservation until then."""
-        return self.held_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
+        return self.reserved_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
 
 
 class Connection(Protocol):
@@ -123,15 +125,15 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def hold(self, entry: Entry, limits: Iterable[Limit] = ()) -> None:
+    def reserve(self, entry: Entry, budgets: Iterable[Budget] = ()) -> None:
         """Reserves a launch's worst-case cost if it fits every budget. Replaces the environment's earlier reservation.
 
         Raises:
             BudgetError: it does not fit; nothing was reserved.
         """
         with self._writing() as connection:
-            for limit in limits:
-                _require_room(connection, entry, limit)
+            for budget in budgets:
+                _require_room(connection, entry, budget)
             values = entry.model_dump(mode="json")
             columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
             changes = ", ".join(f"{name} = excluded.{name}" for name in values)
@@ -145,13 +147,13 @@ class Ledger:
         self,
         environment: str,
         expires_at: datetime,
-        held_micro_usd: int,
-        limits: Callable[[Entry], Iterable[Limit]] = lambda _: (),
+        reserved_micro_usd: int,
+        budgets: Callable[[Entry], Iterable[Budget]] = lambda _: (),
     ) -> None:
         """Increases an unsettled reservation if that fits every budget. Does nothing if there is none.
 
         Args:
-            limits: returns the budgets that apply to an entry.
+            budgets: returns the budgets that apply to an entry.
 
         Raises:
             BudgetError: it does not fit; the reservation is unchanged.
@@ -164,13 +166,13 @@ class Ledger:
             if row is None:
                 return
             entry = Entry.model_validate(dict(row))
-            changed = entry.model_copy(update={"expires_at": expires_at, "held_micro_usd": held_micro_usd})
-            for limit in limits(changed):
-                _require_room(connection, changed, limit)
+            changed = entry.model_copy(update={"expires_at": expires_at, "reserved_micro_usd": reserved_micro_usd})
+            for budget in budgets(changed):
+                _require_room(connection, changed, budget)
             connection.execute(
-                "UPDATE entries SET expires_at = :expires_at, held_micro_usd = :held_micro_usd "
+                "UPDATE entries SET expires_at = :expires_at, reserved_micro_usd = :reserved_micro_usd "
                 "WHERE environment = :environment",
-                changed.model_dump(mode="json", include={"expires_at", "held_micro_usd", "environment"}),
+                changed.model_dump(mode="json", include={"expires_at", "reserved_micro_usd", "environment"}),
             )
 
     def settle(self, environment: str, ended_at: datetime, actual_micro_usd: int) -> None:
@@ -190,7 +192,9 @@ class Ledger:
             ended_at = min(ended_at, entry.expires_at)
             whole = (entry.expires_at - entry.launched_at).total_seconds()
             lived = (ended_at - entry.launched_at).total_seconds()
-            self.settle(environment, ended_at, min(entry.held_micro_usd, ceil(entry.held_micro_usd * lived / whole)))
+            self.settle(
+                environment, ended_at, min(entry.reserved_micro_usd, ceil(entry.reserved_micro_usd * lived / whole))
+            )
 
     def entries(self, *, unsettled: bool = False, batch: str = "", environment: str = "") -> list[Entry]:
         """Returns entries in order of launch: all, or those that are unsettled, of one batch, or of one environment."""
@@ -239,7 +243,9 @@ class Ledger:
                 # A confirmed reservation must survive a power failure.
                 connection.execute("PRAGMA synchronous = FULL")
                 version = connection.execute("PRAGMA user_version").fetchone()[0]
-                if version not in (0, SCHEMA_VERSION):
+                if version == 1:
+                    _upgrade(connection)
+                elif version not in (0, SCHEMA_VERSION):
                     raise InfrastructureError(
                         f"The ledger {self._path} was written by another version of provisioner (schema {version})."
                     )
@@ -254,18 +260,27 @@ class Ledger:
             ) from error
 
 
-def _require_room(connection: Connection, entry: Entry, limit: Limit) -> None:
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Brings a table of version 1 up to date, unless another controller has just done so."""
+    connection.execute("BEGIN IMMEDIATE")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 1:
+        connection.execute(RENAMED_COLUMN)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _require_room(connection: Connection, entry: Entry, budget: Budget) -> None:
     """Raises BudgetError, with the arithmetic, if an entry does not fit a budget together with the existing entries."""
     sums = connection.execute(
-        f"{_SUMS} AND {_COUNTS[limit.scope]}", {"of": limit.of, "environment": entry.environment}
+        f"{_SUMS} AND {_COUNTS[budget.scope]}", {"of": budget.of, "environment": entry.environment}
     ).fetchone()
     spent, held = int(sums["spent"]), int(sums["held"])
-    total = spent + held + entry.held_micro_usd
-    if total > limit.micro_usd:
+    total = spent + held + entry.reserved_micro_usd
+    if total > budget.micro_usd:
         raise BudgetError(
-            f"{entry.environment} does not fit {limit.name}: {dollars(spent)} spent + {dollars(held)} reserved + "
-            f"{dollars(entry.held_micro_usd)} for this launch at most = {dollars(total)}, "
-            f"more than {dollars(limit.micro_usd)}.",
+            f"{entry.environment} does not fit {budget.name}: {dollars(spent)} spent + {dollars(held)} reserved + "
+            f"{dollars(entry.reserved_micro_usd)} for this launch at most = {dollars(total)}, "
+            f"more than {dollars(budget.micro_usd)}.",
             hint="Give it a shorter --ttl or a smaller machine, wait until others have ended, or raise the budget. "
             "`provisioner costs` shows all reservations.",
         )
@@ -281,7 +296,7 @@ class Total(Record):
 
     group: str
     launches: int
-    held_micro_usd: int
+    reserved_micro_usd: int
     actual_micro_usd: int
 
 
@@ -294,7 +309,7 @@ def totals(entries: Sequence[Entry], group: str) -> list[Total]:
         Total(
             group=name,
             launches=len(members),
-            held_micro_usd=sum(entry.held_micro_usd for entry in members if entry.actual_micro_usd is None),
+            reserved_micro_usd=sum(entry.reserved_micro_usd for entry in members if entry.actual_micro_usd is None),
             actual_micro_usd=sum(entry.actual_micro_usd or 0 for entry in members),
         )
         for name, members in groups.items()

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from provisioner.costs.ledger import COLUMNS, SCHEMA_VERSION, Connection, Ledger
+from provisioner.costs.ledger import COLUMNS, RENAMED_COLUMN, SCHEMA_VERSION, Connection, Ledger
 from provisioner.errors import InfrastructureError
 
 # One schema per version of the table, so that another version of provisioner does not misread it.
@@ -74,6 +74,14 @@ class PostgresLedger(Ledger):
 def _make(connection: _Postgres) -> None:
     connection.execute("BEGIN")
     connection.execute(f"SELECT pg_advisory_xact_lock({MAKING})")
+    if _schema_exists(connection, "provisioner_1") and not _schema_exists(connection, SCHEMA):
+        connection.execute(f"ALTER SCHEMA provisioner_1 RENAME TO {SCHEMA}")
+        connection.execute(RENAMED_COLUMN)
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
     connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS.replace('INTEGER', 'BIGINT')})")
     connection.execute("COMMIT")
+
+
+def _schema_exists(connection: _Postgres, name: str) -> bool:
+    row = connection.execute("SELECT to_regnamespace(:name) IS NOT NULL AS found", {"name": name}).fetchone()
+    return bool(row and row["found"])

@@ -69,11 +69,11 @@ def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
         full_internet=setup.full_internet if setup else None,
         machines=sizes,
         lines=lines,
-        limit_seconds=session.limit.total_seconds(),
-        worst_micro_usd=_worst(lines, session.limit),
-        builder_micro_usd=_worst(building, session.builder_limit),
+        limit_seconds=session.ttl.total_seconds(),
+        worst_micro_usd=_worst(lines, session.ttl),
+        builder_micro_usd=_worst(building, session.builder_ttl),
     )
 
 
-def _worst(lines: tuple[CostLine, ...], limit: timedelta) -> int:
-    return cost(worst_hourly(lines), limit + TEARDOWN) if lines else 0
+def _worst(lines: tuple[CostLine, ...], ttl: timedelta) -> int:
+    return cost(worst_hourly(lines), ttl + TEARDOWN) if lines else 0

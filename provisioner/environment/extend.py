@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
-from provisioner.costs.ledger import Entry, Limit
+from provisioner.costs.ledger import Budget, Entry
 from provisioner.errors import MachineLostError, ProvisionerError, UsageError
 from provisioner.machines import reservations
 from provisioner.machines.connect import connect
@@ -41,7 +41,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         later = extended(environment.created_at, environment.expires_at, by, now())
         longer = environment.model_copy(update={"expires_at": later})
         session.ledger.extend(
-            environment.id, later, reservations.worst_cost(longer), lambda entry: _limits(session, entry)
+            environment.id, later, reservations.worst_cost(longer), lambda entry: _budgets(session, entry)
         )
         environment = session.environments.save(longer)
         session.cloud.move_ttl(environment)
@@ -49,24 +49,24 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         return environment
 
 
-def _limits(session: Session, entry: Entry) -> list[Limit]:
+def _budgets(session: Session, entry: Entry) -> list[Budget]:
     """Returns the standing budgets of the project that an entry was launched under."""
-    return session.spending.model_copy(update={"project": entry.project}).limits(entry.launched_at)
+    return session.spending.model_copy(update={"project": entry.project}).budgets(entry.launched_at)
 
 
 def _move_timers(session: Session, environment: Environment) -> None:
-    program = (GUEST / "limit.sh").read_text()
+    program = (GUEST / "ttl.sh").read_text()
     moment = str(int(environment.expires_at.timestamp()))
     for role in environment.machines:
         try:
             with connect(session, environment, role) as connection:
-                done = connection.run(["sh", "-c", program, "limit", moment, "move"], timeout_seconds=60)
+                done = connection.run(["sh", "-c", program, "ttl", moment, "move"], timeout_seconds=60)
             said = done.stderr.decode(errors="replace").strip()[-500:] if done.exit_code else ""
         except (ProvisionerError, TimeoutError) as error:
             said = str(error)
         if said:
             raise MachineLostError(
                 f"The {role} machine of {environment.id} could not be extended and ends at its earlier time.",
-                hint="Everything else is extended. As root in the machine: systemctl stop provisioner-limit.timer",
+                hint="Everything else is extended. As root in the machine: systemctl stop provisioner-ttl.timer",
                 details=said,
             )

@@ -150,7 +150,7 @@ def launch(
     """
     environment = _new_environment(session, planned, identity)
     with environment_lock(session, environment):
-        environment = reservations.take(session, environment)
+        environment = reservations.reserve(session, environment)
         with _cleared_on_failure(session, environment):
             with phases.phase("create"):
                 record_environment(session, environment)
@@ -165,7 +165,7 @@ def adopt(session: Session, planned: Plan, environment: Environment, phases: Pha
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     with environment_lock(session, environment) as current, _cleared_on_failure(session, current):
-        reservations.attend(session, current)
+        reservations.take_lease(session, current)
         return _make_ready(session, planned, current, phases)
 
 
@@ -194,7 +194,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
         attended=True,
         batch=session.spending.batch,
         created_at=created_at,
-        expires_at=created_at + session.limit,
+        expires_at=created_at + session.ttl,
         setup=planned.setup,
         has_score=planned.setup_data.has_score,
         has_intermediate_score=planned.setup_data.has_intermediate_score,

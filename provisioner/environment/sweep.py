@@ -23,7 +23,7 @@ from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
-from provisioner.ttl import LONGEST, TEARDOWN, words
+from provisioner.ttl import MAX_TTL, TEARDOWN, words
 
 # Between marking and removing: longer than an environment is without its lease or its record while it changes.
 PASS_SECONDS = 5.0
@@ -80,7 +80,7 @@ def judge(
     # Another controller created it. Its records cannot be read here, only its tags.
     if found.leased_until and found.leased_until > at:
         return None
-    expires_at = found.expires_at or (found.created_at + LONGEST if found.created_at else None)
+    expires_at = found.expires_at or (found.created_at + MAX_TTL if found.created_at else None)
     if expires_at and expires_at + GRACE <= at:
         return f"its time to live ended {words(at - expires_at)} ago, and no controller looks after it"
     return None

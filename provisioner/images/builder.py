@@ -29,7 +29,7 @@ from provisioner.store.environments import new_id
 
 POWER_OFF_SECONDS = 120
 # Enough to boot, read the image and end: the reservation should be no larger than that.
-LOOK_LIMIT = timedelta(minutes=20)
+INSPECTION_TTL = timedelta(minutes=20)
 # Shorter values would match by accident.
 SECRET_SCAN_MIN_LENGTH = 8
 
@@ -61,7 +61,7 @@ def build(
     fill: Callable[[TaskDriver, Connection], Result],
 ) -> Result:
     """Boots a builder, fills it, powers it off and captures its disk as the image `name`. Always destroys it."""
-    with _booted(session, builder, session.builder_limit) as environment:
+    with _booted(session, builder, session.builder_ttl) as environment:
         with connect(session, environment, "primary") as connection:
             result = fill(_driver(session, builder, environment, connection), connection)
             _require_no_secrets(session, connection)
@@ -74,9 +74,9 @@ def build(
 
 def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver], Result]) -> Result:
     """Boots a machine from a finished image, reads from it, and destroys it."""
-    limit = min(LOOK_LIMIT, session.builder_limit)
+    ttl = min(INSPECTION_TTL, session.builder_ttl)
     with (
-        _booted(session, builder, limit) as environment,
+        _booted(session, builder, ttl) as environment,
         connect(session, environment, "primary") as connection,
     ):
         return read(_driver(session, builder, environment, connection))
@@ -88,7 +88,7 @@ def _driver(session: Session, builder: Builder, environment: Environment, connec
 
 
 @contextlib.contextmanager
-def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[Environment]:
+def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Environment]:
     """Yields a builder that is up, and destroys it afterwards."""
     identity = new_id(f"build-{builder.label}", None)
     size = session.cloud.builder_size(builder.base, builder.disk_gib)
@@ -105,13 +105,13 @@ def _booted(session: Session, builder: Builder, limit: timedelta) -> Iterator[En
         attended=True,
         batch=session.spending.batch,
         created_at=created_at,
-        expires_at=created_at + limit,
+        expires_at=created_at + ttl,
         setup=TaskSetup(),
         full_internet=True,
         machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},
     )
     with environment_lock(session, environment):
-        environment = reservations.take(session, environment)
+        environment = reservations.reserve(session, environment)
         try:
             record_environment(session, environment)
             [environment] = create_machines(session, [environment])
@@ -153,7 +153,7 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
 def _clean_and_power_off(connection: Connection) -> None:
     """Removes the builder's own files, which do not belong in the image, and powers it off."""
     script = """
-    rm -rf /var/lib/provisioner /var/lib/provisioner-limit /run/provisioner
+    rm -rf /var/lib/provisioner /var/lib/provisioner-ttl /run/provisioner
     rm -rf /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
     rm -f /root/.bash_history /home/*/.bash_history /root/.python_history /var/log/apt/* /var/log/dpkg.log
     : > /etc/machine-id

@@ -27,7 +27,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     Raises:
         StillThereError: something would not go, or the cloud could not be asked; its record and its hold stay.
     """
-    ran = {one.id: reservations.runs(session, one) for one in environments}
+    ran = {one.id: reservations.still_runs(session, one) for one in environments}
     environments = tuple(_marked(session, one, "destroying") for one in environments)
     stack = stack_of(session, environments[0])
     trouble: ProvisionerError | None = None

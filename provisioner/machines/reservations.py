@@ -11,7 +11,7 @@ from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
 
 
-def take(session: Session, environment: Environment) -> Environment:
+def reserve(session: Session, environment: Environment) -> Environment:
     """Takes the lease and reserves the worst-case cost of an environment. Nothing of it exists yet, not even a record.
 
     Returns:
@@ -37,11 +37,11 @@ def take(session: Session, environment: Environment) -> Environment:
         command=session.spending.command,
         launched_at=environment.created_at,
         expires_at=environment.expires_at,
-        held_micro_usd=worst_cost(environment),
+        reserved_micro_usd=worst_cost(environment),
     )
-    attend(session, environment)
+    take_lease(session, environment)
     try:
-        session.ledger.hold(entry, session.spending.limits(environment.created_at))
+        session.ledger.reserve(entry, session.spending.budgets(environment.created_at))
     except BaseException as error:
         session.leases.release(environment.id)
         session.environments.forget(environment.id)
@@ -51,7 +51,7 @@ def take(session: Session, environment: Environment) -> Environment:
     return environment
 
 
-def attend(session: Session, environment: Environment) -> None:
+def take_lease(session: Session, environment: Environment) -> None:
     """Takes the lease of an environment: this process looks after it from now on."""
     lease = session.environments.lease(environment.id)
     session.leases.take(environment.id, lease, lambda: _renew(session, environment))
@@ -70,7 +70,7 @@ def _renew(session: Session, environment: Environment) -> None:
         session.cloud.renew_lease(current)
 
 
-def runs(session: Session, environment: Environment) -> bool:
+def still_runs(session: Session, environment: Environment) -> bool:
     """Returns whether any machine still runs and costs money. If the cloud does not answer, assumes that one does."""
     if not environment.endpoints:
         return True

@@ -19,7 +19,7 @@ from provisioner.models import Destination, Environment, MachineRecord, MachineS
 from provisioner.session import Session
 from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
-from provisioner.ttl import DEFAULT_LIMIT
+from provisioner.ttl import DEFAULT_TTL
 from tests.homes import new_home
 
 REGION = "us-east-1"
@@ -84,7 +84,7 @@ class Account:
             task="main",
             status="creating",
             created_at=now(),
-            expires_at=now() + DEFAULT_LIMIT,
+            expires_at=now() + DEFAULT_TTL,
             setup=TaskSetup(),
             full_internet=False,
             machines={"primary": MachineRecord(image=IMAGE, size=size, user="root")},
@@ -144,12 +144,12 @@ def make_environment(
         task="main",
         status="creating",
         created_at=created_at,
-        expires_at=created_at + DEFAULT_LIMIT,
+        expires_at=created_at + DEFAULT_TTL,
         setup=TaskSetup(),
         full_internet=full_internet,
         allowed_destinations=allowed,
         machines={role: MachineRecord(image=IMAGE, size=size, user="root") for role in roles},
     )
-    environment = reservations.take(session, environment)
+    environment = reservations.reserve(session, environment)
     record_environment(session, environment)
     return environment

@@ -39,10 +39,10 @@ def knowing(prepared: Home, root: Path) -> Home:
     return home
 
 
-def held_micro_usd(prepared: Home) -> int:
+def reserved_micro_usd(prepared: Home) -> int:
     """What a run of the account's family is held at, in millionths of a US dollar."""
     [entry] = [one for one in Ledger(prepared.ledger).entries() if one.kind == "task"]
-    return entry.held_micro_usd
+    return entry.reserved_micro_usd
 
 
 def write_suite(directory: Path, name: str, agent: str, **more: Any) -> str:

@@ -142,7 +142,7 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
     # Each attempt was launched once and is settled; the results name the last one of each run.
     costs = ledger(home)
     entries = [entry for entry in costs["entries"] if entry["batch"] == batch and entry["kind"] == "task"]
-    assert costs["held_usd"] == 0
+    assert costs["reserved_usd"] == 0
     assert all(entry["actual_usd"] is not None for entry in entries)
     assert {row["environment"] for row in rows} <= {entry["environment"] for entry in entries}
     assert len(entries) <= sum(row["attempts"] for row in rows)
@@ -167,7 +167,7 @@ def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home:
     assert_nothing_left(home)
     [batch] = [path.name for path in home.batches.iterdir()]
     assert not is_locked(home.batches / batch / "controller.lock")
-    assert ledger(home)["held_usd"] == 0
+    assert ledger(home)["reserved_usd"] == 0
 
     process = started(home, "resume", batch)
     wait_for(lambda: bool(records(home)), process)
@@ -192,7 +192,7 @@ def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Hom
     assert cancelled["removed"] == [left]
     assert len(cancelled["cancelled"]) == 3
     assert_nothing_left(home)
-    assert ledger(home)["held_usd"] == 0
+    assert ledger(home)["reserved_usd"] == 0
 
 
 def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_goes_on(home: Home, tmp_path: Path) -> None:

@@ -60,6 +60,6 @@ def test_a_run_goes_on_after_a_spot_interruption_and_in_the_next_region_without_
     assert row["phases"][0]["name"] == "earlier attempts"
     # All attempts are paid for, and nothing is left of any.
     told = subprocess.run([*CLI, "costs", "--json"], env=variables, capture_output=True, text=True, check=True)
-    assert json.loads(told.stdout)["held_usd"] == 0
+    assert json.loads(told.stdout)["reserved_usd"] == 0
     assert interrupted in told.stdout
     assert [many.instances(account.url, region) for region in REGIONS] == [[], []]

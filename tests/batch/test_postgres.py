@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from provisioner.batch.liveness import LivenessLock
-from provisioner.costs.ledger import Entry, Limit
+from provisioner.costs.ledger import Budget, Entry
 from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.errors import BudgetError, InfrastructureError
 from tests.batch import postgres
@@ -20,7 +21,7 @@ from tests.command_line import ROOT
 
 pytestmark = pytest.mark.xdist_group("workers")
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
-BUDGET = [Limit(scope="project", of="p", micro_usd=20_000_000, name="the budget")]
+BUDGET = [Budget(scope="project", of="p", micro_usd=20_000_000, name="the budget")]
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +33,42 @@ def database() -> Iterator[str]:
 @pytest.fixture
 def ledger(database: str) -> Iterator[PostgresLedger]:
     yield PostgresLedger(database)
-    import psycopg
-
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS provisioner_1 CASCADE")
+        connection.execute("DROP SCHEMA IF EXISTS provisioner_2 CASCADE")
 
 
 def entry(name: str, held: int) -> Entry:
     return Entry(
         environment=name, kind="task", cloud="aws", region="r", family="f", task="t", batch="b", project="p",
-        command="c", launched_at=AT, expires_at=AT + timedelta(hours=4), held_micro_usd=held,
+        command="c", launched_at=AT, expires_at=AT + timedelta(hours=4), reserved_micro_usd=held,
     )  # fmt: skip
 
 
-def test_it_holds_settles_extends_and_refuses_as_the_file_does(ledger: PostgresLedger) -> None:
+def test_a_ledger_of_the_first_version_keeps_its_reservations(ledger: PostgresLedger, database: str) -> None:
+    ledger.reserve(entry("one", 15_000_000), BUDGET)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA provisioner_2 RENAME TO provisioner_1")
+        connection.execute("ALTER TABLE provisioner_1.entries RENAME COLUMN reserved_micro_usd TO held_micro_usd")
+    for _ in range(2):
+        assert [one.reserved_micro_usd for one in ledger.entries()] == [15_000_000]
+
+
+def test_it_reserves_settles_extends_and_refuses_as_the_file_does(ledger: PostgresLedger) -> None:
     assert ledger.entries() == []
-    ledger.hold(entry("one", 15_000_000), BUDGET)
+    ledger.reserve(entry("one", 15_000_000), BUDGET)
     with pytest.raises(BudgetError, match=r"15\.0000 USD reserved \+ 6\.0000 USD"):
-        ledger.hold(entry("two", 6_000_000), BUDGET)
+        ledger.reserve(entry("two", 6_000_000), BUDGET)
     ledger.extend("one", AT + timedelta(hours=5), 16_000_000, lambda _: BUDGET)
-    assert ledger.entries(unsettled=True)[0].held_micro_usd == 16_000_000
+    assert ledger.entries(unsettled=True)[0].reserved_micro_usd == 16_000_000
     with pytest.raises(BudgetError):
         ledger.extend("one", AT + timedelta(hours=9), 21_000_000, lambda _: BUDGET)
     ledger.settle("one", AT + timedelta(hours=1), 4_000_000)
     ledger.settle("one", AT + timedelta(hours=2), 9_000_000)
-    ledger.hold(entry("two", 3_000_000_000), [Limit(scope="month", of="2026-01", micro_usd=1 << 40, name="month")])
+    ledger.reserve(entry("two", 3_000_000_000), [Budget(scope="month", of="2026-01", micro_usd=1 << 40, name="month")])
     assert [(one.environment, one.counted_micro_usd) for one in ledger.entries()] == [
         ("one", 4_000_000), ("two", 3_000_000_000),
     ]  # fmt: skip
-    ledger.hold(entry("two", 1), BUDGET)  # the same again replaces its hold
+    ledger.reserve(entry("two", 1), BUDGET)  # the same again replaces its reservation
     ledger.settle_late("two", AT + timedelta(hours=8))
     assert ledger.entries(unsettled=True) == []
 
@@ -70,7 +78,7 @@ def launch(url: str, names: list[str], results: Any, start: Any) -> None:
     start.wait()
     for name in names:
         try:
-            ledger.hold(entry(name, 500_000), BUDGET)
+            ledger.reserve(entry(name, 500_000), BUDGET)
             results.put(True)
         except BudgetError:
             results.put(False)
@@ -90,7 +98,7 @@ def test_controllers_on_one_ledger_never_overshoot_and_its_table_is_made_once(
     for process in processes:
         process.join()
     assert (granted.count(True), granted.count(False)) == (40, 20)
-    assert sum(one.held_micro_usd for one in ledger.entries()) == 20_000_000
+    assert sum(one.reserved_micro_usd for one in ledger.entries()) == 20_000_000
 
 
 WORKER = """
@@ -145,4 +153,4 @@ def test_who_runs_one_batch_leaves_the_runs_of_others_to_workers(database: str) 
 
 def test_a_ledger_that_cannot_be_reached_stops_launches() -> None:
     with pytest.raises(InfrastructureError, match="cannot be used"):
-        PostgresLedger("postgresql://nobody@127.0.0.1:1/nothing").hold(entry("one", 1))
+        PostgresLedger("postgresql://nobody@127.0.0.1:1/nothing").reserve(entry("one", 1))

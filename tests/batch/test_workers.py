@@ -75,7 +75,7 @@ def site(tmp_path: Path, account: AccountOfMany, prepared: Home) -> Iterator[Sit
 def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_and_budget(
     site: Site, prepared: Home
 ) -> None:
-    held = many.held_micro_usd(prepared)
+    held = many.reserved_micro_usd(prepared)
     budget = held * (AT_ONCE + 1)
     suite = site.suite("second", RUNS, budget=str(budget / 1_000_000))
     assert budget < RUNS * held
@@ -113,7 +113,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
     entries = [one for one in PostgresLedger(site.database).entries() if one.batch == told["batch"]]
     assert {one.environment for one in entries} >= set(killed)
     assert all(one.actual_micro_usd is not None for one in entries)
-    assert told["held_usd"] == 0
+    assert told["reserved_usd"] == 0
     # The limit and the budget were those of both together.
     assert 1 < site.most_running <= AT_ONCE
     assert site.most_counted <= budget
@@ -138,13 +138,13 @@ def test_a_worker_that_is_interrupted_clears_away_and_hands_its_runs_back(site: 
     assert owner.returncode == 0, (site.directory / "one.log").read_text()[-3000:]
     told = json.loads(out)
     assert told["outcomes"] == {"scored": 6}
-    assert told["held_usd"] == 0
+    assert told["reserved_usd"] == 0
     assert not set(handed) & {row["environment"] for row in told["rows"]}
     assert many.instances(site.url) == []
 
 
 def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: Site, prepared: Home) -> None:
-    tight = str(many.held_micro_usd(prepared) * 1.5 / 1_000_000)
+    tight = str(many.reserved_micro_usd(prepared) * 1.5 / 1_000_000)
     told = site.told("one", "run", site.suite("tight", 2, budget=tight))
     assert told["outcomes"] == {"scored": 2}
     one, two = sorted((row["started_at"], row["ended_at"]) for row in told["rows"])

@@ -66,7 +66,7 @@ def test_an_unknown_task_creates_nothing(session: Session) -> None:
 def _end_at_its_limit(session: Session, environment: Environment) -> None:
     """Checks that a machine ends at its time even if root in it tries to prevent that and a command is running."""
     with connect(session, environment, "primary") as connection:
-        stopped = connection.run(["systemctl", "stop", "provisioner-limit.timer"])
+        stopped = connection.run(["systemctl", "stop", "provisioner-ttl.timer"])
         assert stopped.exit_code == 0, stopped.stderr
         session.cloud.move_ttl(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
         # A local machine's watchdog acts every half minute, the scheduler of the tests' account more often.

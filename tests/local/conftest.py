@@ -86,7 +86,7 @@ def created(lab: Lab) -> Iterator[Environment]:
     """Creates machines like the lab's, without bringing up an environment in them."""
     identity = new_id("lab", None)
     changes = {"id": identity, "stack": identity, "status": "creating", "endpoints": {}}
-    environment = reservations.take(lab.session, lab.environment.model_copy(update=changes))
+    environment = reservations.reserve(lab.session, lab.environment.model_copy(update=changes))
     record_environment(lab.session, environment)
     try:
         [environment] = create_machines(lab.session, [environment])

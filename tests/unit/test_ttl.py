@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.errors import UsageError
-from provisioner.ttl import LONGEST, checked_limit, extended, parse_duration, words
+from provisioner.ttl import MAX_TTL, checked_ttl, extended, parse_duration, words
 from tests.unit.conftest import CommandLine
 
 BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
@@ -37,11 +37,11 @@ def test_words_can_be_read_again(seconds: int) -> None:
     assert parse_duration(words(timedelta(seconds=seconds))).total_seconds() == seconds
 
 
-@pytest.mark.parametrize("limit", [timedelta(seconds=59), LONGEST + timedelta(seconds=1)])
+@pytest.mark.parametrize("limit", [timedelta(seconds=59), MAX_TTL + timedelta(seconds=1)])
 def test_nothing_lives_for_a_moment_or_for_ever(limit: timedelta) -> None:
     with pytest.raises(UsageError, match="must be between 1m and 7d"):
-        checked_limit(limit)
-    assert checked_limit(HOUR) == HOUR
+        checked_ttl(limit)
+    assert checked_ttl(HOUR) == HOUR
 
 
 def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
@@ -50,7 +50,7 @@ def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
     with pytest.raises(UsageError, match="ended 1h ago"):
         extended(BEGIN, end, HOUR, end + HOUR)
     with pytest.raises(UsageError, match="maximum of 7d"):
-        extended(BEGIN, end, LONGEST, BEGIN)
+        extended(BEGIN, end, MAX_TTL, BEGIN)
 
 
 @pytest.mark.parametrize(

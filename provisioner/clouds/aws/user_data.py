@@ -20,7 +20,7 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: 
         authorized_keys: user -> lines of authorized_keys.
         expires_at: when the machine powers itself off, set at each boot before anything else.
     """
-    limit = (GUEST / "limit.sh").read_text()
+    program = (GUEST / "ttl.sh").read_text()
     files = [
         {"path": f"/etc/ssh/authorized_keys.d/{user}", "content": lines, "owner": "root:root", "permissions": "0644"}
         for user, lines in sorted(authorized_keys.items())
@@ -33,7 +33,7 @@ def cloud_config(hostname: str, authorized_keys: Mapping[str, str], expires_at: 
         "manage_etc_hosts": False,
         "hostname": hostname,
         "write_files": files,
-        "bootcmd": [["sh", "-c", limit, "limit", str(int(expires_at.timestamp()))]],
+        "bootcmd": [["sh", "-c", program, "ttl", str(int(expires_at.timestamp()))]],
     }
     # JSON is valid YAML.
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

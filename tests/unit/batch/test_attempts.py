@@ -95,10 +95,10 @@ def attempt(tmp_path: Path, cloud: Cloud) -> Attempt:
 
 def reserve(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
     """Reserves the cost of the attempt's environment."""
-    attempt.session.ledger.hold(
+    attempt.session.ledger.reserve(
         Entry(
             environment=attempt.id, kind="task", cloud="moon", region="crater", family="fam", task="main", batch="b-1",
-            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, held_micro_usd=1000,
+            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, reserved_micro_usd=1000,
         )
     )  # fmt: skip
 
@@ -258,9 +258,9 @@ def test_a_run_that_waits_for_the_budget_plans_once_and_fits_when_the_last_other
     done: list[str] = []
     other = Entry(
         environment="other", kind="task", cloud="moon", region="", family="fam", task="main", batch="b-1", project="",
-        command="b-1", launched_at=now(), expires_at=now() + HOUR, held_micro_usd=1,
+        command="b-1", launched_at=now(), expires_at=now() + HOUR, reserved_micro_usd=1,
     )  # fmt: skip
-    ledger.hold(other)
+    ledger.reserve(other)
 
     def launch(*_: Any) -> Any:
         done.append("launch")

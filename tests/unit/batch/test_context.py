@@ -78,10 +78,10 @@ def test_a_family_with_the_suites_secrets_inside_is_refused(tmp_path: Path, env_
 def test_a_batch_costs_what_is_reserved_and_what_is_spent(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for name, batch in (("one", "b-1"), ("two", "b-1"), ("other", "b-2")):
-        ledger.hold(
+        ledger.reserve(
             Entry(
                 environment=name, kind="task", cloud="aws", region="r", family="f", task="t", batch=batch, project="",
-                command="c", launched_at=AT, expires_at=AT + timedelta(hours=1), held_micro_usd=100,
+                command="c", launched_at=AT, expires_at=AT + timedelta(hours=1), reserved_micro_usd=100,
             )
         )  # fmt: skip
     ledger.settle("one", AT, 30)

@@ -44,11 +44,11 @@ def broken(keys: Sequence[str]) -> dict[str, str]:
 
 def test_runs_without_a_row_of_their_own_show_what_they_cost(ledger: Ledger) -> None:
     for number, micro_usd in ((1, 5), (2, 7)):
-        ledger.hold(
+        ledger.reserve(
             Entry(
                 environment=derived_id("fam", "main", f"b-1/{ONE}/{number}"), kind="task", cloud="aws", region="r",
                 family="fam", task="main", batch="b-1", project="", command="b-1", launched_at=AT,
-                expires_at=AT + timedelta(hours=1), held_micro_usd=micro_usd,
+                expires_at=AT + timedelta(hours=1), reserved_micro_usd=micro_usd,
             )
         )  # fmt: skip
     cancelled, failed = collect_rows(BATCH, states(one="cancelled", two="broken", three="running"), {}, broken, ledger)

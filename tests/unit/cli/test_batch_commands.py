@@ -121,7 +121,7 @@ def test_what_is_no_database_is_a_mistake_in_the_command(
 
 def test_costs_as_csv_have_their_names_even_without_any(provisioner: CommandLine) -> None:
     assert provisioner("costs", "--csv").stdout.startswith("environment,kind,cloud")
-    assert provisioner("costs", "--csv", "--by", "batch").stdout.startswith("group,launches,held_usd")
+    assert provisioner("costs", "--csv", "--by", "batch").stdout.startswith("group,launches,reserved_usd")
 
 
 def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine) -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.config import Budget, Settings
+from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.budgets import Spending
 
 AT = datetime(2026, 2, 28, 23, 59, tzinfo=UTC)
@@ -26,7 +26,7 @@ AT = datetime(2026, 2, 28, 23, 59, tzinfo=UTC)
 )
 def test_only_what_was_set_is_a_limit(spending: dict[str, object], limits: list[tuple[object, ...]]) -> None:
     spent = Spending.model_validate({"command": "c", "project": "p", **spending})
-    assert [(one.scope, one.of, one.micro_usd, one.name) for one in spent.limits(AT)] == limits
+    assert [(one.scope, one.of, one.micro_usd, one.name) for one in spent.budgets(AT)] == limits
 
 
 def test_every_command_has_a_name_of_its_own() -> None:
@@ -34,7 +34,7 @@ def test_every_command_has_a_name_of_its_own() -> None:
 
 
 def test_the_operators_settings_are_the_standing_budgets() -> None:
-    budget = Budget(month=Decimal(100), projects={"p": Decimal(10)})
+    budget = StandingBudgets(month=Decimal(100), projects={"p": Decimal(10)})
     spent = Spending.of(Settings(project="p", budget=budget), Decimal(5))
-    assert [limit.micro_usd for limit in spent.limits(AT)] == [5_000_000, 10_000_000, 100_000_000]
+    assert [limit.micro_usd for limit in spent.budgets(AT)] == [5_000_000, 10_000_000, 100_000_000]
     assert spent.batch == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -17,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.config import Budget, Settings
+from provisioner.config import Settings, StandingBudgets
 from provisioner.costs.budgets import Spending
-from provisioner.costs.ledger import Entry, Ledger, Limit, totals
+from provisioner.costs.ledger import COLUMNS, Budget, Entry, Ledger, totals
 from provisioner.costs.prices import cost, dollars, micro_usd
 from provisioner.errors import BudgetError, InfrastructureError
 from provisioner.machines import reservations
@@ -35,26 +36,26 @@ def entry(name: str, held: int, command: str = "c1", **changes: Any) -> Entry:
     values: dict[str, Any] = {
         "environment": name, "kind": "task", "cloud": "aws", "region": "us-east-1", "family": "fam", "task": "main",
         "batch": "", "project": "default", "command": command, "launched_at": BEGIN,
-        "expires_at": BEGIN + timedelta(hours=4), "held_micro_usd": held, **changes,
+        "expires_at": BEGIN + timedelta(hours=4), "reserved_micro_usd": held, **changes,
     }  # fmt: skip
     return Entry.model_validate(values)
 
 
-def budget(micro_usd: int, scope: str = "project", of: str = "default") -> list[Limit]:
-    return [Limit.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd, "name": "the budget"})]
+def budget(micro_usd: int, scope: str = "project", of: str = "default") -> list[Budget]:
+    return [Budget.model_validate({"scope": scope, "of": of, "micro_usd": micro_usd, "name": "the budget"})]
 
 
 def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    ledger.hold(entry("a", 600_000), budget(1_000_000))
-    ledger.hold(entry("b", 300_000), budget(1_000_000))
+    ledger.reserve(entry("a", 600_000), budget(1_000_000))
+    ledger.reserve(entry("b", 300_000), budget(1_000_000))
     ledger.settle("a", BEGIN + timedelta(hours=1), 150_000)
     with pytest.raises(BudgetError) as refused:
-        ledger.hold(entry("c", 550_001), budget(1_000_000))
+        ledger.reserve(entry("c", 550_001), budget(1_000_000))
     assert "0.1500 USD spent + 0.3000 USD reserved + 0.5501 USD for this launch" in refused.value.message
     assert refused.value.exit_code == 8
     assert [each.environment for each in ledger.entries()] == ["a", "b"]
-    ledger.hold(entry("c", 550_000), budget(1_000_000))
+    ledger.reserve(entry("c", 550_000), budget(1_000_000))
     assert [each.environment for each in ledger.entries(unsettled=True)] == ["b", "c"]
 
 
@@ -62,7 +63,7 @@ def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) 
     ledger = Ledger(tmp_path / "ledger")
     ledger.settle("nobody", BEGIN, 5)
     assert not (tmp_path / "ledger").exists()
-    ledger.hold(entry("a", 100))
+    ledger.reserve(entry("a", 100))
     ledger.settle("a", BEGIN + timedelta(hours=1), 40)
     ledger.settle("a", BEGIN + timedelta(hours=9), 99)
     [settled] = ledger.entries()
@@ -72,27 +73,27 @@ def test_a_settlement_counts_once_and_an_unknown_one_not_at_all(tmp_path: Path) 
 
 def test_each_kind_of_budget_counts_what_is_its_own(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    ledger.hold(entry("a", 50, command="c1", project="p1"))
-    ledger.hold(entry("b", 50, command="c2", project="p1", launched_at=BEGIN + timedelta(hours=2)))
+    ledger.reserve(entry("a", 50, command="c1", project="p1"))
+    ledger.reserve(entry("b", 50, command="c2", project="p1", launched_at=BEGIN + timedelta(hours=2)))
     fits = [("command", "c1", 60), ("project", "p1", 110), ("month", "2026-01", 60), ("month", "2026-02", 60)]
     for scope, of, least in fits:
         changes = {"launched_at": BEGIN} if of != "2026-02" else {"launched_at": BEGIN + timedelta(hours=3)}
         new = entry("c", 10, command="c1", project="p1", **changes)
         with pytest.raises(BudgetError):
-            ledger.hold(new, budget(least - 1, scope, of))
-        ledger.hold(new, budget(least, scope, of))
+            ledger.reserve(new, budget(least - 1, scope, of))
+        ledger.reserve(new, budget(least, scope, of))
         ledger.settle("c", BEGIN, 0)
 
 
 def test_a_longer_hold_has_to_fit_too(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    ledger.hold(entry("a", 100))
+    ledger.reserve(entry("a", 100))
     later = BEGIN + timedelta(hours=8)
     with pytest.raises(BudgetError):
         ledger.extend("a", later, 200, lambda _: budget(199))
     ledger.extend("a", later, 200, lambda _: budget(200))
     [held] = ledger.entries()
-    assert (held.held_micro_usd, held.expires_at) == (200, later)
+    assert (held.reserved_micro_usd, held.expires_at) == (200, later)
     ledger.settle("a", BEGIN, 7)
     ledger.extend("a", later, 999)
     assert ledger.entries()[0].counted_micro_usd == 7
@@ -101,7 +102,7 @@ def test_a_longer_hold_has_to_fit_too(tmp_path: Path) -> None:
 def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     for name, after, expected in (("a", 1, 25), ("b", 99, 100)):
-        ledger.hold(entry(name, 100))
+        ledger.reserve(entry(name, 100))
         ledger.settle_late(name, BEGIN + timedelta(hours=after))
         assert next(each for each in ledger.entries() if each.environment == name).actual_micro_usd == expected
 
@@ -135,7 +136,7 @@ def test_ctrl_c_while_a_hold_is_taken_stays_ctrl_c_and_leaves_no_hold(
     monkeypatch.setattr(InterruptedByCommit, "interrupted", False)
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=InterruptedByCommit))
     with pytest.raises(KeyboardInterrupt):
-        reservations.take(session, environment)
+        reservations.reserve(session, environment)
     assert InterruptedByCommit.interrupted
     assert session.ledger.entries(unsettled=True) == []
 
@@ -143,7 +144,7 @@ def test_ctrl_c_while_a_hold_is_taken_stays_ctrl_c_and_leaves_no_hold(
 def test_a_damaged_ledger_stops_launches_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(b"no database" * 500)
     with pytest.raises(InfrastructureError, match="cannot be used") as error:
-        Ledger(tmp_path / "ledger").hold(entry("a", 1))
+        Ledger(tmp_path / "ledger").reserve(entry("a", 1))
     assert "Nothing is launched" in (error.value.hint or "")
 
 
@@ -170,7 +171,7 @@ def test_whatever_happens_the_budget_holds_and_the_sums_add_up(
                 model[name] = (held, min(amount, held))
         elif action == "hold" and name not in model:
             try:
-                ledger.hold(entry(name, amount), budget(room))
+                ledger.reserve(entry(name, amount), budget(room))
                 model[name] = (amount, None)
                 assert fits
             except BudgetError:
@@ -182,7 +183,9 @@ def test_whatever_happens_the_budget_holds_and_the_sums_add_up(
                 assert fits
             except BudgetError:
                 assert not fits
-        assert {each.environment: (each.held_micro_usd, each.actual_micro_usd) for each in ledger.entries()} == model
+        assert {
+            each.environment: (each.reserved_micro_usd, each.actual_micro_usd) for each in ledger.entries()
+        } == model
         assert sum(each.counted_micro_usd for each in ledger.entries()) <= room
 
 
@@ -192,7 +195,7 @@ def launch(path: Path, names: list[str], results: Any, start: Any) -> None:
     ledger = Ledger(path)
     for name in names:
         try:
-            ledger.hold(entry(name, micro_usd(Decimal("0.5"))), budget(micro_usd(Decimal(20))))
+            ledger.reserve(entry(name, micro_usd(Decimal("0.5"))), budget(micro_usd(Decimal(20))))
             results.put((name, "ran"))
         except BudgetError:
             results.put((name, "refused"))
@@ -214,14 +217,14 @@ def test_a_hundred_launches_from_eight_processes_never_overshoot(tmp_path: Path)
         controller.join()
     assert (outcomes.count("ran"), outcomes.count("refused")) == (40, 60)
     held = Ledger(tmp_path / "ledger").entries()
-    assert sum(each.held_micro_usd for each in held) == 20_000_000
+    assert sum(each.reserved_micro_usd for each in held) == 20_000_000
     # Settling for less makes room for further launches, to the cent.
     for each in held:
         Ledger(tmp_path / "ledger").settle(each.environment, BEGIN, 125_000)
     for number in range(30):
-        Ledger(tmp_path / "ledger").hold(entry(f"late-{number}", 500_000), budget(20_000_000))
+        Ledger(tmp_path / "ledger").reserve(entry(f"late-{number}", 500_000), budget(20_000_000))
     with pytest.raises(BudgetError):
-        Ledger(tmp_path / "ledger").hold(entry("last", 1), budget(20_000_000))
+        Ledger(tmp_path / "ledger").reserve(entry("last", 1), budget(20_000_000))
 
 
 def test_a_controller_that_is_killed_in_the_middle_leaves_whole_entries(tmp_path: Path) -> None:
@@ -236,8 +239,8 @@ def test_a_controller_that_is_killed_in_the_middle_leaves_whole_entries(tmp_path
         os.kill(controller.pid or 0, signal.SIGKILL)
         controller.join()
         entries = Ledger(tmp_path / "ledger").entries()
-        assert sum(each.held_micro_usd for each in entries) <= 20_000_000
-        assert {each.held_micro_usd for each in entries} == {500_000}
+        assert sum(each.reserved_micro_usd for each in entries) <= 20_000_000
+        assert {each.reserved_micro_usd for each in entries} == {500_000}
 
 
 def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
@@ -248,13 +251,13 @@ def test_costs_are_rounded_up_and_never_less_than_a_minute() -> None:
 
 
 def test_the_settings_become_limits() -> None:
-    standing = Budget(month=Decimal(500), projects={"a": Decimal(100), "b": Decimal(1)})
+    standing = StandingBudgets(month=Decimal(500), projects={"a": Decimal(100), "b": Decimal(1)})
     spending = Spending.of(Settings(project="a", budget=standing), Decimal(20))
-    limits = {limit.scope: (limit.of, limit.micro_usd) for limit in spending.limits(BEGIN)}
-    assert limits == {
+    budgets = {limit.scope: (limit.of, limit.micro_usd) for limit in spending.budgets(BEGIN)}
+    assert budgets == {
         "command": (spending.command, 20_000_000), "project": ("a", 100_000_000), "month": ("2026-01", 500_000_000),
     }  # fmt: skip
-    assert Spending.of(Settings()).limits(BEGIN) == []
+    assert Spending.of(Settings()).budgets(BEGIN) == []
 
 
 def test_sums_are_by_what_was_asked_for() -> None:
@@ -264,7 +267,7 @@ def test_sums_are_by_what_was_asked_for() -> None:
         entry("c", 40, launched_at=BEGIN + timedelta(hours=2)),
     ]
     by_batch = {
-        total.group: (total.launches, total.held_micro_usd, total.actual_micro_usd)
+        total.group: (total.launches, total.reserved_micro_usd, total.actual_micro_usd)
         for total in totals(entries, "batch")
     }
     assert by_batch == {"b1": (2, 10, 5), "": (1, 40, 0)}
@@ -275,15 +278,32 @@ def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None
     assert provisioner("costs").stdout == "Nothing has been launched yet.\n"
     provisioner.home.mkdir(exist_ok=True)
     ledger = Ledger(provisioner.home / "ledger.sqlite")
-    ledger.hold(entry("env-a", 250_000))
-    ledger.hold(entry("env-b", 50_000))
+    ledger.reserve(entry("env-a", 250_000))
+    ledger.reserve(entry("env-b", 50_000))
     ledger.settle("env-b", BEGIN + timedelta(hours=1), 12_500)
     table = provisioner("costs").stdout
     assert "env-a" in table
     assert "0.2500 USD  0.0125 USD" in table.splitlines()[-1]
     data = provisioner("costs", "--json", "--by", "family").json
-    assert (data["held_usd"], data["actual_usd"], data["totals"][0]["launches"]) == (0.25, 0.0125, 2)
+    assert (data["reserved_usd"], data["actual_usd"], data["totals"][0]["launches"]) == (0.25, 0.0125, 2)
     rows = provisioner("costs", "--csv").stdout.splitlines()
     assert rows[0].startswith("environment,kind,cloud,region,family,task")
     assert rows[2].endswith("0.0125")
     assert provisioner("costs", "--by", "moon").code == 2
+
+
+def test_a_ledger_of_the_first_version_keeps_its_reservations(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        columns = COLUMNS.replace("reserved_micro_usd", "held_micro_usd")
+        connection.execute(f"CREATE TABLE entries ({columns}) STRICT")
+        values = entry("a", 600_000).model_dump(mode="json")
+        values["held_micro_usd"] = values.pop("reserved_micro_usd")
+        names = ", ".join(values)
+        marks = ", ".join(f":{name}" for name in values)
+        connection.execute(f"INSERT INTO entries ({names}) VALUES ({marks})", values)
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    for _ in range(2):
+        assert [(each.environment, each.reserved_micro_usd) for each in Ledger(path).entries()] == [("a", 600_000)]
+    Ledger(path).reserve(entry("b", 400_000), budget(1_000_000))

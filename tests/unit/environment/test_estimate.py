@@ -47,7 +47,7 @@ def test_with_an_image_the_familys_own_word_counts(session: Session, cloud: Fake
 
 def test_costs_are_those_of_the_whole_life_and_a_clean_up(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.usd = Decimal(3)
-    short = replace(session, limit=timedelta(hours=1), builder_limit=timedelta(hours=2))
+    short = replace(session, ttl=timedelta(hours=1), builder_ttl=timedelta(hours=2))
     told = forecast(short, family(tmp_path), "main")
     assert (told.worst_micro_usd, told.builder_micro_usd) == (7_000_000, 13_000_000)
     assert told.limit_seconds == 3600

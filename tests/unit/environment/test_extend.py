@@ -26,13 +26,13 @@ HOUR = timedelta(hours=1)
 def one(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
     """An environment that is up, for an hour, and has reserved 7 US dollars at most."""
     cloud.usd = Decimal(3)
-    yield up(session, reservations.take(session, environment()))
+    yield up(session, reservations.reserve(session, environment()))
     session.leases.release("env")
 
 
 def reserved(session: Session) -> int:
     [entry] = session.ledger.entries(unsettled=True)
-    return entry.held_micro_usd
+    return entry.reserved_micro_usd
 
 
 def test_every_layer_is_moved(session: Session, cloud: FakeCloud, one: Environment) -> None:

@@ -97,10 +97,10 @@ def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
     shared = Ledger(tmp_path / "shared.sqlite")
     at = datetime.now(UTC)
     for name, left in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR)):
-        shared.hold(
+        shared.reserve(
             Entry(
                 environment=name, kind="task", cloud="local", region="", family="fam", task="main", batch="b",
-                project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + left, held_micro_usd=10,
+                project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + left, reserved_micro_usd=10,
             )
         )  # fmt: skip
     monkeypatch.setattr(LocalCloud, "survey", lambda *_: [found(environment="exists", created_at=at)])

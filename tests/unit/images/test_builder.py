@@ -46,7 +46,7 @@ def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: Fa
     assert build(session, BUILDER, "family-1", image, fill) == "filled"
     [one] = seen
     assert (one.kind, one.full_internet, one.task, one.machines["primary"].image) == ("builder", True, None, "base")
-    assert (one.attended, one.expires_at - one.created_at) == (True, session.builder_limit)
+    assert (one.attended, one.expires_at - one.created_at) == (True, session.builder_ttl)
     assert (image / "disk.qcow2").read_text() == f"disk of {one.id} as family-1"
     assert_nothing_is_left(session, cloud)
 
@@ -125,7 +125,7 @@ def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, c
         return "read"
 
     assert look_into(session, BUILDER, read) == "read"
-    assert look_into(replace(session, builder_limit=timedelta(minutes=5)), BUILDER, read) == "read"
+    assert look_into(replace(session, builder_ttl=timedelta(minutes=5)), BUILDER, read) == "read"
     assert lives == [timedelta(minutes=20), timedelta(minutes=5)]
     assert_nothing_is_left(session, cloud)
     assert told_of(session).texts == []

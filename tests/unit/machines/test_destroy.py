@@ -21,7 +21,7 @@ from tests.unit.fakes.world import created, environment, told_of, up
 
 def reserved(session: Session, *new: Environment) -> list[Environment]:
     """Environments whose machines exist, with their lease and their reservation."""
-    return created(session, *(reservations.take(session, one) for one in new))
+    return created(session, *(reservations.reserve(session, one) for one in new))
 
 
 def unsettled(session: Session) -> list[Entry]:
@@ -160,4 +160,4 @@ def test_what_is_settled_is_what_it_did_cost(session: Session, cloud: FakeCloud,
     [entry] = session.ledger.entries()
     # A minute is billed at least, and the test took less.
     assert (entry.actual_micro_usd, entry.ended_at is None) == (100_000, False)
-    assert held.held_micro_usd == 14_000_000  # an hour and ten minutes at the worst price
+    assert held.reserved_micro_usd == 14_000_000  # an hour and ten minutes at the worst price

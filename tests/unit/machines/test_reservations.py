@@ -23,11 +23,11 @@ HOUR = timedelta(hours=1)
 def test_the_worst_case_is_reserved_under_the_commands_names(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(command="c-1", project="p", batch="b"))
-    taken = reservations.take(session, environment(batch="b"))
+    taken = reservations.reserve(session, environment(batch="b"))
     assert taken.worst_usd_per_hour == 6
     [entry] = session.ledger.entries(unsettled=True)
     assert (entry.command, entry.project, entry.batch, entry.region) == ("c-1", "p", "b", "crater")
-    assert entry.held_micro_usd == 7_000_000  # an hour, and ten minutes of clean-up
+    assert entry.reserved_micro_usd == 7_000_000  # an hour, and ten minutes of clean-up
     assert is_locked(session.environments.lease("env"))
     session.leases.release("env")
 
@@ -36,13 +36,13 @@ def test_what_does_not_fit_leaves_neither_lease_nor_entry(session: Session, clou
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(budget=Decimal("6.99")))
     with pytest.raises(BudgetError, match="does not fit --budget"):
-        reservations.take(session, environment())
+        reservations.reserve(session, environment())
     assert session.ledger.entries() == []
     assert not session.environments.lease("env").exists()
 
 
 def test_an_interruption_after_the_reservation_settles_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = session.ledger.hold
+    real = session.ledger.reserve
 
     def interrupted(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_an_interruption_after_the_reservation_settles_it(session: Session, monk
 
     monkeypatch.setattr(session.ledger, "hold", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reservations.take(session, environment())
+        reservations.reserve(session, environment())
     [entry] = session.ledger.entries()
     assert entry.actual_micro_usd == 0
     assert not session.environments.lease("env").exists()
@@ -71,13 +71,13 @@ def test_an_environment_runs_until_the_cloud_says_that_all_its_machines_have_end
     session: Session, cloud: FakeCloud
 ) -> None:
     one = up(session)
-    assert reservations.runs(session, one)
+    assert reservations.still_runs(session, one)
     cloud.faults.unreachable = True
-    assert reservations.runs(session, one)
+    assert reservations.still_runs(session, one)
     cloud.faults.unreachable = False
     cloud.end_machine(one)
-    assert not reservations.runs(session, one)
-    assert reservations.runs(session, one.model_copy(update={"endpoints": {}}))
+    assert not reservations.still_runs(session, one)
+    assert reservations.still_runs(session, one.model_copy(update={"endpoints": {}}))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_environment_runs_until_the_cloud_says_that_all_its_machines_have_end
 def test_what_is_settled_is_the_time_that_it_ran(
     session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool, price: str | None, micro_usd: int
 ) -> None:
-    one = reservations.take(session, environment())
+    one = reservations.reserve(session, environment())
     begin = one.created_at
     monkeypatch.setattr(reservations, "now", lambda: begin + 2 * HOUR)
     known = one.model_copy(
@@ -110,7 +110,7 @@ def test_the_cloud_is_told_of_the_lease_only_once_machines_exist(session: Sessio
     renewals: list[object] = []
     new = session.environments.save(environment())
     session = replace(session, leases=NotingLeases(renewals))  # type: ignore[arg-type]
-    reservations.attend(session, new)
+    reservations.take_lease(session, new)
     [renew] = renewals
     assert callable(renew)
     renew()
@@ -133,5 +133,5 @@ class NotingLeases:
 def test_a_ledger_that_cannot_be_used_launches_nothing(session: Session) -> None:
     session.home.ledger.write_text("no database")
     with pytest.raises(InfrastructureError, match="cannot be used"):
-        reservations.take(session, environment())
+        reservations.reserve(session, environment())
     assert not session.environments.lease("env").exists()

@@ -10,7 +10,7 @@ said() { cat "$credentials/provisioner.$1"; }
 
 # Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then
-    sh /usr/lib/provisioner/guest/limit.sh "$(said expires_at)"
+    sh /usr/lib/provisioner/guest/ttl.sh "$(said expires_at)"
 fi
 
 # Prints the interface with the MAC address $1, if there is one.

@@ -3,10 +3,10 @@
 # Usage: limit.sh SECONDS [move]   SECONDS since the epoch. Each boot calls it with the original time. `move` sets another
 # time, which later boots use as well.
 set -eu
-moved=/var/lib/provisioner-limit
+moved=/var/lib/provisioner-ttl
 
 set_timer() {
-    systemd-run --quiet --collect --unit=provisioner-limit --on-active="$1" --timer-property=AccuracySec=1s \
+    systemd-run --quiet --collect --unit=provisioner-ttl --on-active="$1" --timer-property=AccuracySec=1s \
         systemctl poweroff --force
 }
 
@@ -22,7 +22,7 @@ if [ "$left" -lt 1 ]; then
     left=1
 fi
 if [ "${2:-}" = move ]; then
-    systemctl stop provisioner-limit.timer 2> /dev/null || :
+    systemctl stop provisioner-ttl.timer 2> /dev/null || :
     set_timer "$left"
 else
     # In the background: the timer starts only after units of this boot that wait for this script.

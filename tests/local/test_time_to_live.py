@@ -47,7 +47,7 @@ def as_root(session: Session, environment: Environment, role: Role, script: str)
 
 def seconds_to_power_off(session: Session, environment: Environment, role: Role) -> float:
     """Returns the seconds until the timer inside a machine ends it."""
-    show = "systemctl show provisioner-limit.timer --property=NextElapseUSecMonotonic --value; cat /proc/uptime"
+    show = "systemctl show provisioner-ttl.timer --property=NextElapseUSecMonotonic --value; cat /proc/uptime"
     monotonic, uptime = as_root(session, environment, role, show).splitlines()
     units = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001, "us": 0.000001}
     total = 0.0
@@ -104,7 +104,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
         if "watchdog" in what:
             os.kill(pid, signal.SIGKILL)
     session.cloud.move_ttl(soon)
-    program = (GUEST / "limit.sh").read_text()
+    program = (GUEST / "ttl.sh").read_text()
     with connect(session, soon, "primary") as connection:
         connection.run(["sh", "-c", program, "limit", str(int(soon.expires_at.timestamp())), "move"])
     assert session.cloud.alive(soon, "primary")

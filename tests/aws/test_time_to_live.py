@@ -19,7 +19,7 @@ from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.ttl import BUILDER_LIMIT
+from provisioner.ttl import BUILDER_TTL
 from tests.aws.account import NOTHING, REGION, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import ROOT, answer
@@ -98,11 +98,11 @@ def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
     # Two machines of the dearer type with two vCPUs each, two volumes, the primary machine's address; for four hours
     # and ten minutes.
     by_hour = 2 * 0.0416 + 4 * 0.05 + 2 * 16 * 0.08 / (28 * 24) + 0.005
-    assert held.held_micro_usd == pytest.approx(by_hour * (4 + 1 / 6) * 1e6, abs=1)
+    assert held.reserved_micro_usd == pytest.approx(by_hour * (4 + 1 / 6) * 1e6, abs=1)
     assert float(record.usd_per_hour or 0) == pytest.approx(by_hour - 2 * 0.0208, abs=1e-6)
     destroy_machines(session, record)
     [settled] = session.ledger.entries()
-    assert 0 < (settled.actual_micro_usd or 0) < held.held_micro_usd / 20
+    assert 0 < (settled.actual_micro_usd or 0) < held.reserved_micro_usd / 20
     assert settled.ended_at
     assert now() - settled.ended_at < timedelta(minutes=1)
 
@@ -130,7 +130,7 @@ def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnv
     session = account.session()
     record = environment(session, aux=False, full_internet=True)
     builder = session.environments.save(
-        record.model_copy(update={"kind": "builder", "expires_at": record.created_at + BUILDER_LIMIT})
+        record.model_copy(update={"kind": "builder", "expires_at": record.created_at + BUILDER_TTL})
     )
     builder = create(session, builder)
     attribute = "instanceInitiatedShutdownBehavior"
