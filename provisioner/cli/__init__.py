@@ -18,8 +18,8 @@ PROGRAM = "provisioner"
 COMMANDS = {
     "provisioner.cli.family_commands": {
         "tasks": "List a family's tasks, from its image.",
-        "doctor": "Show what this machine lacks, and how to install it.",
     },
+    "provisioner.cli.doctor_command": {"doctor": "Show what this machine lacks, and how to install it."},
     "provisioner.cli.environment_commands": {
         "run": "Do a whole run: create, start, agent or submission, score, destroy.",
         "up": "Bring an environment up, ready for an agent.",

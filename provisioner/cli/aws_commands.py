@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.context import command, session
+from provisioner.cli.command import command
 from provisioner.cli.output import Result
+from provisioner.cli.sessions import session
 from provisioner.config import checked, load_settings
 from provisioner.store.files import write_atomically
 

@@ -11,17 +11,11 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.context import (
-    EnvFileOption,
-    FamilyArgument,
-    Launch,
-    TaskArgument,
-    command,
-    family_session,
-    session,
-    shared_database,
-)
+from provisioner.cli.command import command
+from provisioner.cli.family_sessions import family_session
+from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch, TaskArgument
 from provisioner.cli.output import Result, table
+from provisioner.cli.sessions import session, shared_database
 from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.costs.ledger import Entry, Total, totals

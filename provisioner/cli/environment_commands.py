@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.context import (
+from provisioner.cli.command import command
+from provisioner.cli.family_sessions import destinations, family_session
+from provisioner.cli.options import (
     AllowOption,
     EnvFileOption,
     EnvironmentArgument,
@@ -15,18 +17,13 @@ from provisioner.cli.context import (
     Launch,
     PastEnvironmentArgument,
     TaskArgument,
-    command,
-    destinations,
     environment_ids,
-    environment_session,
-    family_session,
     parse_path,
     parse_text,
-    session,
-    session_of,
 )
 from provisioner.cli.output import Result
 from provisioner.cli.record_commands import environment_data
+from provisioner.cli.sessions import environment_session, session, session_of
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand

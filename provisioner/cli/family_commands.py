@@ -1,22 +1,21 @@
-"""The commands `tasks` and `doctor`."""
+"""The command `tasks`."""
 
 from __future__ import annotations
 
 import typer
 
-from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
+from provisioner.cli.command import command
+from provisioner.cli.family_sessions import builder_session
+from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
 from provisioner.clouds.registry import Where
-from provisioner.errors import HostError
 from provisioner.images import build
 from provisioner.session import Phases
-from provisioner.terraform import requirements
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Adds the command."""
     command(app, "tasks")(tasks)
-    command(app, "doctor")(doctor)
 
 
 def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Where, launch: Launch) -> Result:
@@ -37,19 +36,3 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
     for warning in setup.warnings:
         opened.progress.note(f"warning: {warning}")
     return Result({"family": loaded.name, "image": name, **setup.model_dump(mode="json")}, text)
-
-
-def doctor(*, where: Where) -> Result:
-    """Shows what this machine lacks for the cloud."""
-    opened = session(where=where)
-    problems = [*requirements.problems(), *opened.cloud.problems()]
-    notes = opened.cloud.notes()
-    data = {
-        "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
-        "notes": notes,
-    }
-    lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
-    lines += [f"note: {note}" for note in notes]
-    if not problems:
-        lines.append(f"Ready: this machine has everything that the {opened.cloud.name} cloud needs.")
-    return Result(data, "\n".join(lines), HostError.exit_code if problems else 0)

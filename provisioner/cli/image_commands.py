@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.context import EnvFileOption, FamilyArgument, Launch, builder_session, command, session
+from provisioner.cli.command import command
+from provisioner.cli.family_sessions import builder_session
+from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
+from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.images.build import build_all
 from provisioner.session import Phases, Session

@@ -9,15 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from provisioner.cli.context import (
-    EnvFileOption,
-    EnvironmentArgument,
-    command,
-    environment_session,
-    parse_path,
-    parse_text,
-)
+from provisioner.cli.command import command
+from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
 from provisioner.cli.output import Result
+from provisioner.cli.sessions import environment_session
 from provisioner.environment import operations
 from provisioner.errors import HostError, UsageError
 from provisioner.machines.connect import connect

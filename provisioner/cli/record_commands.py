@@ -7,8 +7,10 @@ from typing import Any
 
 import typer
 
-from provisioner.cli.context import PastEnvironmentArgument, command, session
+from provisioner.cli.command import command
+from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
+from provisioner.cli.sessions import session
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment

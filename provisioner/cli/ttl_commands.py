@@ -6,15 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner.cli.context import (
-    EnvironmentArgument,
-    command,
-    environment_session,
-    session,
-    session_of,
-    shared_database,
-)
+from provisioner.cli.command import command
+from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result, table
+from provisioner.cli.sessions import environment_session, session, session_of, shared_database
 from provisioner.clouds.registry import Where
 from provisioner.environment import sweep
 from provisioner.environment.extend import extend as extend_environment

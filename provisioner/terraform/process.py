@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from python_terraform import IsFlagged, Terraform
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
 from provisioner.store.locks import holders, is_locked
+from provisioner.terraform.requirements import terraform_program
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
@@ -106,15 +106,6 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
         else:
             return True
     return False
-
-
-def terraform_program(ours: Mapping[str, str]) -> str | None:
-    """Returns Terraform's path: PROVISIONER_TERRAFORM, or else `terraform` on PATH; None if neither exists.
-
-    Args:
-        ours: the controller's environment variables.
-    """
-    return shutil.which(ours.get("PROVISIONER_TERRAFORM") or "terraform", path=ours.get("PATH"))
 
 
 def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:

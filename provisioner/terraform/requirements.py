@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-
-from provisioner.terraform.process import terraform_program
+import shutil
+from collections.abc import Mapping
 
 TERRAFORM_HINT = "scripts/install-terraform, or https://developer.hashicorp.com/terraform/install"
 
@@ -14,3 +14,12 @@ def problems() -> list[tuple[str, str]]:
     if terraform_program(os.environ):
         return []
     return [("Terraform is not installed.", TERRAFORM_HINT)]
+
+
+def terraform_program(ours: Mapping[str, str]) -> str | None:
+    """Returns Terraform's path: PROVISIONER_TERRAFORM, or else `terraform` on PATH; None if neither exists.
+
+    Args:
+        ours: the controller's environment variables.
+    """
+    return shutil.which(ours.get("PROVISIONER_TERRAFORM") or "terraform", path=ours.get("PATH"))

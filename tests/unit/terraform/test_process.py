@@ -14,7 +14,8 @@ import pytest
 from provisioner.errors import TerraformError
 from provisioner.store.locks import holders, is_locked
 from provisioner.terraform import process
-from provisioner.terraform.process import LOCK, terraform_environment, terraform_program
+from provisioner.terraform.process import LOCK, terraform_environment
+from provisioner.terraform.requirements import terraform_program
 
 Put = Callable[[str], None]
 

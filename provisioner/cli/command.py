@@ -1,0 +1,122 @@
+"""Makes every command alike: --json and --debug, one place for errors and signals."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import typer
+
+from provisioner.cli.options import LAUNCH_OPTIONS, WHERE_OPTIONS, DebugOption, JsonOption, Launch
+from provisioner.cli.output import Result, TerminalProgress, render, render_error
+from provisioner.cli.streams import stderr
+from provisioner.clouds.registry import Where
+from provisioner.errors import Interrupted, ProvisionerError
+from provisioner.signals import Interrupts
+
+_progress = TerminalProgress()
+
+
+_interrupts = Interrupts(_progress.note)
+
+
+def progress() -> TerminalProgress:
+    """Returns the listener that shows progress on the terminal."""
+    return _progress
+
+
+def shield() -> AbstractContextManager[None]:
+    """Returns a context in which signals do not interrupt a clean-up."""
+    return _interrupts.shield()
+
+
+def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Registers a function that returns a Result as a command, with --json and --debug.
+
+    Its parameters select further options: `as_json` for a function that streams output itself, `where` for one that
+    uses a cloud, and `launch` for one that creates machines.
+
+    Args:
+        app: the Typer application.
+        name: the command's name.
+        settings: passed to Typer.
+    """
+
+    def register(function: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(function)
+        def wrapper(**arguments: Any) -> None:
+            as_json, debug = arguments.pop("json"), arguments.pop("debug")
+            if wants_json:
+                arguments["as_json"] = as_json
+            if wants_where:
+                places = {option: arguments.pop(option) for option in WHERE_OPTIONS}
+                regions = tuple(places["region"] or ())
+                arguments["where"] = Where(places["cloud"], regions, places["profile"], places["spot"], places["state"])
+            if wants_launch:
+                arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
+            raise typer.Exit(_run(lambda: function(**arguments), as_json=as_json, debug=debug))
+
+        signature = inspect.signature(function, eval_str=True)
+        wants_json, wants_where = "as_json" in signature.parameters, "where" in signature.parameters
+        wants_launch = "launch" in signature.parameters
+        options = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in {
+                **(LAUNCH_OPTIONS if wants_launch else {}),
+                **(WHERE_OPTIONS if wants_where else {}),
+                "json": (JsonOption, False),
+                "debug": (DebugOption, False),
+            }.items()
+        ]
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in signature.parameters.items()
+            if name not in ("as_json", "where", "launch")
+        ]
+        wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*parameters, *options], return_annotation=None
+        )
+        app.command(name, **settings)(wrapper)
+        return function
+
+    return register
+
+
+def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
+    """Runs a command and renders its result or error. The only place that catches all exceptions."""
+    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, stream=sys.stderr)
+    for chatty in ("botocore", "urllib3"):  # they log whole answers of the cloud, many a second
+        logging.getLogger(chatty).setLevel(logging.WARNING if debug else logging.CRITICAL)
+    _interrupts.install()
+    try:
+        result = function()
+        _progress.stop()
+        render(result, as_json=as_json)
+        return result.exit_code
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        error: ProvisionerError = Interrupted("Interrupted.", hint="`provisioner list` shows what still exists.")
+        return _fail(error, as_json=as_json, debug=debug)
+    except ProvisionerError as error:
+        return _fail(error, as_json=as_json, debug=debug)
+    except Exception as problem:
+        unexpected = ProvisionerError(
+            f"Unexpected {type(problem).__name__}: {problem}",
+            hint="This is a bug or a problem of this host; --debug shows a traceback.",
+        )
+        return _fail(unexpected, as_json=as_json, debug=debug)
+
+
+def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:
+    _progress.stop()
+    if debug:
+        traceback.print_exc(file=stderr())
+    render_error(error, as_json=as_json)
+    return error.exit_code

@@ -1,0 +1,33 @@
+"""The command `doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+from provisioner.cli.command import command
+from provisioner.cli.output import Result
+from provisioner.cli.sessions import session
+from provisioner.clouds.registry import Where
+from provisioner.errors import HostError
+from provisioner.terraform import requirements
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    command(app, "doctor")(doctor)
+
+
+def doctor(*, where: Where) -> Result:
+    """Shows what this machine lacks for the cloud."""
+    opened = session(where=where)
+    problems = [*requirements.problems(), *opened.cloud.problems()]
+    notes = opened.cloud.notes()
+    data = {
+        "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
+        "notes": notes,
+    }
+    lines = [f"missing: {problem}\n     do: {remedy}" for problem, remedy in problems]
+    lines += [f"note: {note}" for note in notes]
+    if not problems:
+        lines.append(f"Ready: this machine has everything that the {opened.cloud.name} cloud needs.")
+    return Result(data, "\n".join(lines), HostError.exit_code if problems else 0)

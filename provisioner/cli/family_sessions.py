@@ -1,0 +1,35 @@
+"""Opens the session of a command that works on a task family, whose files are read and checked first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner.cli.options import Launch
+from provisioner.cli.sessions import session
+from provisioner.clouds.registry import Where
+from provisioner.environment.allowlist import parse_destination, resolve
+from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.models import Destination
+from provisioner.session import Session
+
+
+def family_session(
+    family: Path, env_file: Path | None, where: Where, launch: Launch | None = None
+) -> tuple[Session, TaskFamily]:
+    """Opens a session for a command that works on a family, and loads the family. The env file must lie outside it."""
+    loaded = load_family(family)
+    if env_file:
+        refuse_env_file_inside(loaded, env_file)
+    return session(env_file, where, launch), loaded
+
+
+def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
+    """Does the same for a command that only builds images: its time to live applies to the builders."""
+    opened, loaded = family_session(family, env_file, where, launch)
+    return replace(opened, builder_ttl=opened.ttl), loaded
+
+
+def destinations(allow: list[str] | None) -> tuple[Destination, ...]:
+    """Checks and resolves the allowlist."""
+    return resolve([parse_destination(text) for text in allow or []])

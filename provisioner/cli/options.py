@@ -1,0 +1,196 @@
+"""Defines the arguments and options that several commands share, and what reads them from text."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD
+from provisioner.errors import UsageError
+from provisioner.store.home import Home
+from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")]
+
+
+def parse_path(text: str) -> Path:
+    """Parses a path argument. Refuses an empty one, which Path would turn into the current directory."""
+    if not text:
+        raise typer.BadParameter("a path must not be empty.")
+    return Path(text)
+
+
+def parse_text(text: str) -> str:
+    """Parses text that goes into a machine. Refuses bytes that are not UTF-8, which could not be sent."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise typer.BadParameter("the text must be UTF-8.")
+    return text
+
+
+def parse_database(text: str) -> str:
+    """Parses the URL of a database that workers share."""
+    try:
+        return checked_database(text)
+    except UsageError as error:
+        raise typer.BadParameter(error.message) from error
+
+
+FamilyArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),
+]
+
+
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)]
+
+
+def environment_ids(incomplete: str) -> list[str]:
+    """Returns ids for the shell's completion. Prints nothing else, even after an error."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return _ids(Home.default().environments, incomplete)
+    return []
+
+
+def all_environment_ids(incomplete: str) -> list[str]:
+    """Returns ids for the shell's completion, including those of destroyed environments."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return sorted({*environment_ids(incomplete), *_ids(Home.default().archive, incomplete)})
+    return []
+
+
+def _ids(directory: Path, incomplete: str) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name.startswith(incomplete))
+
+
+DATABASE_VARIABLE = "PROVISIONER_DATABASE"
+
+
+ENVIRONMENT_HELP = "Id of the environment, or its beginning or end."
+
+
+EnvironmentArgument = Annotated[
+    str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=environment_ids)
+]
+
+
+PastEnvironmentArgument = Annotated[
+    str, typer.Argument(metavar="ENV", help=ENVIRONMENT_HELP, autocompletion=all_environment_ids)
+]
+
+
+EnvFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="File of NAME=value lines: the task's secrets.",
+        show_default=False,
+        parser=parse_path,
+    ),
+]
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow", metavar="HOST:PORT", help="Destination that an environment without internet may reach; repeatable."
+    ),
+]
+
+
+LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "ttl": (
+        Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")],
+        None,
+    ),
+    "budget": (
+        Annotated[
+            str | None,
+            typer.Option("--budget", metavar="USD", help="Most that this command may cost.", show_default=False),
+        ],
+        None,
+    ),
+}
+
+
+WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "cloud": (
+        Annotated[str, typer.Option("--cloud", help=f"Where machines run: {' or '.join(CLOUDS)}.")],
+        DEFAULT_CLOUD,
+    ),
+    "region": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--region", help="AWS region; repeatable: the others are tried if the first lacks capacity."),
+        ],
+        None,
+    ),
+    "profile": (
+        Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)],
+        None,
+    ),
+    "spot": (Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")], False),
+    "state": (
+        Annotated[
+            str | None,
+            typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
+        ],
+        None,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The time to live and the budget of a command's launches; None for the defaults."""
+
+    ttl: str | None = None
+    budget: str | None = None
+
+    @property
+    def time_to_live(self) -> timedelta:
+        """The time to live.
+
+        Raises:
+            UsageError: it is not a duration, or is too short or too long.
+        """
+        return DEFAULT_TTL if self.ttl is None else checked_ttl(parse_duration(self.ttl))
+
+    @property
+    def usd(self) -> Decimal | None:
+        """The budget in US dollars.
+
+        Raises:
+            UsageError: it is not an amount.
+        """
+        if self.budget is None:
+            return None
+        try:
+            amount = Decimal(self.budget)
+        except InvalidOperation:
+            amount = Decimal(-1)
+        if not amount.is_finite() or amount < 0:
+            raise UsageError(
+                f"--budget must be an amount of US dollars, not {self.budget!r}.", hint="Write it as 20 or 0.50."
+            )
+        return amount
+
+
+def checked_database(url: str) -> str:
+    """Checks a database's URL and returns it.
+
+    Raises:
+        UsageError: it is not the URL of a Postgres database.
+    """
+    if url and not url.startswith(("postgresql://", "postgres://")):
+        raise UsageError(f"The database's URL must begin with postgresql:// ({DATABASE_VARIABLE}, or --database).")
+    return url

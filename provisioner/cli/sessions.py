@@ -1,0 +1,79 @@
+"""Opens the session of a command: its home, its cloud, its ledger."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner.cli.command import progress, shield
+from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
+from provisioner.clouds.registry import Where, open_cloud
+from provisioner.config import load_settings
+from provisioner.costs.budgets import Spending
+from provisioner.errors import HostError
+from provisioner.family.env_file import load_env_file
+from provisioner.models import Environment
+from provisioner.session import Session
+from provisioner.store.home import Home
+
+
+def session(
+    env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None, database: str = ""
+) -> Session:
+    """Opens the session of a command."""
+    launch = launch or Launch()
+    ttl, budget = launch.time_to_live, launch.usd
+    home, settings = default_home(), load_settings()
+    return Session(
+        home=home,
+        cloud=open_cloud(home, settings, where or Where()),
+        progress=progress(),
+        variables=load_env_file(env_file) if env_file else {},
+        shield=shield,
+        ca_bundle=settings.ca_bundle_path,
+        ttl=ttl,
+        spending=Spending.of(settings, budget),
+        database=database,
+    )
+
+
+def session_of(environment: Environment, opened: Session) -> Session:
+    """Returns the session on an environment's cloud, with the ledger of its reservation if that is configured."""
+    if environment.shared_ledger and not opened.database:
+        opened = replace(opened, database=shared_database())
+    where = Where.of(environment.cloud, environment.placement)
+    return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
+
+
+def shared_database() -> str:
+    """Returns the URL of the database that workers share, or an empty string if none is configured.
+
+    Raises:
+        UsageError: it is not the URL of a Postgres database.
+    """
+    return checked_database(os.environ.get(DATABASE_VARIABLE, ""))
+
+
+def environment_session(name: str, env_file: Path | None = None) -> tuple[Session, Environment]:
+    """Finds the environment with a name and opens a session on its cloud."""
+    opened = session(env_file)
+    environment = opened.environments.find(name)
+    return session_of(environment, opened), environment
+
+
+def default_home() -> Home:
+    """Returns the provisioner home and creates it if it does not exist.
+
+    Raises:
+        HostError: the home cannot be found or used.
+    """
+    hint = "Set PROVISIONER_HOME to a directory that you may write to."
+    try:
+        home = Home.default()
+        home.make()
+    except RuntimeError as error:  # ~name for a user that does not exist
+        raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
+    except OSError as error:
+        raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
+    return home
