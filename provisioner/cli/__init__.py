@@ -9,9 +9,9 @@ import sys
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
 from provisioner.cli.lazy_commands import lazy_app
-from provisioner.cli.output import render_error, unwritable
+from provisioner.cli.output import unwritable
 from provisioner.cli.streams import prepare, silence
-from provisioner.errors import HostError, UsageError
+from provisioner.errors import HostError, ProvisionerError, UsageError
 
 PROGRAM = "provisioner"
 
@@ -77,10 +77,16 @@ def main() -> int:
         context = getattr(wrong, "ctx", None)
         hint = f"`{context.command_path} --help` shows what it takes." if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
-        render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
+        _render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
         return UsageError.exit_code
     except OSError as error:  # commands handle their own: this is the help, or an error under --json
         silence(sys.stdout)
-        render_error(unwritable(error), as_json=False)
+        _render_error(unwritable(error), as_json=False)
         return HostError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _render_error(error: ProvisionerError, *, as_json: bool) -> None:
+    from provisioner.cli.terminal import render_error  # rich takes long to import, and most commands have no error
+
+    render_error(error, as_json=as_json)

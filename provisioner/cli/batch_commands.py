@@ -25,9 +25,10 @@ from provisioner.cli.batch_results import summary_data, write_report
 from provisioner.cli.batch_running import run_batch, run_worker
 from provisioner.cli.batch_view import row_line, summary
 from provisioner.cli.command import command, progress
+from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, parse_database, parse_path
 from provisioner.cli.output import Result, table
-from provisioner.cli.sessions import default_home, session, session_of
+from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.config import load_settings
 from provisioner.environment import lifecycle

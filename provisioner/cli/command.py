@@ -9,26 +9,35 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from provisioner.cli.options import LAUNCH_OPTIONS, WHERE_OPTIONS, DebugOption, JsonOption, Launch
-from provisioner.cli.output import Result, TerminalProgress, render, render_error
+from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.clouds.registry import Where
 from provisioner.errors import Interrupted, ProvisionerError
 from provisioner.signals import Interrupts
 
-_progress = TerminalProgress()
+if TYPE_CHECKING:
+    from provisioner.cli.terminal import TerminalProgress
 
 
-_interrupts = Interrupts(_progress.note)
-
-
+@functools.cache
 def progress() -> TerminalProgress:
     """Returns the listener that shows progress on the terminal."""
-    return _progress
+    from provisioner.cli.terminal import TerminalProgress  # rich takes long to import; short commands show no progress
+
+    return TerminalProgress()
+
+
+def _stop_progress() -> None:
+    if progress.cache_info().currsize:
+        progress().stop()
+
+
+_interrupts = Interrupts(lambda text: progress().note(text))
 
 
 def shield() -> AbstractContextManager[None]:
@@ -96,7 +105,7 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     _interrupts.install()
     try:
         result = function()
-        _progress.stop()
+        _stop_progress()
         render(result, as_json=as_json)
         return result.exit_code
     except BrokenPipeError:
@@ -115,7 +124,9 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
 
 
 def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:
-    _progress.stop()
+    from provisioner.cli.terminal import render_error
+
+    _stop_progress()
     if debug:
         traceback.print_exc(file=stderr())
     render_error(error, as_json=as_json)

@@ -7,13 +7,14 @@ from typing import Any
 
 import typer
 
-from provisioner.cli.command import command
+from provisioner.cli.command import command, progress
+from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
-from provisioner.cli.sessions import session
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment
+from provisioner.store.environments import EnvironmentStore
 from provisioner.ttl import words
 
 
@@ -25,8 +26,8 @@ def register(app: typer.Typer) -> None:
 
 def list_environments() -> Result:
     """Lists all live environments and image builders."""
-    opened = session()
-    readable, unreadable = opened.environments.readable(), opened.environments.unreadable()
+    store = EnvironmentStore(default_home())
+    readable, unreadable = store.readable(), store.unreadable()
     rows = [
         [
             e.id,
@@ -43,7 +44,7 @@ def list_environments() -> Result:
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK"], rows)
     for error in unreadable.values():
-        opened.progress.note(f"{error.message} {error.hint or ''}".rstrip())
+        progress().note(f"{error.message} {error.hint or ''}".rstrip())
     data = {
         "environments": [environment_data(environment) for environment in readable],
         "unreadable": sorted(unreadable),
@@ -63,9 +64,9 @@ def _left(environment: Environment) -> str:
 
 def show(env: PastEnvironmentArgument) -> Result:
     """Shows an environment's record."""
-    opened = session()
-    environment = opened.environments.find(env, archived=True)
-    exists = opened.environments.directory(environment.id).exists()
+    store = EnvironmentStore(default_home())
+    environment = store.find(env, archived=True)
+    exists = store.directory(environment.id).exists()
     data = {**environment_data(environment), "exists": exists}
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}",

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioner.cli.command import progress, shield
+from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
-from provisioner.errors import HostError
 from provisioner.family.env_file import load_env_file
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.store.home import Home
 
 
 def session(
@@ -60,20 +59,3 @@ def environment_session(name: str, env_file: Path | None = None) -> tuple[Sessio
     opened = session(env_file)
     environment = opened.environments.find(name)
     return session_of(environment, opened), environment
-
-
-def default_home() -> Home:
-    """Returns the provisioner home and creates it if it does not exist.
-
-    Raises:
-        HostError: the home cannot be found or used.
-    """
-    hint = "Set PROVISIONER_HOME to a directory that you may write to."
-    try:
-        home = Home.default()
-        home.make()
-    except RuntimeError as error:  # ~name for a user that does not exist
-        raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
-    except OSError as error:
-        raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
-    return home

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from provisioner.errors import UnavailableError
-from provisioner.family.manifest import Resources
 from provisioner.models import MachineSize, VMSpec
+
+if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
+    from provisioner.family.manifest import Resources
 
 # What a primary machine gets if its manifest names no resources.
 DEFAULT_CPUS = 1.0

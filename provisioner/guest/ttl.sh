@@ -1,6 +1,6 @@
 #!/bin/sh
 # Powers this machine off at the end of its time to live, whatever is running in it then.
-# Usage: limit.sh SECONDS [move]   SECONDS since the epoch. Each boot calls it with the original time. `move` sets another
+# Usage: ttl.sh SECONDS [move]   SECONDS since the epoch. Each boot calls it with the original time. `move` sets another
 # time, which later boots use as well.
 set -eu
 moved=/var/lib/provisioner-ttl
@@ -13,11 +13,11 @@ set_timer() {
 if [ "${2:-}" = move ]; then
     echo "$1" > "$moved"
 fi
-limit=$1
+expiry=$1
 if [ -s "$moved" ]; then
-    limit=$(cat "$moved")
+    expiry=$(cat "$moved")
 fi
-left=$((limit - $(date +%s)))
+left=$((expiry - $(date +%s)))
 if [ "$left" -lt 1 ]; then
     left=1
 fi

@@ -11,7 +11,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
 from provisioner.clouds.local import host, images, kvm, machine, orphans, qemu, sizing, watchdog
@@ -21,13 +21,15 @@ from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, StillThereError
-from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
+
+if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
+    from provisioner.family.manifest import Resources
 
 CONSOLE_LIMIT_BYTES = 1 << 20
 KVM_ANSWER = "kvm.json"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.errors import UnavailableError
-from provisioner.family.manifest import Resources
 from provisioner.models import MachineSize, Role, VMSpec
+
+if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
+    from provisioner.family.manifest import Resources
 
 # More vCPUs than this for each CPU of the host only wait for one another.
 CPU_OVERCOMMIT = 16

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from provisioner.cli.output import Result, render, render_error
+from provisioner.cli.output import Result, render
+from provisioner.cli.terminal import render_error
 from provisioner.errors import TaskError
 
 

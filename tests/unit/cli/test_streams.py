@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.output import TerminalProgress
 from provisioner.cli.streams import stderr
+from provisioner.cli.terminal import TerminalProgress
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, str(ROOT / "cli.py")]

@@ -59,5 +59,5 @@ def test_user_data_is_cloud_config_and_keeps_any_text() -> None:
     assert head == "#cloud-config"
     told = json.loads(body)
     assert told["write_files"][0]["content"] == key
-    assert told["bootcmd"][0][-2:] == ["limit", "1767312000"]
+    assert told["bootcmd"][0][-2:] == ["ttl", "1767312000"]
     assert (told["hostname"], told["users"], told["disable_root"]) == ("aux", [], False)

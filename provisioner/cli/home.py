@@ -1,0 +1,23 @@
+"""Finds the provisioner home of a command."""
+
+from __future__ import annotations
+
+from provisioner.errors import HostError
+from provisioner.store.home import Home
+
+
+def default_home() -> Home:
+    """Returns the provisioner home and creates it if it does not exist.
+
+    Raises:
+        HostError: the home cannot be found or used.
+    """
+    hint = "Set PROVISIONER_HOME to a directory that you may write to."
+    try:
+        home = Home.default()
+        home.make()
+    except RuntimeError as error:  # ~name for a user that does not exist
+        raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
+    except OSError as error:
+        raise HostError(f"The provisioner home {home.root} cannot be used: {error.strerror}.", hint=hint) from error
+    return home
