@@ -16,7 +16,7 @@ from provisioner.config import Settings
 from tests.command_line import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = [*ROOT.glob("*.md"), ROOT / "docs" / "README.md", *(ROOT / "docs").glob("*/*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 def headings(page: Path) -> set[str]:
