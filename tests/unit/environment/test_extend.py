@@ -63,8 +63,8 @@ def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: 
 @pytest.mark.parametrize(
     ("change", "by", "says"),
     [
-        ({"expires_at": now() - HOUR}, HOUR, "Its limit passed"),
-        ({}, timedelta(days=7), "longer than 7d"),
+        ({"expires_at": now() - HOUR}, HOUR, "Its time to live ended"),
+        ({}, timedelta(days=7), "exceed the maximum of 7d"),
         ({"status": "creating", "endpoints": {}}, HOUR, "its status is creating"),
         ({"shared_ledger": True}, HOUR, "in a database that workers share"),
     ],
@@ -88,7 +88,7 @@ def test_a_machine_that_does_not_take_it_is_told_and_ends_at_its_earlier_time(
         cloud.machine(one).guest.ttl_refusal = "Unit not found"
     else:
         cloud.end_machine(one)
-    with pytest.raises(MachineLostError, match="did not take the later limit") as caught:
+    with pytest.raises(MachineLostError, match="could not be extended and ends at its earlier time") as caught:
         extend(session, one, HOUR)
-    assert ("Unit not found" if how == "refuses" else "not running") in (caught.value.details or "")
+    assert ("Unit not found" if how == "refuses" else "no longer running") in (caught.value.details or "")
     assert session.environments.find("env").expires_at == one.expires_at + HOUR

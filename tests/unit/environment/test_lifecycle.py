@@ -126,7 +126,7 @@ def test_what_does_not_come_up_is_destroyed_again_and_its_logs_are_kept(
     assert session.ledger.entries(unsettled=True) == []
     [archived] = [path for path in session.home.archive.iterdir() if path.name.startswith("fam-main-")]
     assert (archived / "logs" / "console-primary.log").exists()
-    assert any(note.startswith("Clearing away fam-main-") for note in told_of(session).notes)
+    assert any(note.startswith("Destroying fam-main-") for note in told_of(session).notes)
 
 
 def test_an_interruption_while_it_comes_up_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
@@ -162,7 +162,7 @@ def test_without_room_it_goes_on_in_the_next_place(
     cloud.terraform_fails()
     one = lifecycle.up(session, fam, "main")
     assert one.placement["region"] == "sea"
-    assert "crater has no machine to give. Going on elsewhere." in told_of(session).notes
+    assert "crater has no machine to give. Trying another place." in told_of(session).notes
     assert cloud.existing() == [f"{one.id}/primary"]
     cloud.next_cloud.close()
 

@@ -59,7 +59,7 @@ def test_the_disk_is_captured_only_once_the_machine_is_off(
     def fill(*_: object) -> None:
         cloud.guest().power_off = lambda: None  # it hangs
 
-    with pytest.raises(MachineLostError, match="does not power off") as caught:
+    with pytest.raises(MachineLostError, match="did not power off") as caught:
         build(session, BUILDER, "family-1", image, fill)
     assert "console line 19" in (caught.value.details or "")
     assert list(image.iterdir()) == []
@@ -97,7 +97,7 @@ def test_a_builder_goes_whatever_comes_of_it(
     assert_nothing_is_left(session, cloud)
     [logs] = session.home.archive.glob("build-fam-*/logs/console-primary.log")
     if isinstance(error, ImageBuildError):
-        assert error.hint == f"provisioner logs {logs.parents[1].name} shows all that it said."
+        assert error.hint == f"provisioner logs {logs.parents[1].name} shows its full output."
 
 
 def test_a_builder_that_does_not_come_up_goes(session: Session, cloud: FakeCloud, image: Path) -> None:

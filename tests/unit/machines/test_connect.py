@@ -26,7 +26,7 @@ def test_a_machine_that_has_ended_is_told_with_the_way_to_clear_it_away(session:
     cloud.end_machine(one)
     with pytest.raises(MachineLostError) as caught:
         connect(session, one, "primary")
-    assert caught.value.message == "The primary machine of env is not running any more."
+    assert caught.value.message == "The primary machine of env is no longer running."
     assert "provisioner destroy env" in (caught.value.hint or "")
 
 
@@ -34,7 +34,7 @@ def test_a_machine_that_ended_after_its_time_is_told_so(session: Session, cloud:
     one = up(session)
     cloud.end_machine(one)
     past = session.environments.update(one, expires_at=now() - timedelta(seconds=1))
-    with pytest.raises(MachineLostError, match="Its time limit has passed"):
+    with pytest.raises(MachineLostError, match="Its time to live has ended"):
         connect(session, past, "primary")
 
 
