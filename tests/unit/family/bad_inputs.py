@@ -275,11 +275,7 @@ VM_SPECS = [
         local(ram_gib_range=[9, 16]),
         "asks for 9 GiB of memory, and this host has 8.0 GiB",
     ),
-    Bad(
-        "more CPUs than sensible",
-        local(cpu_count_range=[64, 96]),
-        "asks for 64 vCPUs, and this host can provide at most 32",
-    ),
+    Bad("too many CPUs", local(cpu_count_range=[64, 96]), "asks for 64 vCPUs, and this host can provide at most 32"),
     Bad(
         "a GPU for the primary machine, locally",
         lambda _: check_machine_fits(MachineSize(cpus=1, memory_gib=1, disk_gib=16), host_memory_gib=8, gpu=True),
@@ -367,9 +363,7 @@ VARIABLES = [
     Bad("an open quote", env("A=1\nB='x\n"), "line 2: not a line of the form NAME=value"),
     Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name must be"),
     Bad("NUL in a value", env("A=x\0y\n"), "the value of A contains a NUL"),
-    Bad(
-        "a value that no process can take", env("A=" + "x" * (128 << 10)), "the value of A must be shorter than 131072"
-    ),
+    Bad("a value too long for a process", env("A=" + "x" * (128 << 10)), "the value of A must be shorter than 131072"),
 ]
 
 DESTINATIONS = [

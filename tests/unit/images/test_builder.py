@@ -44,10 +44,11 @@ def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: Fa
         return "filled"
 
     assert build(session, BUILDER, "family-1", image, fill) == "filled"
-    [one] = seen
-    assert (one.kind, one.full_internet, one.task, one.machines["primary"].image) == ("builder", True, None, "base")
-    assert (one.attended, one.expires_at - one.created_at) == (True, session.builder_limit)
-    assert (image / "disk.qcow2").read_text() == f"disk of {one.id} as family-1"
+    [record] = seen
+    assert (record.kind, record.full_internet, record.task) == ("builder", True, None)
+    assert record.machines["primary"].image == "base"
+    assert (record.attended, record.expires_at - record.created_at) == (True, session.builder_limit)
+    assert (image / "disk.qcow2").read_text() == f"disk of {record.id} as family-1"
     assert_nothing_is_left(session, cloud)
 
 
@@ -121,7 +122,7 @@ def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, c
     lives: list[timedelta] = []
 
     def read(_: object) -> str:
-        lives.extend(one.expires_at - one.created_at for one in session.environments.all())
+        lives.extend(record.expires_at - record.created_at for record in session.environments.all())
         return "read"
 
     assert look_into(session, BUILDER, read) == "read"
