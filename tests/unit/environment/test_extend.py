@@ -23,8 +23,8 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def one(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
-    """An environment that is up, for an hour, and has reserved 7 US dollars at most."""
+def running(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
+    """An environment that is up, for an hour, with at most 7 US dollars reserved."""
     cloud.usd = Decimal(3)
     yield up(session, reservations.reserve(session, environment()))
     session.leases.release("env")
@@ -35,60 +35,60 @@ def reserved(session: Session) -> int:
     return entry.reserved_micro_usd
 
 
-def test_every_layer_is_moved(session: Session, cloud: FakeCloud, one: Environment) -> None:
-    later = extend(session, one, HOUR)
-    assert later.expires_at == one.expires_at + HOUR
+def test_every_layer_is_moved(session: Session, cloud: FakeCloud, running: Environment) -> None:
+    later = extend(session, running, HOUR)
+    assert later.expires_at == running.expires_at + HOUR
     assert session.environments.find("env") == later
     assert reserved(session) == 13_000_000
     assert cloud.ttls == {"env": later.expires_at}
-    assert cloud.machine(one).guest.ttl_moved_to == int(later.expires_at.timestamp())
+    assert cloud.machine(running).guest.ttl_moved_to == int(later.expires_at.timestamp())
 
 
 def test_what_does_not_fit_a_standing_budget_changes_nothing(
-    session: Session, cloud: FakeCloud, one: Environment
+    session: Session, cloud: FakeCloud, running: Environment
 ) -> None:
     poor = replace(session, spending=Spending(month=Decimal(10)))
     with pytest.raises(BudgetError, match="does not fit the budget of"):
-        extend(poor, one, HOUR)
-    assert session.environments.find("env").expires_at == one.expires_at
+        extend(poor, running, HOUR)
+    assert session.environments.find("env").expires_at == running.expires_at
     assert reserved(session) == 7_000_000
-    assert (cloud.ttls, cloud.machine(one).guest.ttl_moved_to) == ({}, None)
+    assert (cloud.ttls, cloud.machine(running).guest.ttl_moved_to) == ({}, None)
 
 
-def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: Session, one: Environment) -> None:
+def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: Session, running: Environment) -> None:
     rich = Spending(project="other", projects={"other": Decimal(0), "default": Decimal(100)})
-    assert extend(replace(session, spending=rich), one, HOUR).expires_at == one.expires_at + HOUR
+    assert extend(replace(session, spending=rich), running, HOUR).expires_at == running.expires_at + HOUR
 
 
 @pytest.mark.parametrize(
     ("change", "by", "says"),
     [
-        ({"expires_at": now() - HOUR}, HOUR, "Its limit passed"),
-        ({}, timedelta(days=7), "longer than 7d"),
+        ({"expires_at": now() - HOUR}, HOUR, "Its time to live ended"),
+        ({}, timedelta(days=7), "exceed the maximum of 7d"),
         ({"status": "creating", "endpoints": {}}, HOUR, "its status is creating"),
         ({"shared_ledger": True}, HOUR, "in a database that workers share"),
     ],
     ids=["ended", "too-long", "not-up", "shared"],
 )
 def test_what_cannot_live_longer_is_bad_input_and_stays_as_it_is(
-    session: Session, cloud: FakeCloud, one: Environment, change: dict[str, object], by: timedelta, says: str
+    session: Session, cloud: FakeCloud, running: Environment, change: dict[str, object], by: timedelta, says: str
 ) -> None:
-    before = session.environments.update(one, **change)
+    before = session.environments.update(running, **change)
     with pytest.raises(UsageError, match=says):
-        extend(session, one, by)
+        extend(session, running, by)
     assert session.environments.find("env") == before
     assert (reserved(session), cloud.ttls) == (7_000_000, {})
 
 
 @pytest.mark.parametrize("how", ["refuses", "gone"])
 def test_a_machine_that_does_not_take_it_is_told_and_ends_at_its_earlier_time(
-    session: Session, cloud: FakeCloud, one: Environment, how: str
+    session: Session, cloud: FakeCloud, running: Environment, how: str
 ) -> None:
     if how == "refuses":
-        cloud.machine(one).guest.ttl_refusal = "Unit not found"
+        cloud.machine(running).guest.ttl_refusal = "Unit not found"
     else:
-        cloud.end_machine(one)
-    with pytest.raises(MachineLostError, match="did not take the later limit") as caught:
-        extend(session, one, HOUR)
-    assert ("Unit not found" if how == "refuses" else "not running") in (caught.value.details or "")
-    assert session.environments.find("env").expires_at == one.expires_at + HOUR
+        cloud.end_machine(running)
+    with pytest.raises(MachineLostError, match="could not be extended and ends at its earlier time") as caught:
+        extend(session, running, HOUR)
+    assert ("Unit not found" if how == "refuses" else "no longer running") in (caught.value.details or "")
+    assert session.environments.find("env").expires_at == running.expires_at + HOUR

@@ -77,33 +77,33 @@ def test_an_aux_vm_is_planned_with_its_own_image_and_size(session: Session, clou
 def test_an_environment_comes_up_phase_by_phase_and_is_left_to_the_operator(
     session: Session, cloud: FakeCloud, fam: TaskFamily
 ) -> None:
-    one = lifecycle.up(session, fam, "main", ALLOWED)
-    assert (one.status, one.attended, one.allowed_destinations) == ("ready", False, ALLOWED)
-    assert one == session.environments.find(one.id)
-    assert [phase.name for phase in one.phases] == ["images", "create", "boot", "isolation", "start"]
-    assert [(probe.probe, probe.reached, probe.expected) for probe in one.probes] == [("dns", False, False)]
-    assert one.started_at is not None
+    running = lifecycle.up(session, fam, "main", ALLOWED)
+    assert (running.status, running.attended, running.allowed_destinations) == ("ready", False, ALLOWED)
+    assert running == session.environments.find(running.id)
+    assert [phase.name for phase in running.phases] == ["images", "create", "boot", "isolation", "start"]
+    assert [(probe.probe, probe.reached, probe.expected) for probe in running.probes] == [("dns", False, False)]
+    assert running.started_at is not None
     assert cloud.guest().operations == ["start", "settle_home"]
     assert cloud.guest().asked("settle_home")["instructions"] == "Do it."
-    assert cloud.existing() == [f"{one.id}/primary"]
-    assert not is_locked(session.environments.lease(one.id))
-    assert not is_locked(session.environments.lock(one.id))
+    assert cloud.existing() == [f"{running.id}/primary"]
+    assert not is_locked(session.environments.lease(running.id))
+    assert not is_locked(session.environments.lock(running.id))
 
 
 def test_an_environment_that_is_brought_up_is_looked_after(session: Session, fam: TaskFamily) -> None:
-    one = lifecycle.bring_up(session, fam, "main", ())
-    assert one.attended
-    assert is_locked(session.environments.lease(one.id))
-    session.leases.release(one.id)
+    running = lifecycle.bring_up(session, fam, "main", ())
+    assert running.attended
+    assert is_locked(session.environments.lease(running.id))
+    session.leases.release(running.id)
 
 
 def test_a_family_with_intermediate_scores_is_scored_once_before_the_agent(
     session: Session, cloud: FakeCloud, tmp_path: Path
 ) -> None:
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "has_intermediate_score": True}}}
-    one = lifecycle.up(session, family(tmp_path), "main")
-    assert [entry.score for entry in one.score_log] == [0.25]
-    assert one.phases[-1].name == "first score"
+    running = lifecycle.up(session, family(tmp_path), "main")
+    assert [entry.score for entry in running.score_log] == [0.25]
+    assert running.phases[-1].name == "first score"
 
 
 FAILURES: list[tuple[str, dict[str, Any], type[Exception]]] = [
@@ -126,19 +126,19 @@ def test_what_does_not_come_up_is_destroyed_again_and_its_logs_are_kept(
     assert session.ledger.entries(unsettled=True) == []
     [archived] = [path for path in session.home.archive.iterdir() if path.name.startswith("fam-main-")]
     assert (archived / "logs" / "console-primary.log").exists()
-    assert any(note.startswith("Clearing away fam-main-") for note in told_of(session).notes)
+    assert any(note.startswith("Destroying fam-main-") for note in told_of(session).notes)
 
 
 def test_an_interruption_while_it_comes_up_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
-    asked: list[str] = []
+    interruptions: list[str] = []
 
     def check() -> None:
         if cloud.existing():
-            asked.append("stop")
+            interruptions.append("stop")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.up(replace(session, check=lambda: None if asked else check()), fam, "main")
+        lifecycle.up(replace(session, check=lambda: None if interruptions else check()), fam, "main")
     assert cloud.existing() == []
     assert session.environments.all() == []
 
@@ -151,7 +151,7 @@ def test_what_failed_and_does_not_go_either_keeps_its_record(
     cloud.faults.stuck = True
     with pytest.raises(StillThereError):
         lifecycle.up(session, fam, "main")
-    assert [one.status for one in session.environments.all()] == ["destroying"]
+    assert [record.status for record in session.environments.all()] == ["destroying"]
 
 
 def test_without_room_it_goes_on_in_the_next_place(
@@ -160,10 +160,10 @@ def test_without_room_it_goes_on_in_the_next_place(
     cloud.next_cloud = FakeCloud(cloud.directory, session.home, region="sea")
     cloud.faults.places = []
     cloud.terraform_fails()
-    one = lifecycle.up(session, fam, "main")
-    assert one.placement["region"] == "sea"
-    assert "crater has no machine to give. Going on elsewhere." in told_of(session).notes
-    assert cloud.existing() == [f"{one.id}/primary"]
+    running = lifecycle.up(session, fam, "main")
+    assert running.placement["region"] == "sea"
+    assert "crater has no machine to give. Trying another place." in told_of(session).notes
+    assert cloud.existing() == [f"{running.id}/primary"]
     cloud.next_cloud.close()
 
 
@@ -189,11 +189,11 @@ def test_machines_that_a_killed_process_created_are_gone_on_with(
 ) -> None:
     planned = lifecycle.plan(session, fam, "main")
     [known] = created(session, environment(new_id("fam", "main")))
-    one = lifecycle.adopt(session, planned, known, Phases(session.progress))
-    assert (one.status, one.id) == ("ready", known.id)
-    assert [phase.name for phase in one.phases] == ["boot", "isolation", "start"]
-    assert is_locked(session.environments.lease(one.id))
-    session.leases.release(one.id)
+    running = lifecycle.adopt(session, planned, known, Phases(session.progress))
+    assert (running.status, running.id) == ("ready", known.id)
+    assert [phase.name for phase in running.phases] == ["boot", "isolation", "start"]
+    assert is_locked(session.environments.lease(running.id))
+    session.leases.release(running.id)
 
 
 def test_machines_that_cannot_be_gone_on_with_are_destroyed(
@@ -208,10 +208,10 @@ def test_machines_that_cannot_be_gone_on_with_are_destroyed(
 
 
 def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: FakeCloud) -> None:
-    one = up(session, environment(has_teardown=True))
+    running = up(session, environment(has_teardown=True))
     existed: list[list[str]] = []
-    cloud.machine(one).guest.during["teardown"] = lambda: existed.append(cloud.existing())
-    phases = lifecycle.destroy(session, one)
+    cloud.machine(running).guest.during["teardown"] = lambda: existed.append(cloud.existing())
+    phases = lifecycle.destroy(session, running)
     assert [phase.name for phase in phases] == ["teardown", "destroy"]
     assert existed == [["env/primary"]]
     assert cloud.existing() == []
@@ -221,44 +221,44 @@ def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: Fake
 def test_without_a_teardown_or_a_start_there_is_nothing_to_tear_down(
     session: Session, cloud: FakeCloud, change: dict[str, Any]
 ) -> None:
-    one = session.environments.update(up(session, environment(has_teardown=True)), **change)
-    assert [phase.name for phase in lifecycle.destroy(session, one)] == ["destroy"]
-    assert cloud.machine(one).guest.operations == []
+    running = session.environments.update(up(session, environment(has_teardown=True)), **change)
+    assert [phase.name for phase in lifecycle.destroy(session, running)] == ["destroy"]
+    assert cloud.machine(running).guest.operations == []
 
 
 def test_a_teardown_that_fails_is_told_and_stops_nothing(session: Session, cloud: FakeCloud) -> None:
-    one = up(session, environment(has_teardown=True))
-    cloud.machine(one).guest.values["teardown"] = Fails("still busy")
-    lifecycle.destroy(session, one)
+    running = up(session, environment(has_teardown=True))
+    cloud.machine(running).guest.values["teardown"] = Fails("still busy")
+    lifecycle.destroy(session, running)
     assert any("still busy" in note for note in told_of(session).notes)
     assert cloud.existing() == []
 
 
 def test_a_machine_that_is_gone_already_needs_no_teardown_to_be_destroyed(session: Session, cloud: FakeCloud) -> None:
-    one = up(session, environment(has_teardown=True))
-    cloud.end_machine(one)
-    lifecycle.destroy(session, one)
+    running = up(session, environment(has_teardown=True))
+    cloud.end_machine(running)
+    lifecycle.destroy(session, running)
     assert session.environments.all() == []
 
 
 def test_what_is_gone_can_be_destroyed_again(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
-    lifecycle.destroy(session, one)
-    assert lifecycle.destroy(session, one) == ()
+    running = up(session)
+    lifecycle.destroy(session, running)
+    assert lifecycle.destroy(session, running) == ()
     assert cloud.runs() == ["apply env", "destroy env"]
 
 
 def test_scores_are_of_the_record_as_it_is_now(session: Session, cloud: FakeCloud) -> None:
-    one = up(session, environment(has_intermediate_score=True))
-    lifecycle.intermediate_score(session, one)
-    known, _ = lifecycle.intermediate_score(session, one)
+    running = up(session, environment(has_intermediate_score=True))
+    lifecycle.intermediate_score(session, running)
+    known, _ = lifecycle.intermediate_score(session, running)
     assert [entry.score for entry in known.score_log] == [0.25, 0.25]
-    known, outcome = lifecycle.score(session, one)
+    known, outcome = lifecycle.score(session, running)
     assert (outcome.kind, outcome.score, len(known.score_log)) == ("scored", 0.5, 3)
 
 
 def known_names(environments: list[Environment]) -> list[str]:
-    return [one.id for one in environments]
+    return [record.id for record in environments]
 
 
 def test_a_destroy_by_name_knows_what_lives_and_what_is_gone(session: Session) -> None:

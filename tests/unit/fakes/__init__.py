@@ -1,1 +1,1 @@
-"""Stand-ins for what unit tests cannot have: machines, a cloud, Terraform; as strict as what they stand for."""
+"""Fakes of what unit tests cannot have (machines, a cloud, Terraform), as strict as the real thing."""

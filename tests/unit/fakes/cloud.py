@@ -1,7 +1,7 @@
-"""A cloud in a directory: machines are files that a fake Terraform makes, and answer SSH on the loopback.
+"""A fake cloud in a directory: the fake Terraform creates machines as files, and each answers SSH on the loopback.
 
-It refuses what a real cloud would: to prepare twice, to capture a disk that is in use, to harden what is not up.
-All methods of a cloud are here and nowhere else in the unit tests of what stands on one.
+It refuses what a real cloud would: to prepare twice, to capture a disk in use, to harden a machine that is not up.
+All methods of a cloud are here, so that the unit tests of code that uses one need not write their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a machine answers: a script for the helper's operations and for root's commands, a real shell for the agent's.
+"""Answers as a machine would: scripted for the helper's operations and root's commands, a real shell for the agent's.
 
-Root's commands are recognised one by one and never run; one that nobody expects fails the test.
+Each of root's commands is recognised and never run; an unexpected one fails the test.
 """
 
 from __future__ import annotations

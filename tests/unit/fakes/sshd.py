@@ -1,4 +1,7 @@
-"""An SSH server on the loopback, in the tests' own process: paramiko's server side, real keys, a program each."""
+"""An SSH server on the loopback, in the tests' own process: paramiko's server, with real keys.
+
+A program that the test gives runs each command.
+"""
 
 from __future__ import annotations
 

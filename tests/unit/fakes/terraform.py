@@ -1,6 +1,6 @@
-"""A program in Terraform's place: it makes machines as files in the fake cloud's directory, and keeps a state.
+"""Runs in Terraform's place: creates machines as files in the fake cloud's directory, and keeps a state.
 
-What it was told to do wrong next lies in `fault.json`: it is done once.
+`fault.json` says what to do wrong next; each fault happens once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A session on a real home and a fake cloud, and what an environment in it looks like."""
+"""Families, images and environments for unit tests, in a session with a real home and a fake cloud."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), *
 
 def created(session: Session, *new: Environment) -> list[Environment]:
     """Environments whose machines exist: of one stack, made by one apply."""
-    for one in new:
-        record_environment(session, one)
+    for planned in new:
+        record_environment(session, planned)
     return create_machines(session, list(new))
 
 
 def up(session: Session, new: Environment | None = None) -> Environment:
     """An environment that is up and whose start() has run, as its record says."""
-    [one] = created(session, new or environment())
-    for connection in boot_machines(session, one).values():
+    [booting] = created(session, new or environment())
+    for connection in boot_machines(session, booting).values():
         connection.close()
-    return session.environments.update(one, status="ready", started_at=now())
+    return session.environments.update(booting, status="ready", started_at=now())
 
 
 def cloud_of(session: Session) -> FakeCloud:

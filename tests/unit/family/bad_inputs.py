@@ -122,10 +122,10 @@ GPU = {"count_range": [1, 1], "model": "h100"}
 FAMILIES = [
     Bad("no such directory", lambda path: load_family(path / "nowhere"), "nowhere does not exist"),
     Bad("a file", lambda path: load_family(Path(__file__)), "is not a directory"),
-    Bad("a name with capitals", Family(name="My_Family"), "'My_Family' is not a family's name"),
-    Bad("a name with shell syntax", Family(name="a;reboot"), "'a;reboot' is not a family's name"),
-    Bad("a name with HCL syntax", Family(name='${file("x")}'.replace("/", "")), "is not a family's name"),
-    Bad("a name with Jinja syntax", Family(name="{{ 7 * 7 }}"), "'{{ 7 * 7 }}' is not a family's name"),
+    Bad("a name with capitals", Family(name="My_Family"), "'My_Family' is not a valid family name"),
+    Bad("a name with shell syntax", Family(name="a;reboot"), "'a;reboot' is not a valid family name"),
+    Bad("a name with HCL syntax", Family(name='${file("x")}'.replace("/", "")), "is not a valid family name"),
+    Bad("a name with Jinja syntax", Family(name="{{ 7 * 7 }}"), "'{{ 7 * 7 }}' is not a valid family name"),
     Bad("a long name", Family(name="a" * 65), "has over 64 characters"),
     Bad("no module", Family(prepare=lambda root: (root / "family.py").unlink()), "has no family.py"),
     Bad("a syntax error", no_class("class TaskFamily:\n    def\n"), "is not valid Python: invalid syntax (line 2)"),
@@ -200,7 +200,7 @@ MANIFESTS = [
     Bad("not YAML", manifest("tasks: [\n"), "not valid YAML in line 2"),
     Bad("a list", manifest("- tasks"), "must be a mapping with the key `tasks`"),
     Bad("no tasks", manifest("version: '1'"), "- tasks: is required"),
-    Bad("a key twice", manifest("tasks: {}\ntasks: {}"), "in line 2: the key 'tasks' is there twice"),
+    Bad("a key twice", manifest("tasks: {}\ntasks: {}"), "in line 2: the key 'tasks' appears twice"),
     Bad("a key that is a list", manifest("tasks: {[a]: {}}"), "a key must be a plain name"),
     Bad("a Python tag", manifest("tasks: !!python/object/apply:os.system [ls]"), "could not determine a constructor"),
     Bad("a mapping in itself", manifest("tasks: &a {meta: *a}"), "found unconstructable recursive node"),
@@ -266,7 +266,7 @@ VM_SPECS = [
     Bad("bad build steps", spec(build_steps=[{"type": "ansible"}]), "spec.build_steps, step 1: type must be"),
     Bad("no whole CPU", spec(cpu_count_range=[1.2, 1.8]), "No whole number of vCPUs lies between 1.2 and 1.8"),
     Bad("half a CPU at most", spec(cpu_count_range=[0.1, 0.5]), "No whole number of vCPUs lies between 0.1 and 0.5"),
-    Bad("too little memory to boot", spec(ram_gib_range=[0.1, 0.3]), "At most 0.3 GiB of memory are asked for"),
+    Bad("too little memory to boot", spec(ram_gib_range=[0.1, 0.3]), "may have at most 0.3 GiB of memory"),
     Bad("no whole MiB", spec(ram_gib_range=[1.0001, 1.0002]), "No whole number of MiB lies between"),
     Bad("a GPU, locally", local(gpu_spec=GPU), "The aux VM asks for a GPU"),
     Bad("ARM, locally", local(cpu_architecture="arm64"), "asks for an arm64 CPU, and this host's is x64"),
@@ -275,7 +275,7 @@ VM_SPECS = [
         local(ram_gib_range=[9, 16]),
         "asks for 9 GiB of memory, and this host has 8.0 GiB",
     ),
-    Bad("more CPUs than sensible", local(cpu_count_range=[64, 96]), "asks for 64 vCPUs, and this host can give 32"),
+    Bad("too many CPUs", local(cpu_count_range=[64, 96]), "asks for 64 vCPUs, and this host can provide at most 32"),
     Bad(
         "a GPU for the primary machine, locally",
         lambda _: check_machine_fits(MachineSize(cpus=1, memory_gib=1, disk_gib=16), host_memory_gib=8, gpu=True),
@@ -317,7 +317,7 @@ SETUP_DATA = [
     Bad("a permission twice", task(permissions=["full_internet"] * 2), "not ['full_internet', 'full_internet']"),
     Bad("instructions as a list", task(instructions=["do"]), "instructions must be a string, not a list of 1"),
     Bad("huge instructions", task(instructions="é" * (1 << 19) + "x"), "instructions are larger than 1048576 bytes"),
-    Bad("half a character", task(instructions="\udc80"), "instructions hold half a character"),
+    Bad("half a character", task(instructions="\udc80"), "instructions contain a lone surrogate"),
     Bad("variables as text", task(required_environment_variables="KEY"), "must be a list of names, not 'KEY'"),
     Bad(
         "shell syntax in a variable", task(required_environment_variables=["A;reboot"]), "'A;reboot' is not the name of"
@@ -361,9 +361,9 @@ VARIABLES = [
     Bad("too large", env("A=" + "x" * (1 << 20)), "is larger than 1048576 bytes"),
     Bad("a name alone", env("\n# c\n\nKEY\n"), "line 4: KEY has no value"),
     Bad("an open quote", env("A=1\nB='x\n"), "line 2: not a line of the form NAME=value"),
-    Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name is"),
+    Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name must be"),
     Bad("NUL in a value", env("A=x\0y\n"), "the value of A contains a NUL"),
-    Bad("a value that no process can take", env("A=" + "x" * (128 << 10)), "the value of A is not shorter than 131072"),
+    Bad("a value too long for a process", env("A=" + "x" * (128 << 10)), "the value of A must be shorter than 131072"),
 ]
 
 DESTINATIONS = [

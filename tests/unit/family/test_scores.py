@@ -64,7 +64,7 @@ SCORES: list[tuple[str, object, ScoreKind, str]] = [
     ("a result that is too large", {"status": "error", "kind": "too_large"}, "malformed", "gave no usable result"),
     ("an unknown kind", {"status": "error", "kind": "${x}"}, "malformed", "the unknown kind of error '${x}'"),
     ("an unknown status", {"status": "fine", "value": 1}, "malformed", "the unknown status 'fine'"),
-    ("no value", {"status": "ok"}, "malformed", "holds no value"),
+    ("no value", {"status": "ok"}, "malformed", "contains no value"),
     ("no result", None, "malformed", "answered nothing"),
     ("garbage", "\0garbage", "malformed", "answered a string"),
     ("100 MB of garbage", "x" * 100_000_000, "malformed", "answered a string"),

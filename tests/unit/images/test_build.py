@@ -82,7 +82,7 @@ def test_an_image_that_the_cloud_has_lost_is_built_anew(session: Session, cloud:
     cloud.faults.lost_images = {name}
     build.family_image(session, fam)
     assert builds(cloud) == 2
-    assert f"The cloud has lost the image {name}" in told_of(session).notes
+    assert f"The cloud no longer has the image {name}" in told_of(session).notes
 
 
 def test_an_image_that_another_controller_made_is_only_read(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:

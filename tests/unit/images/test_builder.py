@@ -44,10 +44,11 @@ def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: Fa
         return "filled"
 
     assert build(session, BUILDER, "family-1", image, fill) == "filled"
-    [one] = seen
-    assert (one.kind, one.full_internet, one.task, one.machines["primary"].image) == ("builder", True, None, "base")
-    assert (one.attended, one.expires_at - one.created_at) == (True, session.builder_ttl)
-    assert (image / "disk.qcow2").read_text() == f"disk of {one.id} as family-1"
+    [record] = seen
+    assert (record.kind, record.full_internet, record.task) == ("builder", True, None)
+    assert record.machines["primary"].image == "base"
+    assert (record.attended, record.expires_at - record.created_at) == (True, session.builder_ttl)
+    assert (image / "disk.qcow2").read_text() == f"disk of {record.id} as family-1"
     assert_nothing_is_left(session, cloud)
 
 
@@ -59,7 +60,7 @@ def test_the_disk_is_captured_only_once_the_machine_is_off(
     def fill(*_: object) -> None:
         cloud.guest().power_off = lambda: None  # it hangs
 
-    with pytest.raises(MachineLostError, match="does not power off") as caught:
+    with pytest.raises(MachineLostError, match="did not power off") as caught:
         build(session, BUILDER, "family-1", image, fill)
     assert "console line 19" in (caught.value.details or "")
     assert list(image.iterdir()) == []
@@ -97,7 +98,7 @@ def test_a_builder_goes_whatever_comes_of_it(
     assert_nothing_is_left(session, cloud)
     [logs] = session.home.archive.glob("build-fam-*/logs/console-primary.log")
     if isinstance(error, ImageBuildError):
-        assert error.hint == f"provisioner logs {logs.parents[1].name} shows all that it said."
+        assert error.hint == f"provisioner logs {logs.parents[1].name} shows its full output."
 
 
 def test_a_builder_that_does_not_come_up_goes(session: Session, cloud: FakeCloud, image: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, c
     lives: list[timedelta] = []
 
     def read(_: object) -> str:
-        lives.extend(one.expires_at - one.created_at for one in session.environments.all())
+        lives.extend(record.expires_at - record.created_at for record in session.environments.all())
         return "read"
 
     assert look_into(session, BUILDER, read) == "read"

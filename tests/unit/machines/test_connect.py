@@ -15,39 +15,39 @@ from tests.unit.fakes.world import created, environment, up
 
 
 def test_a_machine_that_is_up_lets_root_and_its_agent_in(session: Session) -> None:
-    one = up(session)
-    with connect(session, one, "primary") as root, connect(session, one, "primary", "agent") as agent:
+    running = up(session)
+    with connect(session, running, "primary") as root, connect(session, running, "primary", "agent") as agent:
         assert root.run(["journalctl"]).stdout == b"a journal\n"
         assert agent.run(["sh", "-c", 'basename "$HOME"']).stdout == b"home-env-primary\n"
 
 
 def test_a_machine_that_has_ended_is_told_with_the_way_to_clear_it_away(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
-    cloud.end_machine(one)
+    running = up(session)
+    cloud.end_machine(running)
     with pytest.raises(MachineLostError) as caught:
-        connect(session, one, "primary")
-    assert caught.value.message == "The primary machine of env is not running any more."
+        connect(session, running, "primary")
+    assert caught.value.message == "The primary machine of env is no longer running."
     assert "provisioner destroy env" in (caught.value.hint or "")
 
 
 def test_a_machine_that_ended_after_its_time_is_told_so(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
-    cloud.end_machine(one)
-    past = session.environments.update(one, expires_at=now() - timedelta(seconds=1))
-    with pytest.raises(MachineLostError, match="Its time limit has passed"):
+    running = up(session)
+    cloud.end_machine(running)
+    past = session.environments.update(running, expires_at=now() - timedelta(seconds=1))
+    with pytest.raises(MachineLostError, match="Its time to live has ended"):
         connect(session, past, "primary")
 
 
 def test_a_machine_that_runs_and_refuses_is_not_called_ended(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
-    cloud.machine(one).sshd.authorize = lambda _user, _key: False
+    running = up(session)
+    cloud.machine(running).sshd.authorize = lambda _user, _key: False
     with pytest.raises(MachineLostError, match="answers, but SSH fails"):
-        connect(session, one, "primary")
+        connect(session, running, "primary")
 
 
 def test_a_machine_that_was_never_up_is_bad_input(session: Session) -> None:
-    [one] = created(session, environment())
+    [booting] = created(session, environment())
     with pytest.raises(UsageError, match="env is not up: its status is creating"):
-        connect(session, one, "primary")
+        connect(session, booting, "primary")
     with pytest.raises(UsageError, match="env has no aux machine"):
-        connect(session, one, "aux")
+        connect(session, booting, "aux")

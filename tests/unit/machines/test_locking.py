@@ -41,7 +41,7 @@ def test_who_had_to_wait_is_told_and_sees_what_the_other_has_changed(session: Se
         seen.append(now_known.status)
     thread.join()
     assert seen == ["ready"]
-    assert told_of(session).notes == ["Another provisioner works on env; waiting for it"]
+    assert told_of(session).notes == ["Waiting for another provisioner that works on env"]
 
 
 class Signalling(list[str]):

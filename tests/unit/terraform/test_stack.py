@@ -210,7 +210,7 @@ def test_an_error_names_the_environments_that_it_is_about(program: Program, tmp_
 
 def test_a_state_that_another_controller_has_locked_is_told_as_that(program: Program, tmp_path: Path) -> None:
     stack = program(say(tmp_path, error_line("Error acquiring the state lock")) + "; exit 1")
-    with pytest.raises(TerraformError, match="another controller works on this stack") as failure:
+    with pytest.raises(TerraformError, match="another controller is working on this stack") as failure:
         stack.apply(silent)
     assert "force-unlock" in (failure.value.hint or "")
 
@@ -258,5 +258,5 @@ def test_two_controllers_take_turns(program: Program, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
     os.close(descriptor)
     thread.join()
-    assert told == ["Another provisioner works on the stack stack; waiting for it"]
+    assert told == ["Waiting for another provisioner that works on the stack stack"]
     assert len(runs(tmp_path)) == 1
