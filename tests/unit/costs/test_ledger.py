@@ -149,7 +149,7 @@ def test_a_damaged_ledger_stops_launches_and_says_so(tmp_path: Path) -> None:
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["hold", "settle", "extend"]), st.integers(0, 5), st.integers(0, 120)), max_size=40
+    st.tuples(st.sampled_from(["reserve", "settle", "extend"]), st.integers(0, 5), st.integers(0, 120)), max_size=40
 )
 
 
@@ -169,7 +169,7 @@ def test_whatever_happens_the_budget_holds_and_the_sums_add_up(
             ledger.settle(name, BEGIN, min(amount, held))
             if name in model and actual is None:
                 model[name] = (held, min(amount, held))
-        elif action == "hold" and name not in model:
+        elif action == "reserve" and name not in model:
             try:
                 ledger.reserve(entry(name, amount), budget(room))
                 model[name] = (amount, None)

@@ -48,7 +48,7 @@ def test_an_interruption_after_the_reservation_settles_it(session: Session, monk
         real(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session.ledger, "hold", interrupted)
+    monkeypatch.setattr(session.ledger, "reserve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reservations.reserve(session, environment())
     [entry] = session.ledger.entries()
