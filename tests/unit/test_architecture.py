@@ -21,9 +21,9 @@ TESTED_ELSEWHERE = dict(re.findall(r"^\| `([\w/.]+)` \| `([\w/.]+)`", DOCUMENT, 
 
 def test_the_drawing_in_the_document_is_todays() -> None:
     drawn = subprocess.run(
-        [sys.executable, "scripts/architecture"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "scripts/architecture.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert f"```text\n{drawn.stdout}```" in DOCUMENT, "scripts/architecture --write brings it up to date"
+    assert f"```text\n{drawn.stdout}```" in DOCUMENT, "scripts/architecture.py --write brings it up to date"
 
 
 @pytest.mark.parametrize("folder", [path for path in PACKAGE.rglob("__init__.py") if path in SOURCES])

@@ -28,7 +28,6 @@ NEVER = tuple(
 MAX_RULES = 200
 MAX_FRAME_BYTES = 1 << 17
 MAX_VERDICTS = 4096
-LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True)

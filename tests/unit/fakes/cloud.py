@@ -105,11 +105,6 @@ class FakeCloud(Cloud):
         [machine] = [machine for (_, its), machine in self.machines.items() if its == role]
         return machine.guest
 
-    def forget_builders(self) -> None:
-        """Ends the servers of machines that are gone, so that guest() means those that come."""
-        for name in [name for name in self.machines if not self._path(*name).exists()]:
-            self.machines.pop(name).sshd.close()
-
     def existing(self) -> list[str]:
         """All machines that exist, as ENVIRONMENT/ROLE."""
         return sorted(str(path.relative_to(self.directory / "machines")) for path in self._files())

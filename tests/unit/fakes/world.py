@@ -16,7 +16,6 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.images import Image
-from tests.unit.fakes.cloud import FakeCloud
 
 SIZE = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
 MODULE = """
@@ -97,12 +96,6 @@ def up(session: Session, new: Environment | None = None) -> Environment:
     for connection in boot_machines(session, booting).values():
         connection.close()
     return session.environments.update(booting, status="ready", started_at=now())
-
-
-def cloud_of(session: Session) -> FakeCloud:
-    """The session's fake cloud."""
-    assert isinstance(session.cloud, FakeCloud)
-    return session.cloud
 
 
 def told_of(session: Session) -> Told:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the package's folders in the order of its import layers, from .importlinter and the modules' docstrings.
 
-Usage: scripts/architecture            prints the drawing
-       scripts/architecture --write    puts it into docs/architecture.md, between the two marks
+Usage: scripts/architecture.py            prints the drawing
+       scripts/architecture.py --write    puts it into docs/architecture.md, between the two marks
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "provisioner"
 DOCUMENT = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- scripts/architecture begins -->", "<!-- scripts/architecture ends -->"
+BEGIN, END = "<!-- scripts/architecture.py begins -->", "<!-- scripts/architecture.py ends -->"
 WIDTH, NAMES = 116, 15
 
 
