@@ -55,7 +55,11 @@ class Channel(Protocol):
         """Says whether the machine takes input now."""
 
     def send(self, data: bytes, /) -> int:
-        """Sends input, and returns how many bytes of it went."""
+        """Sends input, and returns how many bytes of it went.
+
+        Raises:
+            OSError: the channel was closed.
+        """
 
     def shutdown_write(self) -> None:
         """Tells the machine that no more input will come."""
@@ -114,7 +118,10 @@ class InputFeeder:
         self.is_done = False
 
     def feed(self) -> bool:
-        """Sends what the machine takes now; says whether anything went."""
+        """Sends what the machine takes now; says whether anything went.
+
+        A command may end before it has read its input: the rest of it is then dropped.
+        """
         if self.is_done:
             return False
         self._pending = self._pending or self._source.read(SENT_BYTES_AT_ONCE)
@@ -124,7 +131,12 @@ class InputFeeder:
             return False
         if not self._channel.send_ready():
             return False
-        self._pending = self._pending[self._channel.send(self._pending) :]
+        try:
+            sent_bytes = self._channel.send(self._pending)
+        except OSError:  # closed: the exit status, or the connection's end, says why
+            self.is_done = True
+            return False
+        self._pending = self._pending[sent_bytes:]
         return True
 
 

@@ -21,6 +21,7 @@ class ScriptedChannel:
         self.sent = bytearray()
         self.takes_bytes = 1 << 20
         self.shutdowns = 0
+        self.is_closed = False
         self._stdout: list[bytes] = []
         self._stderr: list[bytes] = []
         self._exit_code: int | None = None
@@ -58,6 +59,8 @@ class ScriptedChannel:
         return self.takes_bytes > 0
 
     def send(self, data: bytes, /) -> int:
+        if self.is_closed:
+            raise OSError("Socket is closed")
         sent = data[: self.takes_bytes]
         self.sent += sent
         return len(sent)
@@ -142,6 +145,21 @@ def test_a_command_that_reads_no_input_may_end_before_it_is_sent(channel: Script
     channel.takes_bytes = 0
     channel.end(2)
     assert exchange(channel, stdin=b"unread").exit_code == 2
+
+
+def test_a_channel_that_closes_while_input_is_sent_gives_the_exit_code(channel: ScriptedChannel) -> None:
+    channel.is_closed = True
+    channel.end(4)
+    assert exchange(channel, stdin=b"unread").exit_code == 4
+
+
+def test_a_connection_that_breaks_while_input_is_sent_is_no_end_of_the_command(channel: ScriptedChannel) -> None:
+    connection = Connected()
+    connection.stands = False
+    channel.is_closed = True
+    channel.end(-1)
+    with pytest.raises(ConnectionError):
+        exchange(channel, stdin=b"unread", connection=connection)
 
 
 def test_output_behind_the_exit_status_is_collected(channel: ScriptedChannel) -> None:

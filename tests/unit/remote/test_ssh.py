@@ -10,6 +10,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
@@ -76,6 +77,27 @@ def test_the_command_reads_all_of_stdin_and_its_end(
 ) -> None:
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     assert connection.run(["cat"], stdin=kind(data)).stdout == data
+
+
+def test_a_command_that_ends_before_it_reads_its_input_gives_its_exit_code(connection: Connection) -> None:
+    done = connection.run(sh("exec <&-; exit 4"), stdin=b"x" * (4 << 20), timeout_seconds=60)
+    assert done.exit_code == 4
+
+
+def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(
+    server: Sshd, connection: Connection
+) -> None:
+    class Endless(io.RawIOBase):
+        sent = 0
+
+        def read(self, size: int = -1, /) -> bytes:
+            self.sent += size
+            if self.sent > 1 << 20:
+                server.cut()
+            return b"x" * size
+
+    with pytest.raises(MachineLostError):
+        connection.run(["cat"], stdin=cast("IO[bytes]", Endless()), timeout_seconds=60)
 
 
 def test_output_is_told_as_it_comes_and_kept_within_bounds(connection: Connection) -> None:
