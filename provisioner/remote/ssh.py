@@ -74,6 +74,7 @@ class Connection:
                 self._handshake(where)
             except BaseException:
                 self._transport.close()
+                stream.close()  # a transport that was never started leaves it open
                 raise
         except BaseException:
             if self._via:
@@ -98,7 +99,13 @@ class Connection:
         self._transport.auth_timeout = HANDSHAKE_SECONDS
         options = self._transport.get_security_options()
         options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex) or options.kex
-        options.key_types = (self.login.host_key.split()[0],)
+        key_type = self.login.host_key.split()[0]
+        try:
+            options.key_types = (key_type,)
+        except ValueError as error:
+            raise MachineLostError(
+                f"{where} answers, but SSH fails: host keys of type {key_type} are not supported."
+            ) from error
         try:
             self._transport.start_client(timeout=HANDSHAKE_SECONDS)
             shown = self._transport.get_remote_server_key()

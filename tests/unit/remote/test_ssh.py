@@ -194,6 +194,15 @@ def test_a_host_key_of_another_kind_is_refused(login: Login) -> None:
         Connection(wrong)
 
 
+def test_a_host_key_of_a_kind_that_is_not_spoken_is_refused_and_the_connection_closed(
+    server: Sshd, login: Login
+) -> None:
+    wrong = Login(login.endpoint, login.user, login.private_key, "ssh-rsa AAAA")
+    with pytest.raises(MachineLostError, match="answers, but SSH fails: host keys of type ssh-rsa are not supported"):
+        Connection(wrong)
+    assert server.connections() == 0
+
+
 @pytest.mark.parametrize("change", ["user", "key"])
 def test_a_login_that_the_machine_refuses_is_told(login: Login, tmp_path: Path, change: str) -> None:
     other = tmp_path / "other"
