@@ -84,9 +84,7 @@ def test_a_command_that_ends_before_it_reads_its_input_gives_its_exit_code(conne
     assert done.exit_code == 4
 
 
-def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(
-    server: Sshd, connection: Connection
-) -> None:
+def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(server: Sshd, connection: Connection) -> None:
     class Endless(io.RawIOBase):
         sent = 0
 
@@ -124,6 +122,33 @@ def test_what_a_listener_raises_ends_the_command(connection: Connection) -> None
     with pytest.raises(Stop):
         connection.run(sh("echo one; exec sleep 1000"), on_stdout=refuse)
     assert connection.run(["true"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=["pipe", "end", "reset"]
+)
+@pytest.mark.parametrize("stream", ["on_stdout", "on_stderr"])
+def test_what_a_listener_raises_is_never_taken_for_the_connections_end(
+    connection: Connection, error: Exception, stream: str
+) -> None:
+    def refuse(_: bytes) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        connection.run(sh("echo one; echo two >&2; exec sleep 2"), **{stream: refuse})  # type: ignore[arg-type]
+    assert caught.value is error
+    assert connection.run(["true"]).exit_code == 0
+
+
+def test_what_the_check_raises_is_never_taken_for_the_connections_end(login: Login) -> None:
+    asked = threading.Event()
+
+    def check() -> None:
+        if asked.is_set():
+            raise BrokenPipeError
+
+    with Connection(login, check=check) as connection, pytest.raises(BrokenPipeError):
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: asked.set())
 
 
 def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(connection: Connection) -> None:
