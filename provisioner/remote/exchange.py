@@ -156,15 +156,21 @@ class OutputCollector:
         self._stdout, self._stderr = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
 
-    def drain(self) -> bool:
-        """Takes what has come in; says whether anything had."""
+    def drain(self, between: Callable[[], None]) -> bool:
+        """Takes what has come in; says whether anything had.
+
+        Args:
+            between: called after each piece, as more may come in for ever; what it raises ends the draining.
+        """
         channel, moved = self._channel, False
         while channel.recv_ready() and (data := channel.recv(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stdout, self._on_stdout)
             moved = True
+            between()
         while channel.recv_stderr_ready() and (data := channel.recv_stderr(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stderr, self._on_stderr)
             moved = True
+            between()
         return moved
 
     def wait(self, seconds: float) -> bool:
@@ -221,7 +227,7 @@ class Exchange:
         """
         while not self._advance():
             pass
-        self._collector.drain()
+        self._collector.drain(self._require_going_on)
         exit_code = self._channel.recv_exit_status()
         if exit_code == -1 and not self._is_connected():
             raise _broken()
@@ -230,9 +236,8 @@ class Exchange:
     def _advance(self) -> bool:
         """Moves what can be moved now, or waits for more; says whether the command has ended and all is collected."""
         self._check()
-        moved = self._collector.drain()
-        if self._feeder.feed():
-            return False
+        moved = self._collector.drain(self._require_going_on)
+        moved = self._feeder.feed() or moved
         if not moved:
             # In this order: the connection may end behind the exit status.
             if not self._is_connected() and not self._channel.status_event.is_set():
@@ -248,7 +253,13 @@ class Exchange:
         """Output may come in behind the exit status; what a background process still holds open may never end."""
         if self._channel.eof_received or not self._collector.wait(LAST_OUTPUT_SECONDS):
             return True
-        return not self._collector.drain()
+        return not self._collector.drain(self._require_going_on)
+
+    def _require_going_on(self) -> None:
+        """Ends an exchange whose output never pauses. Output that is complete is bounded, and may be collected late."""
+        self._check()
+        if not self._channel.eof_received:
+            self._deadline.require()
 
 
 def _broken() -> ConnectionError:
