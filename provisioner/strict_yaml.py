@@ -24,7 +24,7 @@ def load(data: bytes, name: str, kind: type[UsageError] = UsageError) -> object:
         kind: the class of the error to raise.
 
     Raises:
-        UsageError: the document is not YAML, or repeats a key.
+        UsageError: the document is not YAML, repeats a key, or has a mapping or sequence that contains itself.
     """
     try:
         return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
@@ -56,10 +56,13 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        # Deep, so that what contains itself is refused.
+        return super().construct_object(node, deep=True)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         self.flatten_mapping(node)
-        # Deep, so that a mapping that contains itself is refused.
-        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
+        return {key.value: self.construct_object(value) for key, value in node.value}
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         merges = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]

@@ -15,6 +15,7 @@ from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
 from provisioner.environment import operations
 from provisioner.errors import HostError, UsageError
+from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.connect import connect
 from provisioner.models import Role
 from provisioner.remote import transfer
@@ -157,6 +158,8 @@ def agent(
     """Runs an agent and ends with its exit code."""
     if not agent_command.strip():
         raise UsageError("COMMAND must not be empty.")
+    if env_file:
+        refuse_env_file_of_agent(directory, env_file)
     opened, environment = environment_session(env, env_file)
     done = operations.run_agent(opened, environment, directory, agent_command)
     data = {

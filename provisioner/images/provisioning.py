@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -154,7 +155,9 @@ def run_steps(
 
 def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, account: Account, what: str) -> None:
     """Copies a file to the step's destination, or a directory's contents into it."""
-    source, destination = family.directory / step.source, str(account.home / step.destination)
+    source = family.directory / step.source
+    # Not PurePosixPath, which drops the slash at the end.
+    destination = posixpath.join(account.home, step.destination)
     if source.is_dir():
         below = source.relative_to(family.directory)
         inside = [str(Path(file).relative_to(below)) for file in files_of(family, step.source)]

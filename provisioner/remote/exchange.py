@@ -55,7 +55,11 @@ class Channel(Protocol):
         """Says whether the machine takes input now."""
 
     def send(self, data: bytes, /) -> int:
-        """Sends input, and returns how many bytes of it went."""
+        """Sends input, and returns how many bytes of it went.
+
+        Raises:
+            OSError: the channel was closed.
+        """
 
     def shutdown_write(self) -> None:
         """Tells the machine that no more input will come."""
@@ -114,7 +118,10 @@ class InputFeeder:
         self.is_done = False
 
     def feed(self) -> bool:
-        """Sends what the machine takes now; says whether anything went."""
+        """Sends what the machine takes now; says whether anything went.
+
+        A command may end before it has read its input: the rest of it is then dropped.
+        """
         if self.is_done:
             return False
         self._pending = self._pending or self._source.read(SENT_BYTES_AT_ONCE)
@@ -124,7 +131,12 @@ class InputFeeder:
             return False
         if not self._channel.send_ready():
             return False
-        self._pending = self._pending[self._channel.send(self._pending) :]
+        try:
+            sent_bytes = self._channel.send(self._pending)
+        except OSError:  # closed: the exit status, or the connection's end, says why
+            self.is_done = True
+            return False
+        self._pending = self._pending[sent_bytes:]
         return True
 
 
@@ -144,15 +156,21 @@ class OutputCollector:
         self._stdout, self._stderr = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
 
-    def drain(self) -> bool:
-        """Takes what has come in; says whether anything had."""
+    def drain(self, between: Callable[[], None]) -> bool:
+        """Takes what has come in; says whether anything had.
+
+        Args:
+            between: called after each piece, as more may come in for ever; what it raises ends the draining.
+        """
         channel, moved = self._channel, False
         while channel.recv_ready() and (data := channel.recv(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stdout, self._on_stdout)
             moved = True
+            between()
         while channel.recv_stderr_ready() and (data := channel.recv_stderr(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stderr, self._on_stderr)
             moved = True
+            between()
         return moved
 
     def wait(self, seconds: float) -> bool:
@@ -209,7 +227,7 @@ class Exchange:
         """
         while not self._advance():
             pass
-        self._collector.drain()
+        self._collector.drain(self._require_going_on)
         exit_code = self._channel.recv_exit_status()
         if exit_code == -1 and not self._is_connected():
             raise _broken()
@@ -218,9 +236,8 @@ class Exchange:
     def _advance(self) -> bool:
         """Moves what can be moved now, or waits for more; says whether the command has ended and all is collected."""
         self._check()
-        moved = self._collector.drain()
-        if self._feeder.feed():
-            return False
+        moved = self._collector.drain(self._require_going_on)
+        moved = self._feeder.feed() or moved
         if not moved:
             # In this order: the connection may end behind the exit status.
             if not self._is_connected() and not self._channel.status_event.is_set():
@@ -236,7 +253,13 @@ class Exchange:
         """Output may come in behind the exit status; what a background process still holds open may never end."""
         if self._channel.eof_received or not self._collector.wait(LAST_OUTPUT_SECONDS):
             return True
-        return not self._collector.drain()
+        return not self._collector.drain(self._require_going_on)
+
+    def _require_going_on(self) -> None:
+        """Ends an exchange whose output never pauses. Output that is complete is bounded, and may be collected late."""
+        self._check()
+        if not self._channel.eof_received:
+            self._deadline.require()
 
 
 def _broken() -> ConnectionError:

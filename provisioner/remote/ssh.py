@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Self
+from typing import IO, ParamSpec, Self
 
 import paramiko
 
@@ -31,6 +31,8 @@ ATTEMPTS_AT_ONCE = 4
 HANDSHAKE_SECONDS = 60
 # curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
 KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
+
+Arguments = ParamSpec("Arguments")
 
 
 class Connection:
@@ -74,6 +76,7 @@ class Connection:
                 self._handshake(where)
             except BaseException:
                 self._transport.close()
+                stream.close()  # a transport that was never started leaves it open
                 raise
         except BaseException:
             if self._via:
@@ -98,7 +101,13 @@ class Connection:
         self._transport.auth_timeout = HANDSHAKE_SECONDS
         options = self._transport.get_security_options()
         options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex) or options.kex
-        options.key_types = (self.login.host_key.split()[0],)
+        key_type = self.login.host_key.split()[0]
+        try:
+            options.key_types = (key_type,)
+        except ValueError as error:
+            raise MachineLostError(
+                f"{where} answers, but SSH fails: host keys of type {key_type} are not supported."
+            ) from error
         try:
             self._transport.start_client(timeout=HANDSHAKE_SECONDS)
             shown = self._transport.get_remote_server_key()
@@ -144,21 +153,28 @@ class Connection:
         Raises:
             MachineLostError: the connection broke.
             TimeoutError: it did not end in time; the channel is closed, which ends the command's input and output.
+            Exception: whatever a listener or the connection's check raised; the channel is closed as well.
         """
         deadline = Deadline(argv[0], timeout_seconds)
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
-        with self._channel(argv) as channel:
+        callers = _CallersErrors()
+        with self._channel(argv, callers) as channel:
             return Exchange(
                 channel=channel,
                 feeder=InputFeeder(channel, source),
-                collector=OutputCollector(channel, limit_bytes, on_stdout, on_stderr),
+                collector=OutputCollector(
+                    channel,
+                    limit_bytes,
+                    on_stdout and callers.watched(on_stdout),
+                    on_stderr and callers.watched(on_stderr),
+                ),
                 deadline=deadline,
                 is_connected=self._transport.is_active,
-                check=self._check,
+                check=callers.watched(self._check),
             ).finish()
 
     @contextlib.contextmanager
-    def _channel(self, argv: Sequence[str]) -> Iterator[paramiko.Channel]:
+    def _channel(self, argv: Sequence[str], callers: _CallersErrors) -> Iterator[paramiko.Channel]:
         try:
             channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
             try:
@@ -167,6 +183,8 @@ class Connection:
             finally:
                 channel.close()
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
+            if error is callers.raised:
+                raise
             raise self._lost() from error
 
     def _lost(self) -> MachineLostError:
@@ -185,6 +203,29 @@ class Connection:
                 members(archive)
             spool.seek(0)
             return self.run(tar_argv, stdin=spool)
+
+
+class _CallersErrors:
+    """Remembers what a caller's own function raised, which may look like the connection's end: a closed stdout does.
+
+    Attributes:
+        raised: the last exception.
+    """
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+
+    def watched(self, function: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        """Returns the function, watched."""
+
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            try:
+                function(*args, **kwargs)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+        return call
 
 
 def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:

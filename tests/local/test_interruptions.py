@@ -96,15 +96,19 @@ def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image
     tmp_path: Path, number: signal.Signals
 ) -> None:
     home = Home(tmp_path / "home")
-    argv = [*CLI, "image", "build", str(FAMILY)]
-    with subprocess.Popen(argv, env=variables(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
+    argv, said = [*CLI, "image", "build", str(FAMILY)], tmp_path / "said"
+    with (
+        said.open("w") as output,
+        subprocess.Popen(argv, env=variables(home), stdout=output, stderr=subprocess.STDOUT) as build,
+    ):
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             # After this, /dev and /proc are mounted into the tree.
             while "installing remaining packages" not in "".join(
                 path.read_text() for path in home.root.glob("images/.building-*/build.log")
             ):
-                assert time.monotonic() < deadline
+                assert build.poll() is None, said.read_text()
+                assert time.monotonic() < deadline, said.read_text()
                 time.sleep(0.1)
             build.send_signal(number)
             build.wait(timeout=60)

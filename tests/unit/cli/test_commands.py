@@ -223,3 +223,15 @@ def test_secrets_do_not_lie_in_the_directory_of_an_agent(provisioner: CommandLin
     assert done.code == 2
     assert "would be copied into its machine" in done.stderr
     assert "very-secret" not in done.stderr
+
+
+def test_secrets_do_not_lie_in_the_directory_of_an_agent_that_is_run_in_an_environment(
+    provisioner: CommandLine, tmp_path: Path
+) -> None:
+    agent, env_file = tmp_path / "agent", tmp_path / "agent" / "deep" / "secrets.env"
+    env_file.parent.mkdir(parents=True)
+    env_file.write_text("TOKEN=very-secret\n")
+    done = provisioner("agent", "echo-main-bcd234", str(agent), "true", "--env-file", str(env_file))
+    assert done.code == 2
+    assert f"The env file {env_file} lies in the agent's directory {agent}" in " ".join(done.stderr.split())
+    assert "very-secret" not in done.stderr

@@ -74,7 +74,7 @@ def in_a_shell(call: Call, environment: dict[str, str] | None = None) -> int:
 
 
 def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, EOFError):
         while data := channel.recv(1 << 15):
             stdin.write(data)
             stdin.flush()
@@ -84,7 +84,7 @@ def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
 
 def _tell(stream: IO[bytes] | None, send: Callable[[bytes], None]) -> None:
     assert stream is not None
-    with stream, contextlib.suppress(OSError):
+    with stream, contextlib.suppress(OSError, EOFError):
         while data := stream.read1(1 << 15):  # type: ignore[attr-defined]
             send(data)
 

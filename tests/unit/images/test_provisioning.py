@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from provisioner.environment import operations
 from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
 from provisioner.images import provisioning
-from provisioner.images.provisioning import fill_family, preparation_digest, prepare_base, read_setup
+from provisioner.images.provisioning import (
+    Account,
+    fill_family,
+    preparation_digest,
+    prepare_base,
+    read_setup,
+    run_steps,
+)
 from provisioner.machines.connect import connect
-from provisioner.models import BaseImage
+from provisioner.models import BaseImage, Endpoint, FileBuildStep
 from provisioner.remote.driver import TaskDriver
+from provisioner.remote.keys import ed25519_key_pair
+from provisioner.remote.login import Login
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails, Guest
+from tests.unit.fakes.sshd import Sshd
 from tests.unit.fakes.world import environment, family, told_of, up
 
 COMMANDS = ["apt-get update", "apt-get install -y jq"]
@@ -66,6 +76,42 @@ def test_a_directory_of_a_build_step_is_copied_by_its_contents(
     fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[2:])})
     fill_family(session, fam, *machine)
     assert guest.trees["/assets"] == {"deep/file"}
+
+
+@pytest.mark.parametrize(
+    ("destination", "file"),
+    [
+        ("dir/", "dir/a b.txt"),
+        ("deep/dir/", "deep/dir/a b.txt"),
+        ("dir/.", "dir/a b.txt"),
+        ("there", "there/a b.txt"),
+        ("there/", "there/a b.txt"),
+        ("dir/file", "dir/file"),
+        ("it's $HOME/", "it's $HOME/a b.txt"),
+    ],
+    ids=["slash", "deep", "dot", "directory", "directory-slash", "file", "quoted"],
+)
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
+def test_a_destination_that_ends_like_a_directory_takes_the_file_under_its_own_name(
+    session: Session, machine: tuple[TaskDriver, Connection], tmp_path: Path, destination: str, file: str,
+    absolute: bool,
+) -> None:  # fmt: skip
+    home = tmp_path / "root"
+    (home / "there").mkdir(parents=True)
+    fam = family(tmp_path, **{"a b.txt": "1"})
+    step = FileBuildStep(
+        type="file", source="a b.txt", destination=f"{home}/{destination}" if absolute else destination
+    )
+    account = Account(interpreter=("sh",), home=PurePosixPath(home), user=None)
+    key = tmp_path / "key"
+    pair = ed25519_key_pair()
+    key.write_text(pair.private)
+    with Sshd() as server:
+        login = Login(Endpoint(host="127.0.0.1", port=server.port), "root", key, server.host_key)
+        with Connection(login) as connection:
+            run_steps(session, fam, (step,), machine[0], connection, account)
+    assert [path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()] == [file]
+    assert (home / file).read_text() == "1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -21,6 +22,7 @@ class ScriptedChannel:
         self.sent = bytearray()
         self.takes_bytes = 1 << 20
         self.shutdowns = 0
+        self.is_closed = False
         self._stdout: list[bytes] = []
         self._stderr: list[bytes] = []
         self._exit_code: int | None = None
@@ -58,6 +60,8 @@ class ScriptedChannel:
         return self.takes_bytes > 0
 
     def send(self, data: bytes, /) -> int:
+        if self.is_closed:
+            raise OSError("Socket is closed")
         sent = data[: self.takes_bytes]
         self.sent += sent
         return len(sent)
@@ -144,6 +148,21 @@ def test_a_command_that_reads_no_input_may_end_before_it_is_sent(channel: Script
     assert exchange(channel, stdin=b"unread").exit_code == 2
 
 
+def test_a_channel_that_closes_while_input_is_sent_gives_the_exit_code(channel: ScriptedChannel) -> None:
+    channel.is_closed = True
+    channel.end(4)
+    assert exchange(channel, stdin=b"unread").exit_code == 4
+
+
+def test_a_connection_that_breaks_while_input_is_sent_is_no_end_of_the_command(channel: ScriptedChannel) -> None:
+    connection = Connected()
+    connection.stands = False
+    channel.is_closed = True
+    channel.end(-1)
+    with pytest.raises(ConnectionError):
+        exchange(channel, stdin=b"unread", connection=connection)
+
+
 def test_output_behind_the_exit_status_is_collected(channel: ScriptedChannel) -> None:
     channel.end(eof=False)
     threading.Timer(0.02, channel.print, [b"late"]).start()
@@ -183,6 +202,72 @@ def test_endless_output_does_not_put_the_deadline_off() -> None:
     with pytest.raises(TimeoutError):
         exchange(channel, timeout_seconds=0.1)
     channel.close()
+
+
+class PauselessChannel(ScriptedChannel):
+    """One that never runs out of output. It gives up before a test hangs."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__()
+        self.stream = stream
+        self.pieces = 0
+
+    def recv_ready(self) -> bool:
+        return self.stream == "stdout"
+
+    def recv_stderr_ready(self) -> bool:
+        return self.stream == "stderr"
+
+    def recv(self, limit_bytes: int, /) -> bytes:
+        self.pieces += 1
+        assert self.pieces < 1_000_000, "the deadline was put off"
+        return b"y"
+
+    recv_stderr = recv
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_never_pauses_does_not_put_the_deadline_off(stream: str, has_ended: bool) -> None:
+    with closing(PauselessChannel(stream)) as channel:
+        if has_ended:  # what it left in the background goes on
+            channel.end(eof=False)
+        with pytest.raises(TimeoutError):
+            exchange(channel, timeout_seconds=0.1)
+
+
+def test_output_that_never_pauses_does_not_put_the_check_off() -> None:
+    class Cancelled(Exception):
+        pass
+
+    class Cancelling(Connected):
+        def check(self) -> None:
+            super().check()
+            if self.checks == 3:
+                raise Cancelled
+
+    with closing(PauselessChannel("stdout")) as channel:
+        with pytest.raises(Cancelled):
+            exchange(channel, connection=Cancelling())
+        assert channel.pieces <= 3
+
+
+def test_input_that_is_taken_without_end_does_not_put_the_deadline_off(channel: ScriptedChannel) -> None:
+    channel.takes_bytes = 1
+    with pytest.raises(TimeoutError):
+        exchange(channel, stdin=b"i" * 1_000_000, timeout_seconds=0.01)
+    assert len(channel.sent) < 1_000_000
+
+
+def test_output_that_is_complete_is_collected_even_behind_the_deadline() -> None:
+    class Late(ScriptedChannel):
+        def exit_status_ready(self) -> bool:
+            self.print(b"last")
+            self.end()
+            return True
+
+    with closing(Late()) as late:
+        assert exchange(late, timeout_seconds=-1).stdout == b"last"
 
 
 def test_a_connection_that_breaks_is_no_end_of_the_command(channel: ScriptedChannel) -> None:

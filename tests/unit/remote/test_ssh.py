@@ -10,6 +10,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
@@ -78,6 +79,25 @@ def test_the_command_reads_all_of_stdin_and_its_end(
     assert connection.run(["cat"], stdin=kind(data)).stdout == data
 
 
+def test_a_command_that_ends_before_it_reads_its_input_gives_its_exit_code(connection: Connection) -> None:
+    done = connection.run(sh("exec <&-; exit 4"), stdin=b"x" * (4 << 20), timeout_seconds=60)
+    assert done.exit_code == 4
+
+
+def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(server: Sshd, connection: Connection) -> None:
+    class Endless(io.RawIOBase):
+        sent = 0
+
+        def read(self, size: int = -1, /) -> bytes:
+            self.sent += size
+            if self.sent > 1 << 20:
+                server.cut()
+            return b"x" * size
+
+    with pytest.raises(MachineLostError):
+        connection.run(["cat"], stdin=cast("IO[bytes]", Endless()), timeout_seconds=60)
+
+
 def test_output_is_told_as_it_comes_and_kept_within_bounds(connection: Connection) -> None:
     told: dict[str, bytes] = {"out": b"", "err": b""}
 
@@ -102,6 +122,33 @@ def test_what_a_listener_raises_ends_the_command(connection: Connection) -> None
     with pytest.raises(Stop):
         connection.run(sh("echo one; exec sleep 1000"), on_stdout=refuse)
     assert connection.run(["true"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=["pipe", "end", "reset"]
+)
+@pytest.mark.parametrize("stream", ["on_stdout", "on_stderr"])
+def test_what_a_listener_raises_is_never_taken_for_the_connections_end(
+    connection: Connection, error: Exception, stream: str
+) -> None:
+    def refuse(_: bytes) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        connection.run(sh("echo one; echo two >&2; exec sleep 2"), **{stream: refuse})  # type: ignore[arg-type]
+    assert caught.value is error
+    assert connection.run(["true"]).exit_code == 0
+
+
+def test_what_the_check_raises_is_never_taken_for_the_connections_end(login: Login) -> None:
+    asked = threading.Event()
+
+    def check() -> None:
+        if asked.is_set():
+            raise BrokenPipeError
+
+    with Connection(login, check=check) as connection, pytest.raises(BrokenPipeError):
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: asked.set())
 
 
 def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(connection: Connection) -> None:
@@ -170,6 +217,15 @@ def test_a_host_key_of_another_kind_is_refused(login: Login) -> None:
     wrong = Login(login.endpoint, login.user, login.private_key, "ecdsa-sha2-nistp256 AAAA")
     with pytest.raises(MachineLostError, match="answers, but SSH fails"):
         Connection(wrong)
+
+
+def test_a_host_key_of_a_kind_that_is_not_spoken_is_refused_and_the_connection_closed(
+    server: Sshd, login: Login
+) -> None:
+    wrong = Login(login.endpoint, login.user, login.private_key, "ssh-rsa AAAA")
+    with pytest.raises(MachineLostError, match="answers, but SSH fails: host keys of type ssh-rsa are not supported"):
+        Connection(wrong)
+    assert server.connections() == 0
 
 
 @pytest.mark.parametrize("change", ["user", "key"])
