@@ -121,10 +121,10 @@ def instances(account: Account) -> list[dict[str, Any]]:
 CREATE = """
 import sys
 from pathlib import Path
-from provisioner import machines
+from provisioner.machines.create import create_machines
 from tests.aws.account import Account, make_environment
 session = Account(Path(sys.argv[1])).session()
-machines.create(session, [make_environment(session, aux=False)])
+create_machines(session, [make_environment(session, aux=False)])
 """
 
 

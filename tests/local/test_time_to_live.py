@@ -106,7 +106,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     session.cloud.move_ttl(soon)
     program = (GUEST / "ttl.sh").read_text()
     with connect(session, soon, "primary") as connection:
-        connection.run(["sh", "-c", program, "limit", str(int(soon.expires_at.timestamp())), "move"])
+        connection.run(["sh", "-c", program, "ttl", str(int(soon.expires_at.timestamp())), "move"])
     assert session.cloud.alive(soon, "primary")
     wait(90, lambda: not session.cloud.alive(soon, "primary"))
     assert now() >= soon.expires_at

@@ -29,7 +29,7 @@ while :; do sleep 0.1; done
 CONTROLLER = """
 import sys
 from pathlib import Path
-from provisioner.terraform import Stack
+from provisioner.terraform.stack import Stack
 sys.executable = sys.argv[2]
 Stack(Path(sys.argv[1])).apply(lambda _: None)
 """
@@ -194,7 +194,7 @@ def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(site: Site
     site.stack.remove({"one"}, tell)
     assert controller.wait(20) == 0
     assert len(notes) == 1
-    assert "waiting" in notes[0]
+    assert "waiting" in notes[0].lower()
     assert site.done("destroy") == ["one/primary"]
 
 
