@@ -149,7 +149,7 @@ def test_an_environment_that_lost_an_answer_is_made_again(
     lost = api.inject(Fault("AuthorizeSecurityGroupEgress", "InternalError", status="500 Error", times=1, done=True))
     created = create(session, environment(session, aux=False))
     assert len(lost.hits) == 1
-    assert any("making it again" in note for note in account.progress.notes)
+    assert any("creating it again" in note for note in account.progress.notes)
     answer = account.client().describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
     assert [i["InstanceId"] for r in answer["Reservations"] for i in r["Instances"]] == [
         created.endpoints["primary"].instance_id
@@ -174,7 +174,7 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
     with pytest.raises(TerraformError):
         create_shared_network(session, record)
     create_shared_network(session, record)
-    assert any("cut short" in note for note in account.progress.notes)
+    assert any("was interrupted" in note for note in account.progress.notes)
     network = find_network(Api(None, region), region)
     assert network is not None
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]

@@ -209,7 +209,7 @@ def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(acc
     assert not list(second.home.stacks.glob("network*"))
 
     stranger = account.session("third", (region,), controller_cidrs=("198.51.100.1/32",))
-    with pytest.raises(HostError, match="made by another controller"):
+    with pytest.raises(HostError, match="created by another controller"):
         create_network(stranger)
     create_network(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
     network = find_network(Api(None, region), region)
