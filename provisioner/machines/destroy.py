@@ -1,4 +1,4 @@
-"""Destroys machines until the cloud says that they are gone."""
+"""Destroys machines until the cloud confirms that they are gone."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ SECOND_LOOK_SECONDS = 5.0
 
 
 def destroy_machines(session: Session, *environments: Environment) -> None:
-    """Destroys machines, asks the cloud whether they are gone, removes what is not, and archives the records.
+    """Destroys machines, asks the cloud whether they are gone, removes the rest, and archives the records.
 
-    Safe to repeat, and after a crash at any moment. Terraform's word is not taken for it: killed at the wrong
-    moment it forgets a machine and then destroys nothing with exit code 0.
+    Safe to repeat, and after a crash at any moment. Terraform's exit code is not believed: killed at the wrong moment,
+    Terraform forgets a machine, and then destroys nothing and exits with 0.
 
     Args:
-        environments: of one stack; they take one run of Terraform. One that leaves others behind takes none: it stops
-            costing at once, and the controller spends no provider's start on it.
+        environments: environments of one stack, for which Terraform runs once. One that leaves others behind in its
+            stack goes without Terraform: it stops costing at once, and no provider has to start.
 
     Raises:
-        StillThereError: something would not go, or the cloud could not be asked; its record and its hold stay.
+        StillThereError: something is still there, or the cloud could not be asked; record and reservation stay.
     """
-    ran = {one.id: reservations.still_runs(session, one) for one in environments}
-    environments = tuple(_marked(session, one, "destroying") for one in environments)
+    ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
+    environments = tuple(_marked(session, environment, "destroying") for environment in environments)
     stack = stack_of(session, environments[0])
-    trouble: ProvisionerError | None = None
-    by_hand = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
+    failure: ProvisionerError | None = None
+    without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
-        if by_hand:
+        if without_terraform:
             stack.rest(session.progress.note)
             session.cloud.remove(environments[0])
         else:
-            stack.remove({one.id for one in environments}, session.progress.note)
+            stack.remove({environment.id for environment in environments}, session.progress.note)
     except (InfrastructureError, HostError) as error:
-        trouble = error
-    still_there = {one.id: left for one in environments if (left := _verify(session, one))}
-    gone = [one for one in environments if one.id not in still_there]
-    if (trouble or by_hand) and gone:
-        # The cloud says that all is gone: what remains of the stack describes nothing.
-        stack.forget({one.id for one in gone})
-    for one in gone:
-        reservations.settle(session, one, ran=ran[one.id])
-        session.environments.archive(one)
-        session.leases.release(one.id)
+        failure = error
+    still_there = {each.id: remaining for each in environments if (remaining := _verify(session, each))}
+    gone = [environment for environment in environments if environment.id not in still_there]
+    if (failure or without_terraform) and gone:
+        # The cloud confirms that they are gone, so the stack's files about them describe nothing.
+        stack.forget({environment.id for environment in gone})
+    for environment in gone:
+        reservations.settle(session, environment, ran=ran[environment.id])
+        session.environments.archive(environment)
+        session.leases.release(environment.id)
     if still_there:
         raise StillThereError(
-            "; ".join(f"{name} is not gone: {', '.join(left)}" for name, left in still_there.items()),
+            "; ".join(f"{name} is not gone: {', '.join(remaining)}" for name, remaining in still_there.items()),
             hint=f"provisioner destroy {' '.join(still_there)} tries again.",
-            details=trouble.details if trouble else None,
+            details=failure.details if failure else None,
         )
 
 
 def _marked(session: Session, environment: Environment, status: Status) -> Environment:
-    """The record with another status, written if it can be: a full disk must not keep machines alive."""
+    """Returns the record with another status, saved if possible: a full disk must not keep machines alive."""
     try:
         return session.environments.update(environment, status=status)
     except OSError:
@@ -66,12 +66,12 @@ def _marked(session: Session, environment: Environment, status: Status) -> Envir
 
 
 def _verify(session: Session, environment: Environment) -> list[str]:
-    """Removes what is left of an environment, and says what would not go, as the cloud tells it."""
+    """Asks the cloud what remains of an environment, removes it, and returns what would not go."""
     try:
-        left = _left(session, environment)
-        if not left:
+        remaining = _remaining(session, environment)
+        if not remaining:
             return []
-        session.progress.note(f"Still there of {environment.id}: {', '.join(left)}; removing it")
+        session.progress.note(f"Still there of {environment.id}: {', '.join(remaining)}; removing it")
         session.cloud.remove(environment)
         return session.cloud.remaining(environment)
     except StillThereError as error:
@@ -81,11 +81,11 @@ def _verify(session: Session, environment: Environment) -> list[str]:
         return [f"the cloud did not say what is left: {error.message}"]
 
 
-def _left(session: Session, environment: Environment) -> list[str]:
-    """Asks the cloud what is left; twice only if an apply began and nobody knows how far it came."""
-    left = session.cloud.remaining(environment)
-    if left or environment.endpoints or not environment.placement:
-        return left
-    # A cloud may take a moment to show what it has just made.
+def _remaining(session: Session, environment: Environment) -> list[str]:
+    """Asks the cloud what remains: once, or twice if an apply began and its extent is unknown."""
+    remaining = session.cloud.remaining(environment)
+    if remaining or environment.endpoints or not environment.placement:
+        return remaining
+    # A cloud may take a moment to show what it has just created.
     time.sleep(SECOND_LOOK_SECONDS)
     return session.cloud.remaining(environment)
