@@ -121,7 +121,9 @@ def checked(**values: object) -> Settings:
         return Settings.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise UsageError(f"{problem['loc'][0]} {problem['input']!r} is not valid: {problem['msg']}") from error
+        raise UsageError(
+            f"{problem['loc'][0]} {problem['input']!r} is not valid: {problem['msg'].removeprefix('Value error, ')}"
+        ) from error
 
 
 def configuration_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -156,4 +158,6 @@ def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise UsageError(f"The configuration file {path} is not valid: {where}: {problem['msg']}") from error
+        raise UsageError(
+            f"The configuration file {path} is not valid: {where}: {problem['msg'].removeprefix('Value error, ')}"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,11 @@ import typer
 from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
+from provisioner.clouds.aws import instance_catalogue, price_files
+from provisioner.clouds.aws.policy import policy as rights
+from provisioner.clouds.aws.pricing import PRICE_LIST
 from provisioner.config import checked, load_settings
+from provisioner.errors import UsageError
 from provisioner.store.files import write_atomically
 
 
@@ -25,6 +30,12 @@ def register(app: typer.Typer) -> None:
     )
 
 
+def _region(name: str) -> str:
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)+-\d+", name):
+        raise UsageError(f"--region {name!r} is not the name of an AWS region, such as us-east-1.")
+    return name
+
+
 def policy(
     state: Annotated[
         str | None,
@@ -32,8 +43,6 @@ def policy(
     ] = None,
 ) -> Result:
     """Prints the policy as IAM accepts it."""
-    from provisioner.clouds.aws.policy import policy as rights  # boto3 is slow to import, and only this needs it
-
     settings = load_settings() if state is None else checked(state=state)
     document = rights(settings.state)
     return Result(document, json.dumps(document, indent=2))
@@ -50,12 +59,9 @@ def refresh_prices(
     ] = None,
 ) -> Result:
     """Reads AWS's public price list files, without credentials."""
-    from provisioner.clouds.aws import instance_catalogue, price_files
-    from provisioner.clouds.aws.pricing import PRICE_LIST
-
     opened = session()
     shipped = instance_catalogue.snapshot()
-    regions = [checked(region=name).region for name in region] if region else sorted(shipped.prices)
+    regions = [_region(name) for name in region] if region else sorted(shipped.prices)
     price_list = price_files.fetch(regions, {machine_type.name for machine_type in shipped.types}, opened.progress.note)
     path = output or opened.home.root / "market" / PRICE_LIST
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

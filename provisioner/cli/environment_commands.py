@@ -124,6 +124,9 @@ def run(
     allowed = destinations(allow)
     result = run_task(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
     outcome = result.outcome
+    opened.progress.note(
+        f"`provisioner show {result.environment}` and `provisioner logs {result.environment}` say more"
+    )
     data = {
         "environment": result.environment,
         "family": result.family,

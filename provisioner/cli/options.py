@@ -36,6 +36,13 @@ def parse_text(text: str) -> str:
     return text
 
 
+def parse_task_name(text: str) -> str:
+    """Parses the name of a task, which must not be empty."""
+    if not text:
+        raise typer.BadParameter("a task's name must not be empty.")
+    return text
+
+
 def parse_database(text: str) -> str:
     """Parses the URL of a database that workers share."""
     try:
@@ -50,7 +57,9 @@ FamilyArgument = Annotated[
 ]
 
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)]
+TaskArgument = Annotated[
+    str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False, parser=parse_task_name)
+]
 
 
 def environment_ids(incomplete: str) -> list[str]:

@@ -48,7 +48,7 @@ def run_sweep(
     where: Where,
 ) -> Result:
     """Finds orphans, looks a second time, and removes them."""
-    least = {"older_than": parse_duration(older_than)} if older_than else {}
+    least = {"older_than": parse_duration(older_than)} if older_than is not None else {}
     opened = session(where=where)
     regions: list[str] | None = list(where.regions) or [opened.cloud.region]
     if all_regions or not opened.cloud.region:

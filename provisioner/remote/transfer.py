@@ -13,6 +13,7 @@ from provisioner.errors import TaskError, UsageError
 from provisioner.remote.ssh import Connection
 
 DOWNLOAD_LIMIT_BYTES = 4 << 30
+MAX_ERROR_BYTES = 1 << 16
 
 
 def upload(connection: Connection, source: Path, destination: str) -> int:
@@ -26,8 +27,7 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
         the number of files copied.
 
     Raises:
-        UsageError: the source does not exist.
-        TaskError: the machine could not write the files.
+        UsageError: the source does not exist, or the destination cannot be written.
     """
     if not source.exists():
         raise UsageError(f"{source} does not exist.")
@@ -50,7 +50,7 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
     """
     sent = connection.send_tree(["sh", "-ec", script, "sh", destination, source.resolve().name], fill)
     if sent.exit_code != 0:
-        raise TaskError(
+        raise UsageError(
             f"{destination} could not be written in the machine.", details=sent.stderr.decode(errors="replace")[-1000:]
         )
     return count
@@ -77,7 +77,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
         destination: the path on the controller; a source copied to an existing directory keeps its name.
 
     Raises:
-        UsageError: the destination cannot be written.
+        UsageError: the source cannot be read, or the destination cannot be written.
         TaskError: the machine sent nothing usable, or more than 4 GiB.
     """
     path = PurePosixPath(source)
@@ -98,9 +98,11 @@ def download(connection: Connection, source: str, destination: Path) -> Download
             spool.write(data)
 
         argv = ["tar", "-c", "-C", str(path.parent), "--", name]
-        done = connection.run(argv, on_stdout=take, limit_bytes=2)
+        done = connection.run(argv, on_stdout=take, limit_bytes=MAX_ERROR_BYTES)
         if done.exit_code != 0:
-            raise TaskError(f"{source} could not be read.", details=done.stderr.decode(errors="replace")[-1000:])
+            raise UsageError(
+                f"{source} could not be read in the machine.", details=done.stderr.decode(errors="replace")[-1000:]
+            )
         spool.seek(0)
         try:
             with tarfile.open(fileobj=spool, mode="r:") as archive:

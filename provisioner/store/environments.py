@@ -149,7 +149,15 @@ class EnvironmentStore:
             return self._read(paths[matches[0]])
         if matches:
             raise UsageError(f"{name!r} is ambiguous: it matches {', '.join(matches[:10])}.")
+        if not archived and name and (gone := self._destroyed(name)):
+            raise UsageError(f"{gone} has been destroyed.", hint=f"`provisioner show {gone}` shows its record.")
         raise UsageError(f"There is no environment {name!r}.", hint="`provisioner list` shows all environments.")
+
+    def _destroyed(self, name: str) -> str | None:
+        """Returns the id of the only destroyed environment that a name means, if there is one."""
+        ids = [path.parent.name for path in self._home.archive.glob(f"*/{RECORD}")]
+        matches = [each for each in ids if name == each or each.startswith(name) or each.endswith(name)]
+        return matches[0] if len(matches) == 1 else None
 
     def _read(self, path: Path) -> Environment:
         try:

@@ -13,6 +13,8 @@ def problems() -> list[tuple[str, str]]:
     """Returns the missing programs as (problem, remedy) pairs."""
     if terraform_program(os.environ):
         return []
+    if named := os.environ.get("PROVISIONER_TERRAFORM"):
+        return [(f"PROVISIONER_TERRAFORM names {named}, which is not a program.", "Correct it, or unset it.")]
     return [("Terraform is not installed.", TERRAFORM_HINT)]
 
 

@@ -117,6 +117,10 @@ MISTAKES = [
     (["tasks", "/nonexistent/family"], "does not exist"),
     (["image", "build", "/nonexistent/family"], "does not exist"),
     (["image", "bild"], "No such command 'bild'"),
+    (["sweep", "--older-than", ""], "is not a duration"),
+    (["run", FAMILY, "", "--submission", "1"], "a task's name must not be empty"),
+    (["aws", "refresh-prices", "--region", "../x"], "not the name of an AWS region"),
+    (["aws", "refresh-prices", "--region", ""], "not the name of an AWS region"),
 ]
 
 

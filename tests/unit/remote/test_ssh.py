@@ -14,12 +14,13 @@ from typing import IO, cast
 
 import pytest
 
-from provisioner.errors import MachineLostError
+from provisioner.errors import MachineLostError, UsageError
 from provisioner.models import Endpoint
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import BoundedBuffer
 from provisioner.remote.ssh import Connection
+from provisioner.remote.transfer import download, upload
 from tests.unit.fakes.sshd import Sshd
 
 Stop = type("Stop", (Exception,), {})
@@ -305,3 +306,14 @@ def test_a_bounded_buffer_keeps_both_ends_whatever_the_pieces(size: int, kept: b
     for at in range(0, size, piece):
         buffer.write(data[at : at + piece])
     assert buffer.value() == (b"01234\n[... 15 bytes cut out ...]\n01234" if kept is None else kept)
+
+
+def test_a_file_that_cannot_be_copied_is_explained_in_the_machines_words(
+    connection: Connection, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="could not be read") as caught:
+        download(connection, str(tmp_path / "nothing"), tmp_path / "copy")
+    assert "No such file or directory" in str(caught.value.details)
+    with pytest.raises(UsageError, match="could not be written") as caught:
+        upload(connection, Path(__file__), "/nonexistent/directory/file")
+    assert "No such file or directory" in str(caught.value.details)

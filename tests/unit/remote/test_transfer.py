@@ -112,7 +112,7 @@ def test_more_than_the_limit_is_refused_while_it_comes(tmp_path: Path, monkeypat
 
 
 def test_a_file_that_is_not_there_is_said_in_the_machines_own_words(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="could not be read") as raised:
+    with pytest.raises(UsageError, match="could not be read") as raised:
         download(b"", tmp_path, exit_code=2)
     assert raised.value.details == "tar: no such file"
 

@@ -77,8 +77,11 @@ def test_what_is_gone_can_still_be_shown_with_its_logs_and_without_its_keys(stor
     store.archive(record)
     assert store.all() == []
     assert not store.directory(record.id).exists()
-    with pytest.raises(UsageError):
-        store.find(record.id)
+    for name in (record.id, "fam", "aaa"):
+        with pytest.raises(UsageError, match="fam-main-aaa has been destroyed"):
+            store.find(name)
+    with pytest.raises(UsageError, match="There is no environment"):
+        store.find("main")
     assert store.find(record.id, archived=True).id == record.id
     assert [path.name for path in store.logs(record.id).iterdir()] == ["start.log"]
     assert not list(store.logs(record.id).parent.rglob("controller*"))
