@@ -220,6 +220,23 @@ class Ledger:
         """Begins a transaction that locks out all other writers."""
         connection.execute("BEGIN IMMEDIATE")
 
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        """Creates the table, or upgrades it from version 1, in one step and once for all controllers."""
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise InfrastructureError(
+                f"The ledger {self._path} was written by another version of provisioner (schema {version})."
+            )
+        # Looked at by its columns: version 1, if killed while it made the table, left it without a version.
+        columns = {row["name"] for row in connection.execute("PRAGMA table_info(entries)")}
+        if not columns:
+            connection.execute(f"CREATE TABLE entries ({COLUMNS}) STRICT")
+        elif "held_micro_usd" in columns:
+            connection.execute(RENAMED_COLUMN)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
         with self._connection() as connection:
@@ -242,31 +259,14 @@ class Ledger:
                 connection.row_factory = sqlite3.Row
                 # A confirmed reservation must survive a power failure.
                 connection.execute("PRAGMA synchronous = FULL")
-                version = connection.execute("PRAGMA user_version").fetchone()[0]
-                if version == 1:
-                    _upgrade(connection)
-                elif version not in (0, SCHEMA_VERSION):
-                    raise InfrastructureError(
-                        f"The ledger {self._path} was written by another version of provisioner (schema {version})."
-                    )
-                if version == 0:
-                    connection.execute(f"CREATE TABLE IF NOT EXISTS entries ({COLUMNS}) STRICT")
-                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+                    self._bring_up_to_date(connection)
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise InfrastructureError(
                 f"The ledger {self._path} cannot be used: {error}",
                 hint="Nothing is launched without the ledger. Is the disk full, or the file damaged?",
             ) from error
-
-
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Brings a table of version 1 up to date, unless another controller has just done so."""
-    connection.execute("BEGIN IMMEDIATE")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 1:
-        connection.execute(RENAMED_COLUMN)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("COMMIT")
 
 
 def _require_room(connection: Connection, entry: Entry, budget: Budget) -> None:

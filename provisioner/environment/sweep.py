@@ -32,7 +32,7 @@ GRACE = timedelta(minutes=10)
 REMOVALS_AT_ONCE = 4
 
 
-class Stray(Record):
+class Orphan(Record):
     """An orphan: an environment, or its remains, that no command looks after.
 
     Args:
@@ -96,7 +96,7 @@ def _judge_record(record: Environment, at: datetime) -> str | None:
     return None
 
 
-def find(session: Session, regions: Sequence[str] | None, older_than: timedelta) -> list[Stray]:
+def find(session: Session, regions: Sequence[str] | None, older_than: timedelta) -> list[Orphan]:
     """Finds orphans in the session's cloud, in one pass.
 
     Args:
@@ -129,7 +129,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
         reason = judge(found, record, attended=attended, home=session.home.identity, at=at, older_than=older_than)
         if reason:
             orphans.append(
-                Stray(
+                Orphan(
                     environment=name, cloud=session.cloud.name, region=region, things=found.resources, reason=reason,
                     recorded=record is not None,
                 )
@@ -145,7 +145,7 @@ def sweep(
     older_than: timedelta = timedelta(0),
     dry_run: bool = False,
     shared: Ledger | None = None,
-) -> list[Stray]:
+) -> list[Orphan]:
     """Finds orphans, looks a second time, and removes those that are still orphans.
 
     Args:
@@ -161,7 +161,7 @@ def sweep(
     marked = find(session, regions, older_than)
     if dry_run:
         return marked
-    swept: list[Stray] = []
+    swept: list[Orphan] = []
     if marked:
         names = ", ".join(orphan.environment for orphan in marked)
         session.progress.note(f"Found {names}; looking again in a moment before removing anything")
@@ -178,7 +178,7 @@ def sweep(
     return swept
 
 
-def _destroy(session: Session, session_of: Callable[[Environment], Session], orphan: Stray) -> Stray:
+def _destroy(session: Session, session_of: Callable[[Environment], Session], orphan: Orphan) -> Orphan:
     """Destroys a recorded environment as `destroy` does, but without the family's teardown."""
     try:
         record = session.environments.find(orphan.environment)
@@ -193,7 +193,7 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], orp
     return orphan
 
 
-def _clear(session: Session, orphan: Stray, shared: Ledger | None) -> Stray:
+def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
     """Removes an environment's resources that this home has no record of."""
     session.progress.note(f"Removing {orphan.environment}: {orphan.reason}")
     try:

@@ -21,6 +21,8 @@ WAIT_WHILE_SENDING_SECONDS = 0.05
 WAIT_SECONDS = 0.5
 # How long after the exit status the last output may arrive.
 LAST_OUTPUT_SECONDS = 0.1
+# How long it is taken at most, while a process that the command left in the background goes on writing.
+LAST_OUTPUT_MAX_SECONDS = 2.0
 
 Listener = Callable[[bytes], None]
 
@@ -156,21 +158,23 @@ class OutputCollector:
         self._stdout, self._stderr = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
 
-    def drain(self, between: Callable[[], None]) -> bool:
+    def drain(self, goes_on: Callable[[], bool]) -> bool:
         """Takes what has come in; says whether anything had.
 
         Args:
-            between: called after each piece, as more may come in for ever; what it raises ends the draining.
+            goes_on: asked after each piece, as more may come in for ever; ends the draining if false.
         """
         channel, moved = self._channel, False
         while channel.recv_ready() and (data := channel.recv(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stdout, self._on_stdout)
             moved = True
-            between()
+            if not goes_on():
+                break
         while channel.recv_stderr_ready() and (data := channel.recv_stderr(RECEIVED_BYTES_AT_ONCE)):
             _keep(data, self._stderr, self._on_stderr)
             moved = True
-            between()
+            if not goes_on():
+                break
         return moved
 
     def wait(self, seconds: float) -> bool:
@@ -217,6 +221,7 @@ class Exchange:
         self._deadline = deadline
         self._is_connected = is_connected
         self._check = check
+        self._ended_at: float | None = None
 
     def finish(self) -> Completed:
         """Feeds and collects until the command ends. What it left in the background may run on.
@@ -227,7 +232,7 @@ class Exchange:
         """
         while not self._advance():
             pass
-        self._collector.drain(self._require_going_on)
+        self._collector.drain(self._goes_on)
         exit_code = self._channel.recv_exit_status()
         if exit_code == -1 and not self._is_connected():
             raise _broken()
@@ -236,7 +241,7 @@ class Exchange:
     def _advance(self) -> bool:
         """Moves what can be moved now, or waits for more; says whether the command has ended and all is collected."""
         self._check()
-        moved = self._collector.drain(self._require_going_on)
+        moved = self._collector.drain(self._goes_on)
         moved = self._feeder.feed() or moved
         if not moved:
             # In this order: the connection may end behind the exit status.
@@ -244,6 +249,8 @@ class Exchange:
                 raise _broken()
             if self._channel.exit_status_ready():
                 return self._is_drained()
+        elif self._channel.exit_status_ready() and self._is_overdue():
+            return True
         self._deadline.require()
         if not moved:
             self._collector.wait(WAIT_SECONDS if self._feeder.is_done else WAIT_WHILE_SENDING_SECONDS)
@@ -253,13 +260,20 @@ class Exchange:
         """Output may come in behind the exit status; what a background process still holds open may never end."""
         if self._channel.eof_received or not self._collector.wait(LAST_OUTPUT_SECONDS):
             return True
-        return not self._collector.drain(self._require_going_on)
+        return not self._collector.drain(self._goes_on)
 
-    def _require_going_on(self) -> None:
+    def _is_overdue(self) -> bool:
+        """Says whether the command ended so long ago that what still comes in is not its own."""
+        self._ended_at = self._ended_at or time.monotonic()
+        return time.monotonic() - self._ended_at > LAST_OUTPUT_MAX_SECONDS
+
+    def _goes_on(self) -> bool:
         """Ends an exchange whose output never pauses. Output that is complete is bounded, and may be collected late."""
         self._check()
-        if not self._channel.eof_received:
-            self._deadline.require()
+        if self._channel.eof_received:
+            return True
+        self._deadline.require()
+        return not (self._channel.exit_status_ready() and self._is_overdue())
 
 
 def _broken() -> ConnectionError:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from provisioner.errors import TaskError, UsageError
 from provisioner.remote.ssh import Connection
 
 DOWNLOAD_LIMIT_BYTES = 4 << 30
 MAX_ERROR_BYTES = 1 << 16
+# Far below Python's recursion limit, which its removal of directories meets.
+MAX_DEPTH = 100
+# Larger than any piece in which tarfile reads a file's contents.
+MAX_READ_BYTES = 1 << 20
 
 
 def upload(connection: Connection, source: Path, destination: str) -> int:
@@ -97,7 +103,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
                 raise TaskError(f"{source} is larger than {DOWNLOAD_LIMIT_BYTES >> 30} GiB.")
             spool.write(data)
 
-        argv = ["tar", "-c", "-C", str(path.parent), "--", name]
+        argv = ["tar", "-c", "--hard-dereference", "-C", str(path.parent), "--", name]
         done = connection.run(argv, on_stdout=take, limit_bytes=MAX_ERROR_BYTES)
         if done.exit_code != 0:
             raise UsageError(
@@ -105,12 +111,42 @@ def download(connection: Connection, source: str, destination: Path) -> Download
             )
         spool.seek(0)
         try:
-            with tarfile.open(fileobj=spool, mode="r:") as archive:
+            # Of tarfile itself nothing bounds what it reads at once: a header of its extended format may be any size.
+            with tarfile.open(fileobj=_BoundedReader(spool), mode="r:") as archive:
                 downloaded = _unpack(archive, Path(work), name)
             (Path(work) / name).rename(target)
         except (tarfile.TarError, OSError, ValueError) as error:
             raise TaskError(f"{source}: the machine sent an archive that cannot be unpacked: {error}") from error
     return downloaded
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a spooled archive in pieces of bounded size, and refuses larger ones.
+
+    Args:
+        spool: the archive.
+    """
+
+    def __init__(self, spool: IO[bytes]) -> None:
+        self._spool = spool
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Reads a piece.
+
+        Raises:
+            tarfile.TarError: it is too large, or not bounded.
+        """
+        if not 0 <= size <= MAX_READ_BYTES:
+            raise tarfile.ReadError("a header is too large")
+        return self._spool.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Moves to another position."""
+        return self._spool.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._spool.tell()
 
 
 def _unpack(archive: tarfile.TarFile, directory: Path, top: str) -> Downloaded:
@@ -123,6 +159,10 @@ def _unpack(archive: tarfile.TarFile, directory: Path, top: str) -> Downloaded:
         parts = PurePosixPath(member.name).parts
         if parts[:1] != (top,) or ".." in parts:
             raise tarfile.TarError(f"its member {member.name[:200]!r} lies outside the requested path")
+        if len(parts) > MAX_DEPTH:
+            raise tarfile.TarError(f"its directories are nested more than {MAX_DEPTH} deep")
+        if member.issparse():  # a few bytes of archive would become any number of bytes on the disk
+            raise tarfile.TarError(f"its member {member.name[:200]!r} is sparse")
         path = directory.joinpath(*parts)
         if member.isdir():
             path.mkdir(exist_ok=True)

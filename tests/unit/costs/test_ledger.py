@@ -292,7 +292,8 @@ def test_costs_are_shown_as_table_json_and_csv(provisioner: CommandLine) -> None
     assert provisioner("costs", "--by", "moon").code == 2
 
 
-def test_a_ledger_of_the_first_version_keeps_its_reservations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 0], ids=["whole", "killed before it wrote its version"])
+def test_a_ledger_of_the_first_version_keeps_its_reservations(tmp_path: Path, version: int) -> None:
     path = tmp_path / "ledger"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         columns = COLUMNS.replace("reserved_micro_usd", "held_micro_usd")
@@ -302,7 +303,7 @@ def test_a_ledger_of_the_first_version_keeps_its_reservations(tmp_path: Path) ->
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         connection.execute(f"INSERT INTO entries ({names}) VALUES ({marks})", values)
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA user_version = {version}")
         connection.commit()
     for _ in range(2):
         assert [(each.environment, each.reserved_micro_usd) for each in Ledger(path).entries()] == [("a", 600_000)]

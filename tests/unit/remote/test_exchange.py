@@ -236,6 +236,14 @@ def test_output_that_never_pauses_does_not_put_the_deadline_off(stream: str, has
             exchange(channel, timeout_seconds=0.1)
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_a_command_left_writing_does_not_keep_it_from_ending(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.remote.exchange.LAST_OUTPUT_MAX_SECONDS", 0.05)
+    with closing(PauselessChannel(stream)) as channel:
+        channel.end(3, eof=False)
+        assert exchange(channel).exit_code == 3
+
+
 def test_output_that_never_pauses_does_not_put_the_check_off() -> None:
     class Cancelled(Exception):
         pass

@@ -59,7 +59,7 @@ def inside(tmp_path: Path) -> Path:
     "answer",
     [
         pytest.param(archive(member("../outside")), id="a parent"),
-        pytest.param(archive(member("wanted"), member("wanted/../../outside")), id="a parent below"),
+        pytest.param(archive(member("wanted", tarfile.DIRTYPE), member("wanted/../../outside")), id="a parent below"),
         pytest.param(archive(member("wanted"), member("wanted")), id="the same name twice"),
         pytest.param(archive(member("wanted"), member("beside")), id="another file beside"),
         pytest.param(archive(member("/outside")), id="an absolute path"),
@@ -121,3 +121,19 @@ def test_a_directory_of_the_controller_is_not_overwritten(tmp_path: Path, inside
     (inside / "copy" / "wanted").mkdir(parents=True)
     with pytest.raises(UsageError, match="exists and is a directory"):
         download(archive(member("wanted")), tmp_path)
+
+
+def test_what_takes_little_to_send_and_much_to_keep_is_refused(tmp_path: Path, inside: Path) -> None:
+    sparse = member("wanted", tarfile.GNUTYPE_SPARSE)
+    block = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
+    block[386:398], block[398:410] = b"00000000000\0", b"00000000000\0"  # one piece, of no bytes
+    block[483:495] = b"07777777777\0"  # a gibibyte, all of it a hole
+    block[148:156] = b" " * 8
+    block[148:155] = b"%06o\0" % sum(block)
+    nested = [member("/".join(["wanted", *["d"] * depth]), tarfile.DIRTYPE) for depth in range(200)]
+    header = tarfile.TarInfo("wanted")
+    header.pax_headers = {"comment": "x" * (2 << 20)}
+    for answer in (bytes(block) + b"\0" * 10240, archive(*nested), archive(header)):
+        with pytest.raises(TaskError, match="cannot be unpacked"):
+            download(answer, tmp_path)
+        assert list(inside.iterdir()) == []
