@@ -72,7 +72,7 @@ def _build_base_images(
     with store.building(lock, progress) as directory:
         if directory is None or all(store.finished(name) for name in names.values()):
             return
-        progress.note("Building the base images (once; one or two minutes)")
+        progress.note("Building the base images (only once; takes some minutes)")
         build(directory, ca_bundle, progress.output)
         for role, name in names.items():
             finished = directory / role
