@@ -23,7 +23,7 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
         destination: the new path; a source copied to an existing directory, or to a path ending in /, keeps its name.
 
     Returns:
-        the number of files copied.
+        the number of regular files copied.
 
     Raises:
         UsageError: the source does not exist.
@@ -58,11 +58,11 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The result of a download.
+    """Holds the result of a download.
 
     Args:
         files: the number of regular files copied.
-        skipped: the paths that were not copied, being neither files nor directories: links, devices, sockets.
+        skipped: the paths of links, devices and sockets, which are not copied.
     """
 
     files: int
@@ -70,7 +70,7 @@ class Downloaded:
 
 
 def download(connection: Connection, source: str, destination: Path) -> Downloaded:
-    """Copies a file or directory out of a machine, without links, devices, owners and special permission bits.
+    """Copies a file or directory out of a machine. Skips links and devices; drops owners and special permission bits.
 
     Args:
         source: the path in the machine.
@@ -78,7 +78,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
 
     Raises:
         UsageError: the destination cannot be written.
-        TaskError: the machine sent nothing usable, or more than 4 GiB.
+        TaskError: the source could not be read, is larger than 4 GiB, or arrived as an invalid archive.
     """
     path = PurePosixPath(source)
     name = path.name
@@ -112,7 +112,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
 
 
 def _unpack(archive: tarfile.TarFile, directory: Path, top: str) -> Downloaded:
-    """Unpacks files and directories into a new directory. Creates no links there, so none can be followed.
+    """Unpacks files and directories into a new directory. Creates no links, so none can be followed.
 
     Does not use tarfile's filters: they came with Python 3.11.4, and Debian 12 has 3.11.2.
     """

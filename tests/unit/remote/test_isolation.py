@@ -7,12 +7,12 @@ from pydantic import TypeAdapter
 
 from provisioner.errors import IsolationError
 from provisioner.models import ProbeResult
-from provisioner.remote.isolation import _Seen, judge, require
+from provisioner.remote.isolation import _ProbeReport, judge, require
 
 
-def seen(probe: str, reached: bool, user: str = "root") -> list[_Seen]:
+def seen(probe: str, reached: bool, user: str = "root") -> list[_ProbeReport]:
     answer = [{"user": user, "probe": probe, "reached": reached, "detail": "connected"}]
-    return TypeAdapter(list[_Seen]).validate_python(answer)
+    return TypeAdapter(list[_ProbeReport]).validate_python(answer)
 
 
 NEVER = ["metadata 169.254.169.254", "controller's loopback via 10.0.2.2", "ipv6"]
