@@ -82,7 +82,7 @@ def test_an_environment_comes_up_in_phases_and_is_handed_to_the_operator(
     assert [(probe.probe, probe.reached, probe.expected) for probe in running.probes] == [("dns", False, False)]
     assert running.started_at is not None
     assert cloud.guest().operations == ["start", "settle_home"]
-    assert cloud.guest().asked("settle_home")["instructions"] == "Do it."
+    assert cloud.guest().request("settle_home")["instructions"] == "Do it."
     assert cloud.existing() == [f"{running.id}/primary"]
     assert not is_locked(session.environments.lease(running.id))
     assert not is_locked(session.environments.lock(running.id))

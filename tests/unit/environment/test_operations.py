@@ -107,7 +107,7 @@ def test_with_an_aux_vm_the_task_gets_its_address_and_key(session: Session) -> N
 
 def test_a_teardown_has_two_minutes(session: Session, env: Environment, guest: Guest, driver: TaskDriver) -> None:
     operations.teardown(session, env, driver)
-    assert guest.asked("teardown")["timeout_seconds"] == 120
+    assert guest.request("teardown")["timeout_seconds"] == 120
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_given_submission_or_else_the_file_is_scored(
     guest.values["read_submission"] = read
     updated, outcome = operations.end_score(session, env, driver, given)
     assert (outcome.kind, outcome.score, updated) == ("scored", 0.5, env)
-    assert guest.files == {guest.asked("score")["submission"]: scored}
+    assert guest.files == {guest.request("score")["submission"]: scored}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_running_the_familys_tests_returns_pytests_exit_code(
     cloud.guest_defaults = {"values": {"pytest": {"exit_code": 5}}}
     env, code = run_tests(session, fam, "main", ["-k", "one"])
     assert code == 5
-    request = cloud.guest().asked("pytest")
+    request = cloud.guest().request("pytest")
     assert (request["arguments"], request["environment"]) == (["-k", "one"], {"TOKEN": "s3cret-value"})
     assert session.environments.find(env.id, archived=True).status == "destroying"
     assert_nothing_is_left(session, cloud)

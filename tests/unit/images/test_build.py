@@ -156,7 +156,7 @@ def test_an_aux_image_is_built_by_the_aux_vms_own_user_without_secrets(
 ) -> None:
     fam = family(tmp_path, data="1")
     name = build.aux_image(session, fam, spec(SHELL, FILE), SIZE)
-    request = cloud.guest().asked("shell")
+    request = cloud.guest().request("shell")
     assert (request["user"], request["cwd"], request["environment"]) == ("admin", "/home/admin", {})
     assert (cloud.guest().files, cloud.guest().ran_as) == ({"/data": b"1"}, ["admin"])
     assert build.aux_image(session, fam, spec(SHELL, FILE), SIZE) == name

@@ -61,10 +61,10 @@ def test_a_family_is_copied_built_and_installed_and_its_setup_data_read(
     assert guest.operations == ["shell", "install", "setup"]
     assert guest.trees == {"/root": {"fam.py", "build_steps.json", "data"}}
     assert guest.files == {"/root/data": b"1"}
-    step = guest.asked("shell")
+    step = guest.request("shell")
     assert (step["commands"], step["cwd"], step["user"]) == (COMMANDS, "/root", None)
     assert step["shell"] == ["bash", "-euo", "pipefail"]
-    assert step["environment"] == guest.asked("install")["environment"] == {"TOKEN": "s3cret-value"}
+    assert step["environment"] == guest.request("install")["environment"] == {"TOKEN": "s3cret-value"}
     assert told_of(session).notes == ["fam: build step 1 (shell)", "fam: build step 2 (file)"]
 
 
