@@ -1,4 +1,4 @@
-"""Makes every command alike: --json and --debug, one place for errors and signals."""
+"""Gives every command --json and --debug, and the same handling of errors and signals."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def shield() -> AbstractContextManager[None]:
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Registers a function that returns a Result as a command, with --json and --debug.
 
-    Its parameters select further options: `as_json` for a function that streams output itself, `where` for one that
-    uses a cloud, and `launch` for one that creates machines.
+    The function's parameters select further options: `as_json` if it streams output itself, `where` if it uses a
+    cloud, and `launch` if it creates machines.
 
     Args:
         app: the Typer application.
@@ -100,7 +100,7 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
 def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     """Runs a command and renders its result or error. The only place that catches all exceptions."""
     logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, stream=sys.stderr)
-    for chatty in ("botocore", "urllib3"):  # they log whole answers of the cloud, many a second
+    for chatty in ("botocore", "urllib3"):  # they log whole responses of the cloud, many per second
         logging.getLogger(chatty).setLevel(logging.WARNING if debug else logging.CRITICAL)
     _interrupts.install()
     try:

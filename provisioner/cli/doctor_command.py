@@ -1,4 +1,4 @@
-"""The command `doctor`."""
+"""Provides the command `doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the session of a command that works on a task family, whose files are read and checked first."""
+"""Opens the session of a command that works on a task family, after reading and checking the family's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from provisioner.session import Session
 def family_session(
     family: Path, env_file: Path | None, where: Where, launch: Launch | None = None
 ) -> tuple[Session, TaskFamily]:
-    """Opens a session for a command that works on a family, and loads the family. The env file must lie outside it."""
+    """Loads a family and opens a session for a command that works on it.
+
+    Raises:
+        TaskFamilyError: the family is not valid, or the env file is one of its files.
+        UsageError: an option's value is not valid.
+    """
     loaded = load_family(family)
     if env_file:
         refuse_env_file_inside(loaded, env_file)
@@ -25,11 +30,11 @@ def family_session(
 
 
 def builder_session(family: Path, env_file: Path | None, where: Where, launch: Launch) -> tuple[Session, TaskFamily]:
-    """Does the same for a command that only builds images: its time to live applies to the builders."""
+    """Does the same for a command that only builds images; the time to live is then that of the builders."""
     opened, loaded = family_session(family, env_file, where, launch)
     return replace(opened, builder_ttl=opened.ttl), loaded
 
 
 def destinations(allow: list[str] | None) -> tuple[Destination, ...]:
-    """Checks and resolves the allowlist."""
+    """Parses the allowlist and resolves its names."""
     return resolve([parse_destination(text) for text in allow or []])

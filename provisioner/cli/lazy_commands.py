@@ -1,6 +1,6 @@
-"""Commands that cost nothing until they are used: their modules are imported on first need.
+"""Defers the import of commands' modules until the commands are used.
 
-The help of the whole program and the shell's completion list them by the names and help lines that are given here.
+The program's help and the shell's completion list the commands by the names and help lines given here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def lazy_app(modules: Mapping[str, Mapping[str, str]], **settings: Any) -> typer
     """Makes a Typer application whose commands are imported when they are used.
 
     Args:
-        modules: full name of a module -> its commands and groups, each with its line in the help. The module has a
-            function `register`, which adds them to a Typer application.
+        modules: a module's full name -> the names of its commands and groups -> their lines in the help. The module's
+            function `register` adds them to a Typer application.
         settings: passed to Typer.
     """
 
@@ -32,12 +32,12 @@ def lazy_app(modules: Mapping[str, Mapping[str, str]], **settings: Any) -> typer
                 for name, line in lines.items():
                     self.add_command(_LazyCommand(module, name, line))
 
-    # Typer makes a group only where there is a callback, or commands of its own.
+    # Typer makes a group only if there is a callback or the application has commands of its own.
     return typer.Typer(cls=Group, callback=lambda: None, rich_markup_mode=None, **settings)
 
 
 class _LazyCommand(TyperCommand):
-    """Stands for a command or a group of commands until it is run, or somebody looks at what it takes."""
+    """Stands for a command or a group until it is run or its parameters are needed."""
 
     def __init__(self, module: str, name: str, line: str) -> None:
         self._module = module
@@ -53,7 +53,7 @@ class _LazyCommand(TyperCommand):
 
     @property
     def params(self) -> Any:
-        """The real command's parameters."""
+        """Returns the real command's parameters."""
         return self._real.params
 
     @params.setter
@@ -62,9 +62,9 @@ class _LazyCommand(TyperCommand):
 
     @property
     def commands(self) -> Mapping[str, Command]:
-        """The commands of a group. A command has no such attribute, here as in Typer."""
+        """Returns the commands of a group. On a command, raises AttributeError, as Typer does."""
         return cast(TyperGroup, self._real).commands
 
     def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any) -> Any:
-        """Parses the arguments as the real command does, and leaves it in charge."""
+        """Parses the arguments with the real command, whose context then runs that command."""
         return self._real.make_context(info_name, args, parent, **extra)

@@ -1,4 +1,4 @@
-"""Defines the arguments and options that several commands share, and what reads them from text."""
+"""Defines the arguments and options that several commands share, and parses them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks and 
 
 
 def parse_path(text: str) -> Path:
-    """Parses a path argument. Refuses an empty one, which Path would turn into the current directory."""
+    """Parses a path argument. Refuses an empty text, which Path would turn into the current directory."""
     if not text:
         raise typer.BadParameter("a path must not be empty.")
     return Path(text)
 
 
 def parse_text(text: str) -> str:
-    """Parses text that goes into a machine. Refuses bytes that are not UTF-8, which could not be sent."""
+    """Parses text for a machine. Refuses bytes that are not UTF-8, which could not be sent."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise typer.BadParameter("the text must be UTF-8.")
     return text
@@ -160,26 +160,26 @@ WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """The time to live and the budget of a command's launches; None for the defaults."""
+    """Holds the time to live and the budget of a command's launches; None stands for the default."""
 
     ttl: str | None = None
     budget: str | None = None
 
     @property
     def time_to_live(self) -> timedelta:
-        """The time to live.
+        """Returns the time to live.
 
         Raises:
-            UsageError: it is not a duration, or is too short or too long.
+            UsageError: the text is not a duration, or the duration is too short or too long.
         """
         return DEFAULT_TTL if self.ttl is None else checked_ttl(parse_duration(self.ttl))
 
     @property
     def usd(self) -> Decimal | None:
-        """The budget in US dollars.
+        """Returns the budget in US dollars.
 
         Raises:
-            UsageError: it is not an amount.
+            UsageError: the text is not an amount.
         """
         if self.budget is None:
             return None

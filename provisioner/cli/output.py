@@ -1,4 +1,4 @@
-"""Renders results, errors and progress. Results go to stdout, everything else to stderr."""
+"""Renders a command's result as text or JSON on stdout, and makes untrusted text safe to print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a command.
+    """Holds the result of a command.
 
     Args:
         data: the result for programs; printed with --json, together with `schema` and `ok`.
@@ -45,7 +45,7 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
 
 
 def _write(text: str, out: TextIO) -> None:
-    """Writes text and flushes it, since an error while Python exits would be neither reported nor in the exit code."""
+    """Writes text and flushes it: an error while Python exits would neither be reported nor change the exit code."""
     try:
         print(text, file=out, flush=True)
     except OSError as error:

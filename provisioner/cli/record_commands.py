@@ -1,4 +1,4 @@
-"""list and show: what the records say. Nothing is asked of machines or clouds, so that both answer at once."""
+"""Provides the commands `list` and `show`. They read records only, no machine and no cloud, and so answer at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_environments() -> Result:
             e.task or "-",
             e.cloud,
             _age(e),
-            _left(e),
+            _time_left(e),
             "internet" if e.full_internet else "offline",
         ]
         for e in readable
@@ -57,9 +57,9 @@ def _age(environment: Environment) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
 
 
-def _left(environment: Environment) -> str:
-    left = environment.expires_at - now()
-    return words(left) if left > timedelta(0) else "expired"
+def _time_left(environment: Environment) -> str:
+    remaining = environment.expires_at - now()
+    return words(remaining) if remaining > timedelta(0) else "expired"
 
 
 def show(env: PastEnvironmentArgument) -> Result:

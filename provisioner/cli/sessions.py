@@ -20,7 +20,17 @@ from provisioner.session import Session
 def session(
     env_file: Path | None = None, where: Where | None = None, launch: Launch | None = None, database: str = ""
 ) -> Session:
-    """Opens the session of a command."""
+    """Opens the session of a command.
+
+    Args:
+        env_file: the file with the task's secrets.
+        where: the cloud and its options; by default the default cloud.
+        launch: the time to live and the budget.
+        database: the URL of the database that workers share; empty for none.
+
+    Raises:
+        UsageError: an option's value is not valid.
+    """
     launch = launch or Launch()
     ttl, budget = launch.time_to_live, launch.usd
     home, settings = default_home(), load_settings()
@@ -55,7 +65,7 @@ def shared_database() -> str:
 
 
 def environment_session(name: str, env_file: Path | None = None) -> tuple[Session, Environment]:
-    """Finds the environment with a name and opens a session on its cloud."""
+    """Finds an environment by its id, or the id's beginning or end, and opens a session on its cloud."""
     opened = session(env_file)
     environment = opened.environments.find(name)
     return session_of(environment, opened), environment

@@ -1,4 +1,4 @@
-"""Shows progress and errors to people, on stderr. Takes a moment to import, so it is imported on first use."""
+"""Shows progress and errors to people, on stderr. Takes long to import, so callers import it on first use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TRANSIENT_PHASES = ("images",)
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
     """Prints an error and its hint on stderr, and with --json also one object on stdout."""
     if as_json:
-        said = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
-        result = Result({"error": {**said, "exit_code": error.exit_code}}, exit_code=error.exit_code)
+        fields = {"kind": type(error).__name__, "message": error.message, "details": error.details, "hint": error.hint}
+        result = Result({"error": {**fields, "exit_code": error.exit_code}}, exit_code=error.exit_code)
         with contextlib.suppress(HostError, BrokenPipeError):  # stderr has the error anyway
             render(result, as_json=True)
     console = _console()

@@ -17,11 +17,11 @@ from provisioner.errors import InfrastructureError
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"
 CONNECT_SECONDS = 10
 # "provi" in ASCII: the advisory lock under which one controller creates the table.
-MAKING = 0x70726F7669
+CREATION_LOCK = 0x70726F7669
 
 
 class _Postgres:
-    """A Postgres connection that accepts SQLite's parameter style."""
+    """Wraps a Postgres connection to accept SQLite's parameter style."""
 
     def __init__(self, connection: psycopg.Connection[dict[str, Any]]) -> None:
         self._connection = connection
@@ -31,15 +31,15 @@ class _Postgres:
         return self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def execute(self, sql: str, values: dict[str, Any] | None = None, /) -> psycopg.Cursor[dict[str, Any]]:
-        # The statements are the ledger's own: a colon appears only before a parameter's name.
+        # Only the ledger writes these statements. In them, a colon appears only before a parameter's name.
         return self._connection.execute(re.sub(r":(\w+)", r"%(\1)s", sql).encode(), values)
 
 
 class PostgresLedger(Ledger):
-    """A ledger in a Postgres database, which creates its schema if it does not exist.
+    """Keeps a ledger in a Postgres database and creates its schema there if it does not exist.
 
     Args:
-        url: postgresql://USER@HOST:PORT/DATABASE.
+        url: the database, as postgresql://USER@HOST:PORT/DATABASE.
     """
 
     def __init__(self, url: str) -> None:
@@ -60,20 +60,20 @@ class PostgresLedger(Ledger):
             ) as raw:
                 connection = _Postgres(raw)
                 raw.execute(f"SET search_path TO {SCHEMA}".encode())
-                if not raw.execute("SELECT to_regclass('entries') AS found").fetchone()["found"]:  # type: ignore[index]
-                    _make(connection)
+                if not raw.execute("SELECT to_regclass('entries') AS name").fetchone()["name"]:  # type: ignore[index]
+                    _create_table(connection)
                 yield connection
         except psycopg.Error as error:
-            said = str(error).strip().splitlines()
+            lines = str(error).strip().splitlines()
             raise InfrastructureError(
-                f"The ledger in Postgres cannot be used: {said[0] if said else type(error).__name__}",
+                f"The ledger in Postgres cannot be used: {lines[0] if lines else type(error).__name__}",
                 hint="Nothing is launched without the ledger. Is the database up, and is the URL right?",
             ) from error
 
 
-def _make(connection: _Postgres) -> None:
+def _create_table(connection: _Postgres) -> None:
     connection.execute("BEGIN")
-    connection.execute(f"SELECT pg_advisory_xact_lock({MAKING})")
+    connection.execute(f"SELECT pg_advisory_xact_lock({CREATION_LOCK})")
     if _schema_exists(connection, "provisioner_1") and not _schema_exists(connection, SCHEMA):
         connection.execute(f"ALTER SCHEMA provisioner_1 RENAME TO {SCHEMA}")
         connection.execute(RENAMED_COLUMN)
@@ -83,5 +83,5 @@ def _make(connection: _Postgres) -> None:
 
 
 def _schema_exists(connection: _Postgres, name: str) -> bool:
-    row = connection.execute("SELECT to_regnamespace(:name) IS NOT NULL AS found", {"name": name}).fetchone()
-    return bool(row and row["found"])
+    row = connection.execute("SELECT to_regnamespace(:name) IS NOT NULL AS present", {"name": name}).fetchone()
+    return bool(row and row["present"])

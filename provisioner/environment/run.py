@@ -1,4 +1,4 @@
-"""Does whole runs: brings up an environment, has an agent work in it, scores or tests it, and destroys it."""
+"""Runs a task from start to finish: brings up an environment, runs an agent, scores or tests, and destroys it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioner.session import Phases, Session
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """An agent to run: its directory on the controller and the command that starts it there."""
+    """Names an agent: its directory on the controller and the command that starts it in the machine."""
 
     directory: Path
     command: str
@@ -24,11 +24,16 @@ class AgentCommand:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a whole run.
+    """Holds the result of a whole run.
 
     Args:
-        outcome: the score, or why there is none.
-        agent_exit_code: the exit code of the agent's command; None if a submission was given.
+        environment: the environment's id.
+        family: the family's name.
+        task: the task's name.
+        outcome: the score, or the reason why there is none.
+        agent_exit_code: the exit code of the agent's command; None if no agent ran.
+        score_log: the intermediate scores.
+        phases: the phases and their durations.
     """
 
     environment: str
@@ -49,14 +54,14 @@ def run(
     submission: str | None = None,
     allowed: tuple[Destination, ...] = (),
 ) -> RunResult:
-    """Brings up an environment, runs the agent or takes the submission, scores, and always destroys it.
+    """Brings up an environment, runs the agent if there is one, scores, and always destroys the environment.
 
     Args:
         agent: the agent that works on the task; its submission file is scored.
         submission: the text to score instead of running an agent.
 
     Raises:
-        ProvisionerError: provisioner, the host or start() failed. Failed scoring is a result, not an error.
+        ProvisionerError: provisioner, the host or start() failed. A failed scoring is a result, not an error.
     """
     phases = Phases(session.progress)
     environment = bring_up(session, family, task, allowed)
@@ -95,7 +100,7 @@ def run_tests(
 
     Args:
         arguments: arguments for pytest.
-        keep: leaves the environment up.
+        keep: leaves the environment up afterwards.
 
     Returns:
         the environment's record and pytest's exit code.

@@ -1,4 +1,4 @@
-"""What goes into a builder: the base image's files, a family's files, build steps, install()."""
+"""Fills a builder: copies the base image's and the family's files, runs the build steps and install()."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
-# What the driver and most build steps need of an aux VM; Debian's own cloud image has it.
+# The driver and most build steps need these packages on an aux VM. Debian's own cloud image has them.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
 PREPARATION = "/run/provisioner-base"
 
 
 @dataclass(frozen=True)
 class Account:
-    """Who runs build steps in a builder, where, and by what.
+    """Names the user who runs build steps in a builder, with the interpreter and the directory.
 
     Args:
-        interpreter: what runs the commands of a shell step.
-        home: where steps start, and what destinations are relative to.
+        interpreter: the program and arguments that run the commands of a shell step.
+        home: the working directory of steps, to which destinations are relative.
         user: None for root, who also gets the environment file's variables.
     """
 
@@ -41,7 +41,7 @@ class Account:
 
     @property
     def runs_as(self) -> list[str]:
-        """What root's connection puts before a command so that the account runs it."""
+        """Returns the words that go before a command on root's connection so that the account runs it."""
         return ["runuser", "-u", self.user, "--"] if self.user else []
 
 
@@ -49,7 +49,7 @@ ROOT = Account(interpreter=("bash", "-euo", "pipefail"), home=PurePosixPath("/ro
 
 
 def preparation_digest(session: Session, base: BaseImage) -> str:
-    """A name for all that prepare_base does to a vendor's image, 16 hexadecimal digits."""
+    """Returns a hash of everything that prepare_base does to a vendor's image: 16 hexadecimal digits."""
     sha = hashlib.sha256(f"{base.model_dump_json()} {MINIMUM_DISK_GIB} {_packages(base.role)}".encode())
     for root in (BASE_IMAGE, GUEST):
         names = list_files(root, root)
@@ -63,7 +63,7 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> N
     """Turns the vendor's system on a builder into a base image.
 
     Raises:
-        ImageBuildError: a package could not be installed.
+        ImageBuildError: a file could not be copied, or a package not installed.
     """
     scripts = ("common.sh", "users.sh", "prepare.sh")
     _send_tree(connection, BASE_IMAGE, [*scripts, *list_files(BASE_IMAGE, BASE_IMAGE / "rootfs")], PREPARATION)
@@ -85,7 +85,7 @@ def _packages(role: Role) -> list[str]:
 
 
 def files_of(family: TaskFamily, source: str) -> tuple[str, ...]:
-    """The files that a build step's source means, relative to the family's directory."""
+    """Returns the files that a build step's source names, relative to the family's directory."""
     path = family.directory / source
     return list_files(family.directory, path) if path.is_dir() else (source,)
 
@@ -95,7 +95,7 @@ def fill_family(session: Session, family: TaskFamily, driver: TaskDriver, connec
 
     Raises:
         ImageBuildError: a build step or install() failed.
-        TaskFamilyError: its setup data is not valid.
+        TaskFamilyError: the family's setup data is not valid.
     """
     _send_tree(connection, family.directory, family.files, "/root")
     run_steps(session, family, family.build_steps, driver, connection, ROOT)
@@ -111,7 +111,7 @@ def read_setup(session: Session, driver: TaskDriver) -> SetupData:
     """Reads a family's setup data in a machine that has its image.
 
     Raises:
-        TaskFamilyError: it is not valid.
+        TaskFamilyError: the setup data is not valid.
     """
     read = driver.call("setup", given=dict(session.variables))
     return parse_setup_data(read.value("reading the family's setup data"))
@@ -125,13 +125,13 @@ def run_steps(
     connection: Connection,
     account: Account,
 ) -> None:
-    """Runs build steps, one after the other.
+    """Runs build steps in order.
 
     Args:
-        account: who runs them, and where.
+        account: the user who runs them, and the directory.
 
     Raises:
-        ImageBuildError: one failed.
+        ImageBuildError: a step failed.
     """
     for number, step in enumerate(steps, start=1):
         what = f"{family.name}: build step {number} ({step.type})"
@@ -156,14 +156,14 @@ def run_steps(
 def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, account: Account, what: str) -> None:
     """Copies a file to the step's destination, or a directory's contents into it."""
     source = family.directory / step.source
-    # Not PurePosixPath, which drops the slash at the end.
+    # PurePosixPath would drop a slash at the end.
     destination = posixpath.join(account.home, step.destination)
     if source.is_dir():
-        below = source.relative_to(family.directory)
-        inside = [str(Path(file).relative_to(below)) for file in files_of(family, step.source)]
-        _send_tree(connection, source, inside, destination, account, what)
+        prefix = source.relative_to(family.directory)
+        files = [str(Path(file).relative_to(prefix)) for file in files_of(family, step.source)]
+        _send_tree(connection, source, files, destination, account, what)
         return
-    # A destination that is a directory, or ends like one, takes the file under its own name.
+    # Into a destination that is a directory, or ends in a slash, the file goes under its own name.
     script = """
     case $1 in */) mkdir -p "$1" ;; *) mkdir -p "$(dirname "$1")" ;; esac
     [ ! -d "$1" ] || set -- "$1/$2" "$2" "$3"
@@ -184,9 +184,9 @@ def _send_tree(
     account: Account = ROOT,
     what: str = "copying the family's files",
 ) -> None:
-    """Copies files into a directory of the machine: owned by root there, and closed to the agent in /root."""
+    """Copies files into a directory of the machine. Root owns them there; in /root the agent cannot read them."""
 
-    def member(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.uid = info.gid = 0
         info.uname = info.gname = "root"
         info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
@@ -194,7 +194,7 @@ def _send_tree(
 
     def fill(archive: tarfile.TarFile) -> None:
         for name in files:
-            archive.add(source / name, arcname=name, recursive=False, filter=member)
+            archive.add(source / name, arcname=name, recursive=False, filter=owned_by_root)
 
     script = 'mkdir -p "$1" && exec tar -x -C "$1" --no-same-owner --no-overwrite-dir'
     done = connection.send_tree([*account.runs_as, "sh", "-c", script, "sh", destination], fill)

@@ -1,6 +1,6 @@
 """Runs the driver's helper in a machine: one operation per call, its result as data, its output for the user.
 
-Everything that comes back is a stranger's: bounded here, parsed as JSON, judged by setup_data.py and scoring.py.
+Nothing that comes back is trusted: it is bounded and parsed here; family/setup_data.py and family/scores.py check it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from provisioner.remote.ssh import Connection
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
-# More than the helper ever sends. What family code with root may put in its place is not bounded by anything else.
+# More than the helper ever sends. Family code with root may replace the helper, and only this bounds what it sends.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
 RESULT_LIMIT_BYTES = 9 << 20
 # pydantic writes no record with values that are nested deeper than about 200.
 MAXIMUM_DEPTH = 100
-# What the helper may take beyond an operation's own limit: interpreter start, reading files.
+# The helper may take this much longer than the operation itself: it starts an interpreter and reads files.
 GRACE_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an operation left.
+    """Holds an operation's result and its output.
 
     Args:
-        result: the helper's JSON result, or None if there was no proper one.
+        result: the helper's JSON result; None if there was none, or not a valid one.
         stdout, stderr: bounded and free of secrets.
     """
 
@@ -44,10 +44,10 @@ class Answer:
     stderr: str
 
     def value(self, what: str) -> Any:
-        """The result's value.
+        """Returns the result's value.
 
         Args:
-            what: the operation in the operator's words, as `start()`.
+            what: the operation in the operator's words, such as `start()`.
 
         Raises:
             TaskError: the operation failed; the message says how, the details hold the end of its output.
@@ -58,14 +58,14 @@ class Answer:
         raise TaskError(f"{what} {failure(result)}", details=self.tail(result))
 
     def tail(self, result: object = None) -> str:
-        """The end of the output, and of the traceback if there is one: one screen."""
+        """Returns the end of the output, and of the traceback if there is one: about one screen."""
         traceback = str(result.get("traceback") or "") if isinstance(result, dict) else ""
         lines = [*self.stdout.splitlines()[-12:], *self.stderr.splitlines()[-12:], *traceback.splitlines()[-12:]]
         return "\n".join(line[:400] for line in lines)
 
 
 def failure(result: object) -> str:
-    """How an operation failed, from the helper's result, in a few words. Pure."""
+    """Says in a few words how an operation failed, from the helper's result. Pure."""
     if not isinstance(result, dict):
         return "gave no result that could be read"
     match result.get("kind"):
@@ -81,7 +81,7 @@ def failure(result: object) -> str:
 
 
 def _depth(value: object) -> int:
-    """How deep lists and objects are nested. What json could parse does not exhaust the stack here."""
+    """Returns how deep lists and objects are nested. A value that json could parse does not exhaust the stack."""
     if isinstance(value, dict):
         return 1 + max(map(_depth, value.values()), default=0)
     if isinstance(value, list):
@@ -90,7 +90,7 @@ def _depth(value: object) -> int:
 
 
 def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Passes on a stream's pieces, until there are more of them than the helper sends."""
+    """Returns a function that passes on a stream's pieces and raises once they are more than the helper ever sends."""
     received = 0
 
     def take_bounded(data: bytes) -> None:
@@ -107,14 +107,14 @@ def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes],
 
 
 class TaskDriver:
-    """The helper of one machine.
+    """Runs the helper in one machine.
 
     Args:
-        connection: as root, in that machine.
+        connection: root's connection to that machine.
         family: the family's name.
-        redactor: knows the secrets.
-        on_output: told of the operations' output as it comes.
-        logs: directory for OPERATION.log files; None keeps none.
+        redactor: removes the secrets from results and output.
+        on_output: called with each piece of the operations' output.
+        logs: directory for the OPERATION.log files; None writes none.
     """
 
     def __init__(
@@ -143,10 +143,11 @@ class TaskDriver:
         """Runs one operation of the helper and reads its result.
 
         Args:
-            operation: one of the helper's.
+            operation: the name of a helper operation.
+            task: the task's name, if the operation concerns one task.
             environment: variables for the family's code. They travel on stdin, so no process list shows them.
-            timeout_seconds: the family's code is killed after this.
-            request: what the operation needs beside.
+            timeout_seconds: the family's code is killed after this time; None sets no limit.
+            request: further fields that the operation needs.
 
         Raises:
             MachineLostError: the connection broke.
@@ -173,7 +174,7 @@ class TaskDriver:
         return Answer(shown, *self._texts(completed))
 
     def _without_secrets(self, value: object) -> object:
-        """The value with the secrets taken out of its texts: a family's exception may quote them."""
+        """Returns the value with the secrets removed from its strings: a family's exception may quote them."""
         if isinstance(value, str):
             return self._redactor.redact(value)
         if isinstance(value, list):
@@ -200,14 +201,14 @@ class TaskDriver:
             )
 
     def _result(self, path: str) -> object:
-        """Reads and removes the result. Garbage gives None, and so does what JSON and UTF-8 could not carry on."""
+        """Reads and removes the result; None if it is no JSON, is nested too deeply, or cannot be written as UTF-8."""
         script = 'head -c "$1" "$2" && rm -f "$2"'
         read = self._connection.run(
             ["sh", "-c", script, "sh", str(RESULT_LIMIT_BYTES), path], limit_bytes=2 * RESULT_LIMIT_BYTES
         )
         try:
             parsed: object = json.loads(read.stdout)
-            json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate is no text
+            json.dumps(parsed, ensure_ascii=False).encode()  # fails for a lone surrogate
             return parsed if _depth(parsed) <= MAXIMUM_DEPTH else None
         except (ValueError, RecursionError):
             return None
@@ -216,7 +217,7 @@ class TaskDriver:
         """Writes a file that only root can read.
 
         Raises:
-            MachineLostError: it could not be written.
+            MachineLostError: the file could not be written.
         """
         script = 'umask 077 && mkdir -p "$(dirname "$1")" && cat > "$1"'
         written = self._connection.run(["sh", "-c", script, "sh", path], stdin=data)

@@ -1,6 +1,6 @@
-"""Carries out one command's exchange over an open SSH channel: its input, its output, its end.
+"""Runs one command over an open SSH channel: sends its input, collects its output, waits for its end.
 
-Knows neither who is connected nor paramiko. What comes back is bytes of a stranger: bounded here, judged elsewhere.
+Knows neither paramiko nor the user. Output is untrusted: its size is bounded here, its content checked elsewhere.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from provisioner.remote.output_buffer import BoundedBuffer
 
 SENT_BYTES_AT_ONCE = 1 << 15
 RECEIVED_BYTES_AT_ONCE = 1 << 16
-# How long to wait for output: shortly while there is input to send, whose way may be free before anything comes.
+# How long to wait for output. Only briefly while there is input to send: the machine may take more before it answers.
 WAIT_WHILE_SENDING_SECONDS = 0.05
 WAIT_SECONDS = 0.5
-# How long after the exit status the last output may arrive.
+# The last output may arrive this long after the exit status.
 LAST_OUTPUT_SECONDS = 0.1
-# How long it is taken at most, while a process that the command left in the background goes on writing.
+# Output is collected for at most this long after the exit status: a background process may write for ever.
 LAST_OUTPUT_MAX_SECONDS = 2.0
 
 Listener = Callable[[bytes], None]
 
 
 class Channel(Protocol):
-    """What an exchange needs of an SSH channel on which a command was started: paramiko's Channel has it.
+    """Describes an SSH channel on which a command was started. paramiko's Channel fits.
 
     Attributes:
         eof_received: true once the machine has said that no more output will come.
@@ -42,22 +42,22 @@ class Channel(Protocol):
         """Returns a file descriptor that is readable when there is output."""
 
     def recv_ready(self) -> bool:
-        """Says whether a piece of stdout has come in."""
+        """Returns whether a piece of stdout has arrived."""
 
     def recv(self, limit_bytes: int, /) -> bytes:
-        """Takes a piece of stdout; empty at its end."""
+        """Takes a piece of stdout; empty at the end."""
 
     def recv_stderr_ready(self) -> bool:
-        """Says whether a piece of stderr has come in."""
+        """Returns whether a piece of stderr has arrived."""
 
     def recv_stderr(self, limit_bytes: int, /) -> bytes:
-        """Takes a piece of stderr; empty at its end."""
+        """Takes a piece of stderr; empty at the end."""
 
     def send_ready(self) -> bool:
-        """Says whether the machine takes input now."""
+        """Returns whether the machine can take input now."""
 
     def send(self, data: bytes, /) -> int:
-        """Sends input, and returns how many bytes of it went.
+        """Sends input and returns how many bytes of it were sent.
 
         Raises:
             OSError: the channel was closed.
@@ -67,15 +67,15 @@ class Channel(Protocol):
         """Tells the machine that no more input will come."""
 
     def exit_status_ready(self) -> bool:
-        """Says whether the command has ended."""
+        """Returns whether the command has ended."""
 
     def recv_exit_status(self) -> int:
-        """Returns the exit code; -1 if there is none: a signal killed the command, or the channel was lost."""
+        """Returns the exit code, or -1 if a signal killed the command or the channel was lost."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished command: its exit code (-1: it was killed by a signal) and its bounded output."""
+    """Holds a finished command's exit code (-1 if a signal killed it) and its bounded output."""
 
     exit_code: int
     stdout: bytes
@@ -83,11 +83,11 @@ class Completed:
 
 
 class Deadline:
-    """The moment by which a command must have ended.
+    """Watches the time by which a command must have ended.
 
     Args:
         command: the command's name, for the message.
-        timeout_seconds: from now on; None for no deadline.
+        timeout_seconds: the time from now; None for no deadline.
     """
 
     def __init__(self, command: str, timeout_seconds: float | None) -> None:
@@ -96,21 +96,21 @@ class Deadline:
         self._begin = time.monotonic()
 
     def require(self) -> None:
-        """Does nothing before the deadline.
+        """Checks that the deadline has not passed.
 
         Raises:
-            TimeoutError: it has passed.
+            TimeoutError: the deadline has passed.
         """
         if self._timeout_seconds is not None and time.monotonic() - self._begin > self._timeout_seconds:
             raise TimeoutError(f"{self._command} did not end within {self._timeout_seconds:g} s")
 
 
 class InputFeeder:
-    """Sends a command's input as fast as the machine takes it, then says that there is no more.
+    """Sends a command's input as fast as the machine takes it, then closes it.
 
     Args:
-        channel: the command's.
-        source: all that the command reads.
+        channel: the command's channel.
+        source: the command's whole input.
     """
 
     def __init__(self, channel: Channel, source: IO[bytes]) -> None:
@@ -120,9 +120,9 @@ class InputFeeder:
         self.is_done = False
 
     def feed(self) -> bool:
-        """Sends what the machine takes now; says whether anything went.
+        """Sends as much as the machine takes now and returns whether anything was sent.
 
-        A command may end before it has read its input: the rest of it is then dropped.
+        A command may end before it has read its input; the rest is then dropped.
         """
         if self.is_done:
             return False
@@ -135,7 +135,7 @@ class InputFeeder:
             return False
         try:
             sent_bytes = self._channel.send(self._pending)
-        except OSError:  # closed: the exit status, or the connection's end, says why
+        except OSError:  # closed: the exit status or a lost connection tells why
             self.is_done = True
             return False
         self._pending = self._pending[sent_bytes:]
@@ -143,12 +143,12 @@ class InputFeeder:
 
 
 class OutputCollector:
-    """Keeps a command's output, bounded, and passes each piece on as it comes.
+    """Keeps a command's output within a limit and passes on each piece as it arrives.
 
     Args:
-        channel: the command's.
-        limit_bytes: how much of each stream is kept, its middle cut out.
-        on_stdout, on_stderr: told of each piece.
+        channel: the command's channel.
+        limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
+        on_stdout, on_stderr: called with each piece.
     """
 
     def __init__(
@@ -159,10 +159,10 @@ class OutputCollector:
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
 
     def drain(self, goes_on: Callable[[], bool]) -> bool:
-        """Takes what has come in; says whether anything had.
+        """Takes the output that has arrived and returns whether there was any.
 
         Args:
-            goes_on: asked after each piece, as more may come in for ever; ends the draining if false.
+            goes_on: asked after each piece, since output may never pause; the call ends if it is false.
         """
         channel, moved = self._channel, False
         while channel.recv_ready() and (data := channel.recv(RECEIVED_BYTES_AT_ONCE)):
@@ -178,13 +178,13 @@ class OutputCollector:
         return moved
 
     def wait(self, seconds: float) -> bool:
-        """Waits for output; says whether there is any, or the channel was closed."""
+        """Waits for output and returns whether there is any. A closed channel counts as output."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             return bool(selector.select(seconds))
 
     def completed(self, exit_code: int) -> Completed:
-        """Returns the finished command, with what was kept of its output."""
+        """Returns the finished command with the output that was kept."""
         return Completed(exit_code, self._stdout.value(), self._stderr.value())
 
 
@@ -195,15 +195,15 @@ def _keep(data: bytes, buffer: BoundedBuffer, listener: Listener | None) -> None
 
 
 class Exchange:
-    """One command's exchange with the machine, from its start to its end.
+    """Carries one command from its start to its end.
 
     Args:
-        channel: the command's.
-        feeder: sends its input.
-        collector: takes its output.
-        deadline: when it must have ended.
-        is_connected: asked whether the connection that carries the channel still stands.
-        check: asked again and again; what it raises ends the exchange.
+        channel: the command's channel.
+        feeder: sends the command's input.
+        collector: takes the command's output.
+        deadline: the time by which the command must have ended.
+        is_connected: returns whether the connection that carries the channel is still up.
+        check: called repeatedly; an exception that it raises ends the exchange.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Exchange:
         self._ended_at: float | None = None
 
     def finish(self) -> Completed:
-        """Feeds and collects until the command ends. What it left in the background may run on.
+        """Sends input and collects output until the command ends. Processes in the background may keep running.
 
         Raises:
             ConnectionError: the connection broke before the exit status came.
@@ -239,12 +239,12 @@ class Exchange:
         return self._collector.completed(exit_code)
 
     def _advance(self) -> bool:
-        """Moves what can be moved now, or waits for more; says whether the command has ended and all is collected."""
+        """Moves data, or waits for some; returns whether the command has ended and all its output is collected."""
         self._check()
         moved = self._collector.drain(self._goes_on)
         moved = self._feeder.feed() or moved
         if not moved:
-            # In this order: the connection may end behind the exit status.
+            # In this order: the connection may end after the exit status has arrived.
             if not self._is_connected() and not self._channel.status_event.is_set():
                 raise _broken()
             if self._channel.exit_status_ready():
@@ -257,18 +257,22 @@ class Exchange:
         return False
 
     def _is_drained(self) -> bool:
-        """Output may come in behind the exit status; what a background process still holds open may never end."""
+        """Returns whether the last output is collected. Does not wait for the output of background processes."""
         if self._channel.eof_received or not self._collector.wait(LAST_OUTPUT_SECONDS):
             return True
         return not self._collector.drain(self._goes_on)
 
     def _is_overdue(self) -> bool:
-        """Says whether the command ended so long ago that what still comes in is not its own."""
+        """Returns whether the command ended so long ago that further output is not its own."""
         self._ended_at = self._ended_at or time.monotonic()
         return time.monotonic() - self._ended_at > LAST_OUTPUT_MAX_SECONDS
 
     def _goes_on(self) -> bool:
-        """Ends an exchange whose output never pauses. Output that is complete is bounded, and may be collected late."""
+        """Returns whether to collect more output. Complete output is finite, so it may be collected late.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+        """
         self._check()
         if self._channel.eof_received:
             return True

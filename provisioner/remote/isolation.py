@@ -1,4 +1,4 @@
-"""Proves isolation by sending packets: runs the guest's probe program and judges its results. Fails closed."""
+"""Tests isolation by sending packets: runs the guest's probe program and judges its results. Fails closed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PROGRAM = "/usr/lib/provisioner/guest/probe.py"
 PROBE_SECONDS = 60
 ANSWER_LIMIT_BYTES = 1 << 20
 
-# Without the permission full_internet every probe but these must fail; guest/probe.py has the whole list.
+# Without the permission full_internet, every probe except these must fail. guest/probe.py has the whole list.
 PROMISED_ALWAYS = ("neighbour ", "allowed ")
-# With full_internet only these are judged: the first must succeed, the others must fail even then.
+# With full_internet, only these are judged: the first must succeed, the others must still fail.
 PROMISED_ONLINE = ("reach the internet by name",)
 FORBIDDEN_ONLINE = ("controller's loopback ", "metadata ", "ipv6")
 
 
-class _Seen(Record):
+class _ProbeReport(Record):
     user: str
     probe: str
     reached: bool
@@ -34,7 +34,7 @@ class _Seen(Record):
 
 
 class Canary:
-    """A listener on the controller's loopback that no machine may reach. Records whether one did."""
+    """Listens on the controller's loopback, which no machine may reach, and records whether one did."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ class Canary:
 
 @contextlib.contextmanager
 def canary() -> Iterator[Canary]:
-    """Runs a canary while the probes run."""
+    """Runs a canary until the context ends."""
     listener = Canary()
     try:
         yield listener
@@ -98,11 +98,19 @@ def _target(destination: Destination) -> list[str | int]:
     return [destination.cidr.removesuffix("/32"), destination.port]
 
 
-def run(connection: Connection, role: Role, asked: dict[str, Any], full_internet: bool) -> tuple[ProbeResult, ...]:
+def run(
+    connection: Connection, role: Role, probe_request: dict[str, Any], full_internet: bool
+) -> tuple[ProbeResult, ...]:
     """Runs the probes in one machine.
 
+    Args:
+        connection: root's connection to the machine.
+        role: the machine.
+        probe_request: the request from `request`.
+        full_internet: whether the task has that permission.
+
     Returns:
-        one result for each probe that the permission promises or forbids.
+        a result for each probe that the permission promises or forbids.
 
     Raises:
         IsolationError: the machine gave no valid answer; an unknown state counts as open.
@@ -110,33 +118,33 @@ def run(connection: Connection, role: Role, asked: dict[str, Any], full_internet
     try:
         answer = connection.run(
             ["python3", "-I", PROGRAM],
-            stdin=json.dumps(asked).encode(),
+            stdin=json.dumps(probe_request).encode(),
             timeout_seconds=PROBE_SECONDS,
             limit_bytes=ANSWER_LIMIT_BYTES,
         )
-        seen = TypeAdapter(list[_Seen]).validate_json(answer.stdout)
+        reports = TypeAdapter(list[_ProbeReport]).validate_json(answer.stdout)
     except (ValidationError, TimeoutError, MachineLostError) as error:
         raise IsolationError(
             f"The isolation of the {role} machine could not be probed: {type(error).__name__}.",
             hint="Nothing was started in it. `--debug` shows the machine's answer.",
         ) from error
-    return judge(role, seen, full_internet)
+    return judge(role, reports, full_internet)
 
 
-def judge(role: Role, seen: list[_Seen], full_internet: bool) -> tuple[ProbeResult, ...]:
+def judge(role: Role, reports: list[_ProbeReport], full_internet: bool) -> tuple[ProbeResult, ...]:
     """Compares what the probes reached with what the permission promises. Pure."""
     results = []
-    for probe in seen:
-        expected = _expected(probe.probe, full_internet)
+    for report in reports:
+        expected = _expected(report.probe, full_internet)
         if expected is not None:
             results.append(
                 ProbeResult(
                     machine=role,
-                    user=probe.user,
-                    probe=probe.probe,
-                    reached=probe.reached,
+                    user=report.user,
+                    probe=report.probe,
+                    reached=report.reached,
                     expected=expected,
-                    detail=probe.detail,
+                    detail=report.detail,
                 )
             )
     return tuple(results)

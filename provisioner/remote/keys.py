@@ -1,6 +1,6 @@
 """Generates key pairs on the controller with the cryptography library.
 
-That library takes long to import and most commands generate no key, so it is imported where one is generated.
+The library takes long to import and most commands generate no key, so functions import it when they need it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key pair in OpenSSH's formats.
+    """Holds a key pair in OpenSSH's formats.
 
     Args:
         private: PEM text, newlines included.
@@ -31,7 +31,7 @@ class KeyPair:
 
 
 def ed25519_key_pair() -> KeyPair:
-    """Generates an Ed25519 pair: the controller's keys and the machines' host keys."""
+    """Generates an Ed25519 pair, for a controller's key or a machine's host key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import PrivateFormat
 
@@ -39,7 +39,7 @@ def ed25519_key_pair() -> KeyPair:
 
 
 def rsa_key_pair() -> KeyPair:
-    """Generates an RSA pair in PEM: the key that a task gets for its aux VM.
+    """Generates an RSA pair in PEM, for the key that a task gets for its aux VM.
 
     Helper libraries of task families load that key with paramiko's RSAKey (Task Standard, VM_SSH_PRIVATE_KEY).
     """

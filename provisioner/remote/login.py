@@ -10,14 +10,14 @@ from provisioner.models import Endpoint
 
 @dataclass(frozen=True)
 class Login:
-    """A user on a machine, and how to prove who both are.
+    """Names a user on a machine and the keys by which the two recognise each other.
 
     Args:
         endpoint: where sshd listens for the controller.
         user: the SSH user.
         private_key: path of an Ed25519 private key in OpenSSH form.
         host_key: the only host key that is accepted, `TYPE BASE64`.
-        via: another machine, from which alone the endpoint can be reached.
+        via: another machine, if the endpoint can be reached only from there.
     """
 
     endpoint: Endpoint

@@ -1,4 +1,4 @@
-"""Bounds what is kept of a machine's output: however much it sends, the controller's memory does not fill."""
+"""Bounds how much of a machine's output is kept, so that endless output does not fill the controller's memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ OUTPUT_LIMIT_BYTES = 8 << 20
 
 
 class BoundedBuffer:
-    """Keeps the first and the last half of what is written, and marks the cut.
+    """Keeps the beginning and the end of the data that is written to it, and marks the cut between them.
 
     Args:
-        limit_bytes: how many bytes are kept.
+        limit_bytes: how many bytes are kept, half of them from each end.
     """
 
     def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
@@ -33,7 +33,7 @@ class BoundedBuffer:
             del self._tail[:surplus]
 
     def value(self) -> bytes:
-        """Returns what was kept."""
+        """Returns the data that was kept."""
         self._trim()
         mark = b"\n[... %d bytes cut out ...]\n" % self._cut if self._cut else b""
         return bytes(self._head) + mark + bytes(self._tail)

@@ -1,6 +1,6 @@
-"""Turns a command's output into text without secrets, and passes it on twice: to who watches, and into a log.
+"""Turns a command's output into text without secrets and passes it on twice: to a listener and to a log.
 
-What a machine sends is not trusted: bytes that are no UTF-8 are replaced, and the log takes only so much.
+Output is not trusted: bytes that are not UTF-8 are replaced, and the size of the log is bounded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 
 
 class OutputTee:
-    """Passes the output of one command on as it comes. Use as a context manager: its end passes on what was held back.
+    """Passes on the output of one command as it arrives. Use as a context manager: its end passes on text held back.
 
     Args:
-        redactor: knows the secrets.
-        listener: told of the text.
-        log: file that the text is appended to; None keeps no log.
-        limit_bytes: how much the log takes of this command, from the beginning.
-        heading: a line that the log gets before the output, and a line's end after it; empty for neither.
+        redactor: removes the secrets.
+        listener: called with each piece of text.
+        log: file that the text is appended to; None writes no log.
+        limit_bytes: how much of the command's text goes to the log, from the beginning.
+        heading: a line written to the log before the output, with an empty line after the output; "" for neither.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OutputTee:
                 self._log.close()
 
     def stream(self) -> Callable[[bytes], None]:
-        """Returns what takes the pieces of one stream; stdout and stderr need one each."""
+        """Returns a function that takes the pieces of one stream. stdout and stderr need one each."""
         stream = _RedactedStream(self._redactor, self._pass_on)
         self._streams.append(stream)
         return stream.take
@@ -70,7 +70,7 @@ class OutputTee:
 
 
 class _RedactedStream:
-    """One stream: bytes in, text without secrets out. Characters and secrets may straddle its pieces."""
+    """Turns one stream of bytes into text without secrets. Characters and secrets may straddle its pieces."""
 
     def __init__(self, redactor: Redactor, pass_on: Callable[[str], None]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -78,28 +78,28 @@ class _RedactedStream:
         self._pass_on = pass_on
 
     def take(self, data: bytes) -> None:
-        """Passes on what can be read and shown by now."""
-        self._tell(self._redactor.feed(self._decoder.decode(data)))
+        """Passes on the text that can be decoded and shown so far."""
+        self._emit(self._redactor.feed(self._decoder.decode(data)))
 
     def flush(self) -> None:
-        """Passes on what was held back, at the end of the stream."""
+        """Passes on the text that was held back, at the end of the stream."""
         last = self._redactor.feed(self._decoder.decode(b"", final=True))
-        self._tell(last + self._redactor.flush())
+        self._emit(last + self._redactor.flush())
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
             self._pass_on(text)
 
 
 class _BoundedLog:
-    """A file that takes so many more bytes of UTF-8, whole characters only, and shows them at once."""
+    """Appends UTF-8 text to a file up to a limit, in whole characters, and flushes it at once."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._file = path.open("ab")
         self._room_bytes = limit_bytes
 
     def write(self, text: str) -> None:
-        """Appends what there is room for."""
+        """Appends as much of the text as there is room for."""
         data = text.encode()
         if len(data) > self._room_bytes:
             data = data[: self._room_bytes].decode(errors="ignore").encode()

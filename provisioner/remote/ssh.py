@@ -1,6 +1,6 @@
-"""SSH into machines: connect with a pinned host key, run, send files, close. The only importer of paramiko.
+"""Connects to machines by SSH with a pinned host key, runs commands, sends files. The only importer of paramiko.
 
-Knows nothing of tasks. What comes back is bytes of a stranger: bounded here, judged elsewhere.
+Knows nothing of tasks. Output is untrusted: its size is bounded here, its content checked elsewhere.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on
 
-# A forwarded port accepts before the guest's sshd does, and a packet lost then is repeated only seconds
-# later: so a new attempt starts after this long, beside the old ones.
+# A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
+# later. So a new attempt starts after this time, beside the earlier ones.
 ATTEMPT_SECONDS = 0.7
 ATTEMPTS_AT_ONCE = 4
 HANDSHAKE_SECONDS = 60
@@ -36,16 +36,16 @@ Arguments = ParamSpec("Arguments")
 
 
 class Connection:
-    """An open connection to one machine as one user. Use as a context manager.
+    """Keeps an open connection to one machine as one user. Use as a context manager.
 
     Args:
-        login: who and where.
-        wait_seconds: how long the machine may take until its sshd answers.
-        alive: asked between attempts; its falsehood means that waiting is useless.
-        check: asked whenever the connection waits; what it raises ends the waiting.
+        login: the user, the machine and the keys.
+        wait_seconds: how long to wait for the machine's sshd to answer.
+        alive: called between attempts; False means that waiting is useless.
+        check: called whenever the connection waits; an exception that it raises ends the wait.
 
     Raises:
-        MachineLostError: no answer in time, another host key, or the key was refused.
+        MachineLostError: sshd did not answer in time, showed another host key, or refused the login.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Connection:
         self.login = login
         self._check = check
 
-        def awaited() -> bool:
+        def worth_waiting() -> bool:
             check()
             return alive()
 
@@ -67,9 +67,9 @@ class Connection:
         self._via = Connection(login.via, wait_seconds, alive, check) if login.via else None
         try:
             stream = (
-                self._via._way_on(login.endpoint, deadline, awaited, where)
+                self._via._channel_to(login.endpoint, deadline, worth_waiting, where)
                 if self._via
-                else _answering_socket(login.endpoint, deadline, awaited, where)
+                else _answering_socket(login.endpoint, deadline, worth_waiting, where)
             )
             self._transport = paramiko.Transport(stream)
             try:
@@ -83,8 +83,10 @@ class Connection:
                 self._via.close()
             raise
 
-    def _way_on(self, endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> paramiko.Channel:
-        """A channel to another machine's sshd, as seen from this one, once that answers."""
+    def _channel_to(
+        self, endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str
+    ) -> paramiko.Channel:
+        """Waits for another machine's sshd, at its address as seen from this machine, and opens a channel to it."""
         while time.monotonic() < deadline and alive():
             try:
                 return self._transport.open_channel(
@@ -141,19 +143,19 @@ class Connection:
         timeout_seconds: float | None = None,
         limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> Completed:
-        """Runs a command and waits for its end, not for that of what it left in the background.
+        """Runs a command and waits for its end, but not for processes that it left in the background.
 
         Args:
-            argv: the command's arguments; quoted here for the login shell.
-            stdin: all that the command reads.
-            on_stdout, on_stderr: told of each piece as it comes.
+            argv: the command and its arguments; quoted here for the login shell.
+            stdin: the command's whole input.
+            on_stdout, on_stderr: called with each piece of output as it arrives.
             timeout_seconds: None waits for as long as it takes.
-            limit_bytes: how much of each stream is kept, its middle cut out.
+            limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
 
         Raises:
             MachineLostError: the connection broke.
-            TimeoutError: it did not end in time; the channel is closed, which ends the command's input and output.
-            Exception: whatever a listener or the connection's check raised; the channel is closed as well.
+            TimeoutError: the command did not end in time. The channel is closed, which ends its input and output.
+            Exception: a listener or the connection's check raised it. The channel is closed as well.
         """
         deadline = Deadline(argv[0], timeout_seconds)
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
@@ -195,8 +197,8 @@ class Connection:
         """Streams a tar archive into a command of the machine.
 
         Args:
-            tar_argv: the command that reads it, as `tar -x -C DIRECTORY`.
-            members: adds the members to the open archive.
+            tar_argv: the command that reads the archive, such as `tar -x -C DIRECTORY`.
+            members: called with the open archive; adds the members.
         """
         with tempfile.TemporaryFile() as spool:
             with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -206,7 +208,7 @@ class Connection:
 
 
 class _CallersErrors:
-    """Remembers what a caller's own function raised, which may look like the connection's end: a closed stdout does.
+    """Remembers exceptions from a caller's own functions, as some look like a broken connection: BrokenPipeError does.
 
     Attributes:
         raised: the last exception.
@@ -216,7 +218,7 @@ class _CallersErrors:
         self.raised: BaseException | None = None
 
     def watched(self, function: Callable[Arguments, None]) -> Callable[Arguments, None]:
-        """Returns the function, watched."""
+        """Returns the function with its exceptions recorded."""
 
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
             try:
@@ -229,7 +231,7 @@ class _CallersErrors:
 
 
 def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
-    """The first of several staggered connections on which sshd says something."""
+    """Opens staggered connections and returns the first on which sshd sends something."""
     address = (endpoint.host, endpoint.port)
     attempts: list[tuple[socket.socket, float]] = []
     try:
@@ -260,7 +262,7 @@ def _no_ssh(where: str, alive: Callable[[], bool]) -> MachineLostError:
 
 
 def _first_bytes(stream: socket.socket) -> bytes | None:
-    """What sshd said first, without taking it; None if nothing yet, empty if the connection was closed."""
+    """Peeks at the first bytes from sshd: None if there are none yet, empty if the connection was closed."""
     try:
         return stream.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

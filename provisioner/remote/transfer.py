@@ -30,7 +30,7 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
         destination: the new path; a source copied to an existing directory, or to a path ending in /, keeps its name.
 
     Returns:
-        the number of files copied.
+        the number of regular files copied.
 
     Raises:
         UsageError: the source does not exist, or the destination cannot be written.
@@ -64,11 +64,11 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The result of a download.
+    """Holds the result of a download.
 
     Args:
         files: the number of regular files copied.
-        skipped: the paths that were not copied, being neither files nor directories: links, devices, sockets.
+        skipped: the paths of links, devices and sockets, which are not copied.
     """
 
     files: int
@@ -76,7 +76,7 @@ class Downloaded:
 
 
 def download(connection: Connection, source: str, destination: Path) -> Downloaded:
-    """Copies a file or directory out of a machine, without links, devices, owners and special permission bits.
+    """Copies a file or directory out of a machine. Skips links and devices; drops owners and special permission bits.
 
     Args:
         source: the path in the machine.
@@ -150,7 +150,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 def _unpack(archive: tarfile.TarFile, directory: Path, top: str) -> Downloaded:
-    """Unpacks files and directories into a new directory. Creates no links there, so none can be followed.
+    """Unpacks files and directories into a new directory. Creates no links, so none can be followed.
 
     Does not use tarfile's filters: they came with Python 3.11.4, and Debian 12 has 3.11.2.
     """

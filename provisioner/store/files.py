@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and removes directory trees."""
+"""Writes files completely or not at all, and removes directory trees."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
 def remove_tree(directory: Path) -> None:
     """Removes a directory tree. Does nothing if it does not exist.
 
-    If an ordinary user's build of a base image is killed, it leaves files owned by subordinate ids, which only root of
-    a user namespace can remove.
+    A killed build of a base image leaves files that belong to subordinate ids if an ordinary user ran it. Only root of
+    a user namespace can remove those.
 
     Raises:
         OSError: the tree could not be removed.

@@ -1,4 +1,4 @@
-"""Defines the layout of the provisioner home: the path of each directory. Knows nothing of the files' contents."""
+"""Defines the layout of the provisioner home: the path of each directory. Reads no file but the home's id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provisioner.store.locks import locked
 
 @dataclass(frozen=True)
 class Home:
-    """The provisioner home: PROVISIONER_HOME, by default `provisioner` in the XDG state directory.
+    """Locates the files of the provisioner home: PROVISIONER_HOME, by default `provisioner` in the XDG state directory.
 
     Args:
         root: the directory; created with mode 0700 when the first file is written.
@@ -29,47 +29,47 @@ class Home:
         if named:
             return cls(Path(named).expanduser().absolute())
         state = Path(os.environ.get("XDG_STATE_HOME") or "")
-        # The XDG specification requires that relative paths are ignored.
+        # The XDG specification says to ignore relative paths.
         return cls((state if state.is_absolute() else Path.home() / ".local" / "state") / "provisioner")
 
     @property
     def images(self) -> Path:
-        """images/NAME/: one directory per finished image."""
+        """Returns images/NAME/: one directory per finished image."""
         return self.root / "images"
 
     @property
     def locks(self) -> Path:
-        """locks/: files that are locked and never read."""
+        """Returns locks/: files that are locked and never read."""
         return self.root / "locks"
 
     @property
     def environments(self) -> Path:
-        """environments/ID/: record, keys and, on the local cloud, machines of each live environment."""
+        """Returns environments/ID/: record, keys and, on the local cloud, machines of each live environment."""
         return self.root / "environments"
 
     @property
     def stacks(self) -> Path:
-        """stacks/ID/: one Terraform root and its state."""
+        """Returns stacks/ID/: one Terraform root and its state."""
         return self.root / "stacks"
 
     @property
     def archive(self) -> Path:
-        """archive/ID/: record and logs of each destroyed environment, without keys and disks."""
+        """Returns archive/ID/: record and logs of each destroyed environment, without keys and disks."""
         return self.root / "archive"
 
     @property
     def batches(self) -> Path:
-        """batches/ID/: record, engine and results of a batch."""
+        """Returns batches/ID/: record, engine and results of a batch."""
         return self.root / "batches"
 
     @property
     def ledger(self) -> Path:
-        """ledger.sqlite: reserved and actual costs of all launches."""
+        """Returns ledger.sqlite: reserved and actual costs of all launches."""
         return self.root / "ledger.sqlite"
 
     @property
     def identity(self) -> str:
-        """A permanent random id of this home; resources that it creates in a cloud are tagged with it."""
+        """Returns a permanent random id of this home. Cloud resources that it creates are tagged with the id."""
         path = self.root / "id"
         with contextlib.suppress(FileNotFoundError):
             return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""Locks files, in a way that the kernel unlocks when a process ends, and finds the processes that have a file open."""
+"""Locks files, until the process ends at the latest, and finds the processes that have a file open."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def holders(path: Path) -> list[int]:
 
 
 def _has_open(process: Path, status: os.stat_result) -> bool:
-    # Processes may end or close files meanwhile, and those of other users cannot be inspected.
+    # Processes may end or close files in the meantime, and those of other users cannot be inspected.
     with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
         for descriptor in descriptors:
             with contextlib.suppress(OSError):

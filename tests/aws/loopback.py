@@ -1,13 +1,13 @@
-"""A moto account whose instances answer SSH on the loopback: a program in the machines' place, for what needs many.
+"""A moto account whose instances answer SSH on the loopback, for tests that need many. No machine runs.
 
-Usage: python -m tests.aws.loopback HOST_KEY   prints the API's URL, and serves until stdin ends
+Usage: python -m tests.aws.loopback HOST_KEY   prints the API's URL and serves until stdin ends
 
-It speaks the guest helper's language: a family of one task, `main`, whose start() does nothing and whose score is 1.
-A command `sleep N` of an agent waits; `exit N` ends so. Lines on stdin do what AWS does now and then:
+It answers as the guest helper would, for a family of one task, `main`, whose start() does nothing and whose score is 1.
+An agent's command `sleep N` waits; `exit N` ends with that exit code. Lines on stdin cause events that AWS knows:
 
-    interrupt ENVIRONMENT       its spot instances end
-    no-quota REGION             the account may start no more instances there
-    quota REGION                now it may
+    interrupt ENVIRONMENT       the environment's spot instances end
+    no-quota REGION             the account may start no more instances in the region
+    quota REGION                the account may start instances there again
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETUP = {
     "tasks": {"main": {"permissions": [], "instructions": "Do it.", "required_environment_variables": []}},
     "has_score": True,
 }
-# What is given to the product: nothing of it runs.
+# The family for provisioner. None of its code runs.
 FAMILY = """
 class TaskFamily:
     standard_version = "0.5.0"
@@ -68,7 +68,7 @@ PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody a
 
 
 class Machines:
-    """All machines at once: one thread accepts, one serves each connection."""
+    """Plays all machines: one thread accepts connections, and one serves each of them."""
 
     def __init__(self, key: Path) -> None:
         self._selector = selectors.DefaultSelector()
@@ -81,12 +81,12 @@ class Machines:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def console(self) -> str:
-        """What cloud-init prints at the first boot."""
+        """Returns the output of cloud-init at the first boot."""
         key = f"{self._key.get_name()} {self._key.get_base64()} root@machine"
         return f"-----BEGIN SSH HOST KEY KEYS-----\n{key}\n-----END SSH HOST KEY KEYS-----\n"
 
     def new_address(self) -> str:
-        """A public address; from now on its SSH port answers."""
+        """Returns a new public address, whose SSH port answers from now on."""
         with self._mutex:
             address, listener = next(self._addresses)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -94,7 +94,7 @@ class Machines:
         return address
 
     def cut(self, address: str) -> None:
-        """Ends a machine's connections."""
+        """Cuts a machine's connections."""
         for transport in self._transports.pop(address, []):
             transport.close()
 
@@ -140,9 +140,9 @@ class Machines:
 
 
 class _Login(paramiko.ServerInterface):
-    """Lets everybody in, and runs what it is told."""
+    """Accepts every login and answers every command."""
 
-    _results: dict[str, str] = {}  # noqa: RUF012 - of all machines: their names are random
+    _results: dict[str, str] = {}  # noqa: RUF012 - shared by all machines, as the names are random
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -165,7 +165,7 @@ class _Login(paramiko.ServerInterface):
             stdin = b""
             while chunk := channel.recv(1 << 16):
                 stdin += chunk
-            code, stdout = self._obey(argv, stdin)
+            code, stdout = self._answer(argv, stdin)
             if stdout:
                 channel.sendall(stdout)
             channel.send_exit_status(code)
@@ -174,7 +174,7 @@ class _Login(paramiko.ServerInterface):
         finally:
             channel.close()
 
-    def _obey(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
+    def _answer(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
         words = " ".join(argv)
         if argv[:2] == ["python3", "-I"] and argv[2].endswith("probe.py"):
             return 0, json.dumps(PROBES).encode()
@@ -240,42 +240,46 @@ def main() -> None:
     create_image: Any = EC2Backend.create_image
 
     def create_tagged(self: Any, *arguments: Any, tag_specifications: list[dict[str, Any]]) -> Any:
-        # moto takes one specification of tags, where EC2 takes the snapshots' too.
-        ours = [one for one in tag_specifications if one["ResourceType"] == "image"]
-        return create_image(self, *arguments, tag_specifications=ours)
+        # moto takes one tag specification; EC2 also takes one for the snapshots.
+        for_image = [tags for tags in tag_specifications if tags["ResourceType"] == "image"]
+        return create_image(self, *arguments, tag_specifications=for_image)
 
     setattr(EC2Backend, "create_image", create_tagged)  # noqa: B010
     with serving() as api:
         print(api.url, flush=True)
         for line in sys.stdin:
-            event, about = line.split()
+            event, target = line.split()
             if event == "interrupt":
-                _interrupt(machines, about)
+                _interrupt(machines, target)
             elif event == "quota":
-                api.faults = [fault for fault in api.faults if fault.region != about]
+                api.faults = [fault for fault in api.faults if fault.region != target]
             else:
-                api.inject(Fault("RunInstances", "VcpuLimitExceeded", region=about))
+                api.inject(Fault("RunInstances", "VcpuLimitExceeded", region=target))
 
 
 @dataclass
 class AccountOfMany:
-    """Attributes: `url` of its API."""
+    """Refers to a running account.
+
+    Attributes:
+        url: the URL of its API.
+    """
 
     url: str
     _stdin: IO[str]
 
-    def happen(self, event: str, about: str) -> None:
-        """Makes something happen, see the module."""
-        self._stdin.write(f"{event} {about}\n")
+    def happen(self, event: str, target: str) -> None:
+        """Causes an event that the module's docstring lists."""
+        self._stdin.write(f"{event} {target}\n")
         self._stdin.flush()
 
 
 @contextmanager
 def account_of_many(directory: Path) -> Iterator[AccountOfMany]:
-    """The account in a process of its own.
+    """Runs the account in a process of its own.
 
     Args:
-        directory: for its files.
+        directory: the directory for its files.
     """
     key = directory / "host_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)

@@ -2,10 +2,10 @@
 
 Tests start it with `Ec2Cloud` (cloud.py), or import the fixture `ec2_cloud` of fixture.py in their conftest. Its parts:
 
-- server.py is a process of its own: moto's HTTP server, plugin.py (what moto lacks), and reconciler.py, which starts
-  and ends machines (machine.py, launch.py) as moto's instances come and go. It ends with its parent, and all with it.
-- fabric.py is the network. It asks network.py about each conversation, from what observe.py reads of moto's security
-  groups, routes, network ACLs and VPCs. Towards the outside every machine has a passt of its own.
+- server.py is a process of its own: moto's HTTP server, plugin.py (features that moto lacks), and reconciler.py, which
+  starts and ends machines (machine.py, launch.py) as moto's instances come and go. All of it ends with its parent.
+- fabric.py is the network. It asks network.py about each conversation. observe.py reads moto's security groups, routes,
+  network ACLs and VPCs for that. A passt of its own connects every machine to the outside.
 - schedules.py ends instances when EventBridge Scheduler would.
 - metadata.py is the instance metadata service; ami.py builds the stand-in for Debian's AMI, once.
 
@@ -15,5 +15,5 @@ to listen on port 22 of loopback addresses: root, or `sysctl net.ipv4.ip_unprivi
 Differences from EC2: machines start from the AMI's kernel and initrd, whatever kernel they install; arm64 and GPUs
 do not exist; only a stopped instance can become an image; one network interface each; an elastic IP moves no traffic;
 rules for prefix lists and IPv6 permit nothing; the resolver answers UDP only; cloud-init runs `bootcmd` before the
-network is up and knows few modules (debian/cloud.cfg); a change of rules holds after up to a fifth of a second.
+network is up and knows few modules (debian/cloud.cfg); a change of rules takes up to a fifth of a second.
 """

@@ -17,7 +17,7 @@ FILES = Path(__file__).parent / "debian"
 # The size of Debian's AMI and of its stand-in.
 DISK_GIB = 8
 BUILD_SECONDS = 900
-# The initramfs knows the disk and its file system: the same small one as the local cloud's.
+# The initramfs has only the modules for the disk and its file system, like the local cloud's.
 _INITRAMFS = BASE_IMAGE / "local"
 
 
@@ -25,8 +25,8 @@ def ensure(cache: Path, ca_bundle: Path | None = None) -> Path:
     """Builds the image unless it is in the cache. A second builder waits for the first.
 
     Args:
-        cache: where images are kept between test runs.
-        ca_bundle: PEM file of extra CA certificates that it trusts.
+        cache: directory that keeps images between test runs.
+        ca_bundle: PEM file of extra CA certificates that the image trusts.
 
     Returns:
         A directory with `disk.raw`, `vmlinuz` and `initrd.img`, never written to again.

@@ -31,14 +31,14 @@ CLOSE_SECONDS = 60
 
 
 class Ec2Cloud:
-    """The cloud, from `start` to `close`.
+    """Runs the cloud until `close`.
 
     Args:
         cache: directory that keeps the AMI between test runs, and each run's files while it lasts.
-        controller_address: the address of this host's connections for security groups and network ACLs; by default
-            one of TEST-NET-3. Rules for the controller must name `controller_cidr`.
-        outside: (address, port) -> port of the host's loopback that answers there, as a host of the internet.
-        metadata_off: what a disabled metadata service does: `silent`, or `forbidden` (403) as EC2's.
+        controller_address: the source address of this host's connections for security groups and network ACLs; by
+            default one of TEST-NET-3. Rules for the controller must name `controller_cidr`.
+        outside: (address, port) of an internet host -> port of the host's loopback that plays it.
+        metadata_off: how a disabled metadata service behaves: `silent`, or `forbidden` (403) like EC2's.
     """
 
     debian_ami_id = DEBIAN_AMI_ID

@@ -25,7 +25,7 @@ from tests.aws.ec2.packets import Packet
 
 METADATA = IPv4Address("169.254.169.254")
 LINK_LOCAL = IPv4Network("169.254.0.0/16")
-# What passt forwards to the host's resolver (TEST-NET-2: never a real host).
+# The address that passt forwards to the host's resolver (TEST-NET-2: never a real host).
 RESOLVER = IPv4Address(egress_rules.RESOLVER)
 SSH_PORT = 22
 MAX_FLOWS = 1 << 16
@@ -40,13 +40,13 @@ _FlowKey = tuple[int, IPv4Address, int, IPv4Address, int]
 
 @dataclass
 class Card:
-    """One machine's network card.
+    """Describes one machine's network card.
 
     Args:
         gateway: the router's address in the machine's subnet; to passt it is the host's loopback.
-        redirects: what is served on a port of the host's loopback under an address of the cloud.
-        asked: the machine's port -> the resolver's address that it asked from there.
-        unanswered: the controller's ports from which a connection was begun, and not yet answered.
+        redirects: an address and port of the cloud -> the port of the host's loopback that serves it.
+        dns_queries: the machine's port -> the resolver's address to which it sent a query from that port.
+        unanswered: the controller's ports with a connection that the machine has not answered yet.
     """
 
     instance_id: str
@@ -56,19 +56,19 @@ class Card:
     redirects: Mapping[_End, int]
     to_guest: asyncio.StreamWriter
     to_passt: asyncio.StreamWriter
-    asked: OrderedDict[int, IPv4Address] = field(default_factory=OrderedDict)
+    dns_queries: OrderedDict[int, IPv4Address] = field(default_factory=OrderedDict)
     unanswered: set[int] = field(default_factory=set)
 
     def served(self, port: int) -> _End | None:
-        """The cloud's address of what is served on a port of the host's loopback."""
+        """Returns the cloud's address that a port of the host's loopback serves."""
         return next((end for end, redirected in self.redirects.items() if redirected == port), None)
 
 
 class Fabric:
-    """All wires of the fixture, in a thread of their own.
+    """Carries all frames of the fixture, in a thread of its own.
 
     Args:
-        controller: the address that connections from this host have in the rules' eyes.
+        controller: the source address of this host's connections, as the rules see it.
         silent_when_off: whether a disabled metadata service does not answer at all.
     """
 
@@ -84,14 +84,14 @@ class Fabric:
         threading.Thread(target=self._loop.run_forever, name="fabric", daemon=True).start()
 
     def update(self, network: Network) -> None:
-        """Lets new rules hold from now on."""
+        """Applies new rules from now on."""
         self._forbidden = (*egress_rules.NEVER, *egress_rules.host_networks(Path("/proc/net/fib_trie").read_text()))
         self._network = network
 
     def attach(
         self, interface: Interface, mac: str, qemu: socket.socket, passt: socket.socket, redirects: Mapping[_End, int]
     ) -> None:
-        """Joins a machine's card and its passt; both sockets belong to the fabric from now on."""
+        """Connects a machine's card and its passt. The fabric takes over both sockets."""
 
         async def join() -> None:
             guest_reader, guest_writer = await asyncio.open_connection(sock=qemu)
@@ -110,7 +110,7 @@ class Fabric:
         self._run(join())
 
     def detach(self, instance_id: str) -> None:
-        """Unplugs a machine; its passt ends with that."""
+        """Disconnects a machine, which ends its passt."""
 
         async def part() -> None:
             card = self._cards.pop(instance_id, None)
@@ -135,14 +135,14 @@ class Fabric:
             _send(card.to_guest, answer)
             return
         packet = packets.read(frame)
-        # As EC2's source check: no card speaks for another address.
+        # As EC2's source check does, drop packets with another source address.
         if packet is not None and packet.source == interface.address:
             self._forward(card, interface, frame, packet)
 
     def _forward(self, card: Card, interface: Interface, frame: bytes, packet: Packet) -> None:
         to = packet.destination
         if packet.protocol == UDP and packet.destination_port == 53 and answers_dns(interface, to):
-            _remember(card.asked, packet.source_port, to)
+            _remember(card.dns_queries, packet.source_port, to)
             _send(card.to_passt, packets.redirected(frame, destination=(RESOLVER, 53)))
         elif to in LINK_LOCAL:
             if to == METADATA and (interface.metadata or not self._silent_when_off):
@@ -157,10 +157,10 @@ class Fabric:
             self._to_internet(card, frame, packet)
 
     def _to_controller(self, card: Card, frame: bytes, packet: Packet) -> None:
-        if self._known(card.vpc_id, packet):  # an answer
+        if self._known(card.vpc_id, packet):  # a reply
             card.unanswered.discard(packet.destination_port)
             _send(card.to_passt, frame)
-            # Debian 12's passt sends this only after the client has spoken; in SSH it is the server that begins.
+            # Debian 12's passt sends this only after the client has sent data; in SSH the server sends first.
             if answer := packets.handshake_answer(frame):
                 _send(card.to_guest, answer)
 
@@ -181,8 +181,8 @@ class Fabric:
         if packet is None or interface is None or packet.destination != interface.address:
             return
         if packet.source == RESOLVER and packet.protocol == UDP:
-            if asked := card.asked.get(packet.destination_port):
-                answer = packets.redirected(frame, source=(asked, 53))
+            if resolver := card.dns_queries.get(packet.destination_port):
+                answer = packets.redirected(frame, source=(resolver, 53))
                 _send(card.to_guest, packets.addressed(answer, card.mac))
             return
         if packet.source == card.gateway:
@@ -203,7 +203,7 @@ class Fabric:
         _send(card.to_guest, packets.addressed(frame, card.mac))
 
     def _repeat(self, card: Card, port: int, frame: bytes, times: int) -> None:
-        """Repeats the start of a connection every second, until the machine listens."""
+        """Repeats the first packet of a connection every second until the machine answers."""
         if not times or card.instance_id not in self._cards:
             card.unanswered.discard(port)
         elif port in card.unanswered:
@@ -243,16 +243,16 @@ def _key(packet: Packet) -> _FlowKey:
 
 
 def _reverse(packet: Packet) -> _FlowKey:
-    if packet.protocol == ICMP:  # the id stays, and an answer has type 0
+    if packet.protocol == ICMP:  # a reply has the same id and type 0
         return (ICMP, packet.destination, packet.source_port, packet.source, 0)
     return (packet.protocol, packet.destination, packet.destination_port, packet.source, packet.source_port)
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > MAX_FLOWS:
-        known.popitem(last=False)
+def _remember(entries: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    entries[key] = value
+    entries.move_to_end(key)
+    if len(entries) > MAX_FLOWS:
+        entries.popitem(last=False)
 
 
 async def _frames(
@@ -269,6 +269,6 @@ async def _frames(
 
 
 def _send(sink: asyncio.StreamWriter, frame: bytes) -> None:
-    """Queues a frame; a card that does not listen loses frames, as on any wire."""
+    """Queues a frame. A receiver that does not read loses frames, as on any wire."""
     if sink.transport.get_write_buffer_size() < MAX_QUEUED_BYTES and not sink.is_closing():
         sink.write(len(frame).to_bytes(4, "big") + frame)

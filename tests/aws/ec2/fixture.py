@@ -23,7 +23,7 @@ REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
 
 @pytest.fixture(scope="session")
 def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A provisioner home; while it lasts, this process's environment leads to EC2. Nothing may be left there."""
+    """Provides a home and points this process's environment to EC2. Checks that nothing is left there at the end."""
     home = new_home(tmp_path_factory.mktemp("ec2") / "home")
     with pytest.MonkeyPatch.context() as patch:
         if REAL:
@@ -40,17 +40,17 @@ def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def _prune(home: Home) -> None:
-    """Removes the AMIs, as an operator would, and proves that AWS has none of them left."""
+    """Removes the AMIs, as an operator would, and checks that AWS has none of them left."""
     session = ec2_session(home)
     session.images.prune(set(), cloud="aws", discard=session.cloud.discard, everything=True)
     ec2 = boto3.client("ec2")
     ours = [{"Name": "tag-key", "Values": ["provisioner:image"]}]
-    left = ec2.describe_images(Owners=["self"], Filters=ours)["Images"]
-    left += ec2.describe_snapshots(OwnerIds=["self"], Filters=ours)["Snapshots"]
-    assert left == []
+    remaining = ec2.describe_images(Owners=["self"], Filters=ours)["Images"]
+    remaining += ec2.describe_snapshots(OwnerIds=["self"], Filters=ours)["Snapshots"]
+    assert remaining == []
 
 
 def ec2_session(home: Home) -> Session:
-    """A session on it."""
+    """Opens a session on EC2."""
     settings = load_settings()
     return Session(home=home, cloud=AwsCloud(home, settings), ca_bundle=settings.ca_bundle_path)

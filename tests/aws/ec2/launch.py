@@ -16,11 +16,11 @@ from tests.aws.ec2.machine import Hardware
 
 
 def hardware(backend: Any, instance: Any, image: Path, boot: Path) -> Hardware:
-    """The machine of an instance.
+    """Returns the hardware of an instance's machine.
 
     Args:
-        backend, instance: moto's.
-        image: its image's disk.
+        backend, instance: moto's objects.
+        image: the disk of the instance's image.
         boot: directory with `vmlinuz` and `initrd.img`.
     """
     nic = instance.nics[0]
@@ -30,7 +30,7 @@ def hardware(backend: Any, instance: Any, image: Path, boot: Path) -> Hardware:
         initrd=boot / "initrd.img",
         image=image,
         disk_gib=root_gib(backend, instance),
-        # More than the host has would only slow it down; memory is taken when it is touched.
+        # More CPUs than the host has would only slow it down. Memory is allocated when it is touched.
         cpus=min(int(kind["VCpuInfo"]["DefaultVCpus"]), os.cpu_count() or 1),
         memory_mib=min(int(kind["MemoryInfo"]["SizeInMiB"]), _host_memory_mib() // 2),
         mac=nic.mac_address,
@@ -42,7 +42,7 @@ def hardware(backend: Any, instance: Any, image: Path, boot: Path) -> Hardware:
 
 
 def root_gib(backend: Any, instance: Any) -> int:
-    """The size of an instance's root volume."""
+    """Returns the size of an instance's root volume."""
     device = instance.block_device_mapping.get(instance.root_device_name)
     volume = backend.volumes.get(device.volume_id) if device else None
     return int(volume.size) if volume else DISK_GIB
@@ -78,12 +78,12 @@ def _public_key(backend: Any, instance: Any) -> str | None:
 
 
 def user_data(instance: Any) -> bytes:
-    """An instance's user data, decoded."""
+    """Returns an instance's user data, decoded."""
     return base64.b64decode(str(instance.user_data)) if instance.user_data else b""
 
 
 def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
-    """What the metadata service says below /latest/."""
+    """Returns the paths and contents that the metadata service serves below /latest/."""
     nic = instance.nics[0]
     document = {
         "accountId": instance.owner_id,

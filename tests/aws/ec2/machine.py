@@ -1,6 +1,6 @@
 """One instance's QEMU machine: its disk, its SMBIOS strings for cloud-init, its processes. Knows nothing of moto.
 
-A machine's directory: disk.qcow2 (a layer over its image), smbios/ (what cloud-init reads), serial.log (the console
+A machine's directory: disk.qcow2 (a layer over its image), smbios/ (cloud-init's input), serial.log (the console
 of all its boots), qemu.pid (locked while it runs), qemu.log and passt.log.
 """
 
@@ -28,12 +28,12 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a machine.
+    """Describes the hardware of a machine.
 
     Args:
-        kernel, initrd, image: absolute paths; `image` is what the disk is a layer over.
+        kernel, initrd, image: absolute paths; the disk is a layer over `image`.
         address, network: the card's private address and its subnet.
-        public_address: where port 22 is forwarded from, or None.
+        public_address: the address whose port 22 is forwarded, or None.
         seed: cloud-init's NoCloud files by name (`meta-data`, `user-data`, `network-config`).
     """
 
@@ -52,7 +52,7 @@ class Hardware:
 
 @dataclass
 class Machine:
-    """A machine, running or not."""
+    """Starts and ends one machine, and keeps its disk."""
 
     directory: Path
     hardware: Hardware
@@ -61,7 +61,7 @@ class Machine:
     _power: socket.socket | None = field(default=None)
 
     def make_disk(self) -> None:
-        """Makes the disk: a layer over the image, or over the raw disk of Debian's."""
+        """Creates the disk: a layer over the image, or over the raw disk of Debian's AMI."""
         image = self.hardware.image
         kind = "raw" if image.suffix == ".raw" else "qcow2"
         self.directory.mkdir(mode=0o700, parents=True)
@@ -73,7 +73,7 @@ class Machine:
         """Starts QEMU and passt. The calling thread must live as long as they do.
 
         Returns:
-            The other ends of the card and of passt, both for the fabric.
+            the other ends of the card and of passt, for the fabric.
         """
         card, our_card = socket.socketpair()
         link, our_link = socket.socketpair()
@@ -94,15 +94,15 @@ class Machine:
 
     @property
     def started(self) -> bool:
-        """Whether it was started, and `kill` has not been called since."""
+        """Returns whether it was started and not killed since."""
         return self._process is not None
 
     def alive(self) -> bool:
-        """Whether QEMU runs."""
+        """Returns whether QEMU runs."""
         return self._process is not None and self._process.poll() is None
 
     def failed(self) -> bool:
-        """Whether QEMU ended other than by the guest's power-off."""
+        """Returns whether QEMU ended for another reason than the guest's power-off."""
         return self._process is not None and self._process.poll() not in (None, 0)
 
     def press(self, word: str) -> None:
@@ -127,7 +127,7 @@ class Machine:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def console(self) -> bytes:
-        """The end of the serial console's output."""
+        """Returns the end of the serial console's output."""
         with contextlib.suppress(FileNotFoundError):
             return (self.directory / "serial.log").read_bytes()[-CONSOLE_BYTES:]
         return b""
@@ -167,7 +167,7 @@ class Machine:
 
     def _passt_command(self, link: int) -> list[str]:
         hardware = self.hardware
-        # As nobody, root's passt could not listen on port 22.
+        # passt that root starts changes to user nobody, who could not listen on port 22.
         user = ["--runas", "0"] if os.geteuid() == 0 else []
         forward = f"{hardware.public_address}/22" if hardware.public_address else "none"
         return [

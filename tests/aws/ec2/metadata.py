@@ -1,6 +1,6 @@
 """The instance metadata service of one instance: version 2, and version 1 where the instance's options allow it.
 
-It is served on the host's loopback; the fabric gives the machine the way to it, under 169.254.169.254.
+It listens on the host's loopback. The fabric makes it reachable for the machine at 169.254.169.254.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _TOKEN_SECONDS = range(1, 21601)
 
 @dataclass(frozen=True)
 class Options:
-    """What matters of an instance's MetadataOptions."""
+    """Holds the relevant part of an instance's MetadataOptions."""
 
     enabled: bool
     tokens_required: bool
 
 
 class MetadataService:
-    """One instance's service, listening until closed.
+    """Serves one instance until closed.
 
     Args:
         values: paths below /latest/ (such as `meta-data/instance-id`, `user-data`) and their contents.
-        options: asked at every request.
+        options: returns the current options; called at every request.
     """
 
     def __init__(self, values: Mapping[str, bytes], options: Callable[[], Options]) -> None:
@@ -66,7 +66,7 @@ class MetadataService:
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1."""
+        """Returns the service's port on 127.0.0.1."""
         return self._server.server_port
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class MetadataService:
         self._server.server_close()
 
     def get(self, path: str, token: str | None) -> tuple[int, bytes]:
-        """The status and body of a GET. A service that is off answers 403, as EC2's does."""
+        """Returns the status and body of a GET. A disabled service answers 403, as EC2's does."""
         options = self._options()
         if not options.enabled:
             return 403, b""
@@ -92,7 +92,7 @@ class MetadataService:
         return 200, "\n".join(sorted(entries)).encode()
 
     def put(self, path: str, ttl_seconds: str, forwarded: bool) -> tuple[int, bytes]:
-        """The status and body of a PUT: a token for so many seconds (which is longer than any test)."""
+        """Returns the status and body of a PUT: a token, which never expires as no test runs long enough."""
         if not self._options().enabled or forwarded:
             return 403, b""
         if path != _TOKEN_PATH:

@@ -1,6 +1,6 @@
 """Decides what EC2's network lets through, from security groups, routes and network ACLs alone. Pure.
 
-Judges each layer separately, so that tests can show which ones stop a packet, and that each alone does.
+Judges each layer separately, so that tests can show which layers stop a packet and that each does so alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PROTOCOLS = {"icmp": ICMP, "tcp": TCP, "udp": UDP}
 
 @dataclass(frozen=True)
 class GroupRule:
-    """One permission of a security group: from or to a network, or the members of a group.
+    """Describes one permission of a security group: from or to a network, or the members of a group.
 
     Args:
         protocol: `tcp`, `udp`, `icmp`, a number, or `-1` for all.
@@ -31,7 +31,7 @@ class GroupRule:
 
 @dataclass(frozen=True)
 class Group:
-    """A security group. What no rule permits is denied; answers always pass."""
+    """Describes a security group. Traffic that no rule permits is denied; replies always pass."""
 
     id: str
     ingress: tuple[GroupRule, ...]
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class AclEntry:
-    """One line of a network ACL; the lowest number that matches decides. Protocol -1 means all."""
+    """Describes one entry of a network ACL. The lowest matching number decides. Protocol -1 means all."""
 
     number: int
     egress: bool
@@ -53,7 +53,7 @@ class AclEntry:
 
 @dataclass(frozen=True)
 class Route:
-    """One route. `internet`: it leads to an internet gateway that is attached; `local`: within the VPC."""
+    """Describes one route: to an attached internet gateway (`internet`) or within the VPC (`local`)."""
 
     network: IPv4Network
     local: bool
@@ -62,7 +62,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet with the route table and the network ACL that hold for it."""
+    """Describes a subnet with its route table and network ACL."""
 
     id: str
     network: IPv4Network
@@ -72,7 +72,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Vpc:
-    """A VPC; the first of its networks is the one in which its resolver lives."""
+    """Describes a VPC. Its resolver is in the first of its networks."""
 
     id: str
     networks: tuple[IPv4Network, ...]
@@ -81,7 +81,7 @@ class Vpc:
 
 @dataclass(frozen=True)
 class Interface:
-    """A running instance's only network interface."""
+    """Describes a running instance's only network interface."""
 
     instance_id: str
     address: IPv4Address
@@ -94,7 +94,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Flow:
-    """The first packet of a conversation. Of the two ends, at least one is an instance of the VPC."""
+    """Describes the first packet of a conversation. At least one of the two ends is an instance of the VPC."""
 
     vpc_id: str
     protocol: int
@@ -106,7 +106,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Reachability:
-    """Each layer's own verdict on a flow."""
+    """Holds each layer's own verdict on a flow."""
 
     security_groups: bool
     routes: bool
@@ -114,12 +114,12 @@ class Reachability:
 
     @property
     def open(self) -> bool:
-        """Whether the flow passes all layers."""
+        """Returns whether the flow passes all layers."""
         return self.security_groups and self.routes and self.network_acls
 
 
 class Network:
-    """All interfaces of a region at one moment."""
+    """Holds all interfaces of a region at one moment."""
 
     def __init__(self, interfaces: Iterable[Interface] = ()) -> None:
         """Indexes the interfaces."""
@@ -134,7 +134,7 @@ class Network:
 def reachability(network: Network, flow: Flow) -> Reachability:
     """Judges a flow between two instances of a VPC, or one and the outside.
 
-    An end outside must not lie within the VPC: an address there without an instance reaches nothing.
+    An outside end must not have an address of the VPC: such an address without an instance reaches nothing.
     """
     sender, receiver = network.at(flow.vpc_id, flow.source), network.at(flow.vpc_id, flow.destination)
     return Reachability(
@@ -145,7 +145,7 @@ def reachability(network: Network, flow: Flow) -> Reachability:
 
 
 def answers_dns(interface: Interface, address: IPv4Address) -> bool:
-    """Whether the VPC's resolver answers this instance at an address: no rule, no route stops it, only the VPC does."""
+    """Returns whether the VPC's resolver answers an instance at an address, which no rule and no route prevents."""
     resolvers = (IPv4Address("169.254.169.253"), interface.vpc.networks[0].network_address + 2)
     return interface.vpc.dns_support and address in resolvers
 
@@ -176,7 +176,7 @@ def _rule_matches(rule: GroupRule, flow: Flow, address: IPv4Address, other: Inte
 
 
 def _routed(here: Interface | None, there: Interface | None, address: IPv4Address) -> bool:
-    """Whether `here`, if it is an instance, has a route to the other end."""
+    """Returns whether `here` has a route to the other end. An end that is no instance needs none."""
     if here is None:
         return True
     matching = [route for route in here.subnet.routes if address in route.network]
@@ -189,7 +189,7 @@ def _routed(here: Interface | None, there: Interface | None, address: IPv4Addres
 
 
 def _acls_allow(flow: Flow, sender: Interface | None, receiver: Interface | None) -> bool:
-    """Both directions, since an ACL remembers nothing; traffic within a subnet meets no ACL."""
+    """Checks both directions, since ACLs are stateless. Traffic within a subnet passes no ACL."""
     if sender and receiver and sender.subnet.id == receiver.subnet.id:
         return True
     ways = []

@@ -10,10 +10,10 @@ from tests.aws.ec2.network import AclEntry, Group, GroupRule, Interface, Network
 
 
 def observe(instances: Iterable[tuple[Any, Any]]) -> Network:
-    """The network of all regions.
+    """Returns the network of all regions.
 
     Args:
-        instances: moto's instances that have a machine, each after its region's backend.
+        instances: pairs of a region's backend and a moto instance that has a machine.
     """
     return Network(_interface(backend, instance) for backend, instance in instances)
 
@@ -28,8 +28,8 @@ def _interface(backend: Any, instance: Any) -> Interface:
         public_address=IPv4Address(nic.public_ip) if nic.public_ip else None,
         vpc=_vpc(backend.get_vpc(nic.subnet.vpc_id)),
         subnet=_subnet(backend, nic.subnet),
-        # Asked again by id: deleted groups permit nothing.
-        groups=tuple(_group(found) for group in groups if (found := backend.get_security_group_from_id(group.id))),
+        # Looked up again by id, as deleted groups permit nothing.
+        groups=tuple(_group(current) for group in groups if (current := backend.get_security_group_from_id(group.id))),
         metadata=instance.metadata_options.http_endpoint != "disabled",
     )
 
@@ -42,7 +42,7 @@ def _vpc(vpc: Any) -> Vpc:
 
 
 def _true(value: Any) -> bool:
-    """The API's booleans reach moto's objects as booleans or as text."""
+    """Reads a boolean of the API, which moto keeps as a boolean or as text."""
     return str(value).lower() == "true"
 
 
@@ -55,7 +55,7 @@ def _rules(rules: Iterable[Any]) -> Iterable[GroupRule]:
         network = rule.cidr_ipv4 and IPv4Network(rule.cidr_ipv4, strict=False)
         group_id = (rule.source_group or {}).get("GroupId")
         if network is None and group_id is None:
-            continue  # IPv6 and prefix lists: nothing here has either
+            continue  # IPv6 and prefix lists, which nothing here uses
         first, last = rule.from_port, rule.to_port
         yield GroupRule(str(rule.ip_protocol), _port(first), _port(last), network, group_id)
 

@@ -1,4 +1,4 @@
-"""Ethernet frames as bytes: reading, answering and rewriting them. Pure."""
+"""Reads, answers and rewrites Ethernet frames as bytes. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _SYN, _ACK = 0x02, 0x10
 
 @dataclass(frozen=True)
 class Packet:
-    """The relevant fields of an IPv4 packet. For ICMP, `source_port` is the echo's id and `destination_port` the type.
+    """Holds the relevant fields of an IPv4 packet.
 
     Args:
-        opens: whether it is the first of a TCP connection; always true for other protocols.
+        source_port, destination_port: for ICMP, the echo's id and the type.
+        opens: whether it is the first packet of a TCP connection; always true for other protocols.
     """
 
     protocol: int
@@ -29,7 +30,7 @@ class Packet:
 
 
 def read(frame: bytes) -> Packet | None:
-    """Parses the packet in a frame. Returns None for those that EC2 or this network drops: fragments, options."""
+    """Parses the packet in a frame; None if EC2 or this network drops it, as with fragments and IP options."""
     if len(frame) < 42 or frame[12:14] != _IPV4 or frame[14] != 0x45 or frame[20] & 0x3F or frame[21]:
         return None
     protocol = frame[23]
@@ -48,7 +49,7 @@ def read(frame: bytes) -> Packet | None:
 
 
 def arp_answer(frame: bytes, own: IPv4Address) -> bytes | None:
-    """The answer to an ARP request: every address but the asker's own is the router's, as in a VPC."""
+    """Returns the reply to an ARP request. The router answers for every address but the sender's own, as in a VPC."""
     if len(frame) < 42 or frame[12:14] != _ARP or frame[20:22] != b"\x00\x01" or frame[38:42] == own.packed:
         return None
     head = frame[6:12] + ROUTER_MAC + frame[12:20]
@@ -56,7 +57,7 @@ def arp_answer(frame: bytes, own: IPv4Address) -> bytes | None:
 
 
 def handshake_answer(frame: bytes) -> bytes | None:
-    """The client's ACK to a server's SYN-ACK, or None for any other packet."""
+    """Returns the client's ACK to a server's SYN-ACK, or None for any other packet."""
     if frame[23] != TCP or frame[47] & (_SYN | _ACK) != _SYN | _ACK:
         return None
     acknowledged = (int.from_bytes(frame[38:42], "big") + 1) & 0xFFFFFFFF
@@ -72,14 +73,14 @@ def handshake_answer(frame: bytes) -> bytes | None:
 
 
 def addressed(frame: bytes, mac: bytes) -> bytes:
-    """The frame as the router sends it to a network card."""
+    """Returns the frame as the router sends it to a network card."""
     return mac + ROUTER_MAC + frame[12:]
 
 
 def redirected(
     frame: bytes, *, source: tuple[IPv4Address, int] | None = None, destination: tuple[IPv4Address, int] | None = None
 ) -> bytes:
-    """A TCP or UDP frame with another source or destination, and the checksums that go with it."""
+    """Returns a TCP or UDP frame with another source or destination and updated checksums."""
     changed = bytearray(frame)
     for end, address_at, port_at in ((source, 26, 34), (destination, 30, 36)):
         if end:
@@ -87,7 +88,7 @@ def redirected(
             changed[port_at : port_at + 2] = end[1].to_bytes(2, "big")
     _adjust(changed, 24, frame[26:34], changed[26:34])
     checksum_at = 50 if frame[23] == TCP else 40
-    if frame[23] == TCP or frame[40:42] != b"\0\0":  # UDP may go without
+    if frame[23] == TCP or frame[40:42] != b"\0\0":  # UDP may have no checksum
         _adjust(changed, checksum_at, frame[26:38], changed[26:38])
     return bytes(changed)
 
@@ -104,7 +105,7 @@ def _adjust(frame: bytearray, at: int, old: bytes, new: bytes | bytearray) -> No
 
 
 def _checksum(data: bytes) -> bytes:
-    """The Internet checksum of an even number of bytes (RFC 1071)."""
+    """Returns the Internet checksum of an even number of bytes (RFC 1071)."""
     total = sum(int.from_bytes(data[place : place + 2], "big") for place in range(0, len(data), 2))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

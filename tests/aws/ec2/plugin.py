@@ -4,11 +4,11 @@ These patches:
 - public addresses are our own, on the host's loopback;
 - StopInstances goes through `stopping` until the machine is off; TerminateInstances ends the machine before it returns;
 - RebootInstances reaches the guest;
-- GetConsoleOutput tells the machine's serial console;
-- ModifyInstanceMetadataOptions keeps what it was not told to change, and is `pending` until it holds;
-- CreateImage takes a stopped instance's disk, tags snapshots too, and tells the root device and its size;
+- GetConsoleOutput returns the machine's serial console;
+- ModifyInstanceMetadataOptions keeps the other options, and is `pending` until it takes effect;
+- CreateImage takes a stopped instance's disk, tags snapshots too, and reports the root device and its size;
 - an instance launched without block devices gets a root volume of its image's size under its image's device name;
-- the network interface that a launch makes goes with its instance.
+- the network interface that a launch creates is deleted with its instance.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def install(machines: Reconciler) -> None:
 
 def _replace(owner: object, **replacements: object) -> None:
     for name, replacement in replacements.items():
-        assert hasattr(owner, name), f"this moto has no {name}: look at what took its place"
+        assert hasattr(owner, name), f"this moto has no {name}: find its replacement"
         setattr(owner, name, replacement)
 
 
@@ -102,7 +102,7 @@ def _patch_states(machines: Reconciler) -> None:
         machines.press(self.id, "reboot")
 
     def patched_terminate(self: Any) -> Any:
-        if self.state == "terminated":  # on EC2 no error
+        if self.state == "terminated":  # not an error on EC2
             return copy.copy(self._state)
         previous = terminate(self)
         machines.end(self.id)

@@ -1,6 +1,6 @@
 """Makes machines follow moto's instances: a machine runs exactly while moto calls its instance running.
 
-One thread looks several times a second and starts all processes, since a child ends with the thread that started it.
+One thread compares them several times a second. It starts all processes, since a child ends with its thread.
 Files below its directory: instances/ID/ (see machine.py) and images/ID.qcow2.
 """
 
@@ -34,13 +34,14 @@ POWER_OFF_SECONDS = 120
 
 
 class Reconciler:
-    """All machines of the fixture.
+    """Starts and ends all machines of the fixture.
 
     Args:
-        directory: where their files lie; removed in the end.
-        ami_id: the stand-in for Debian's AMI, and `ami` the directory with its disk.
+        directory: the directory of their files, removed at the end.
+        ami_id: the id of the stand-in for Debian's AMI.
+        ami: the directory with the AMI's disk.
         fabric: their network.
-        outside: what is served on the host's loopback under an address of the outside world.
+        outside: an address and port outside -> the port of the host's loopback that serves it.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Reconciler:
         self._thread.start()
 
     def console(self, instance_id: str) -> bytes:
-        """The end of the serial console's output."""
+        """Returns the end of the serial console's output."""
         machine = self._machines.get(instance_id)
         return machine.console() if machine else b""
 
     def has_machine(self, instance_id: str) -> bool:
-        """Whether a machine runs for it."""
+        """Returns whether an instance has a machine."""
         machine = self._machines.get(instance_id)
         return machine is not None and machine.started
 
@@ -87,7 +88,7 @@ class Reconciler:
                 machine.remove()
 
     def capture(self, instance_id: str, image_id: str) -> None:
-        """Keeps a stopped machine's disk as an image: its layer, over the same image as the machine's."""
+        """Keeps a stopped machine's disk as an image: a layer over the same image as before."""
         with self._lock:
             if machine := self._machines.get(instance_id):
                 image = self._directory / "images" / f"{image_id}.qcow2"
@@ -113,7 +114,7 @@ class Reconciler:
             try:
                 with self._lock:
                     self._look()
-            except Exception:  # log it: the next pass may succeed
+            except Exception:  # logged, as the next pass may succeed
                 traceback.print_exc(file=sys.stderr)
 
     def _look(self) -> None:
@@ -132,22 +133,22 @@ class Reconciler:
         live = [pair for pair in current.values() if pair[1].state in ("running", "stopping")]
         self._fabric.update(observe(live))
         for backend, instance in live:
-            if instance.metadata_options.state == "pending":  # the fabric knows it now
+            if instance.metadata_options.state == "pending":  # the fabric has the new options now
                 instance.metadata_options.state = "applied"
             if instance.state == "running" and not self.has_machine(instance.id):
                 self._start(backend, instance)
 
     def _overdue(self, instance_id: str) -> bool:
-        """Whether an instance that was told to stop has no machine, or one that does not listen.
+        """Returns whether an instance that should stop has no machine, or one that does not react.
 
-        Of one that is just being told, the hour is not known yet.
+        The time is not known yet for an instance whose stop has just been requested.
         """
         return not self.has_machine(instance_id) or time.monotonic() > self._stopping.get(instance_id, math.inf)
 
     def _start(self, backend: Any, instance: Any) -> None:
         image = self._images.get(instance.image_id)
         if image is None:
-            return  # an image that only moto knows
+            return  # an image without a disk here
         try:
             self._launch(backend, instance, image)
         except Exception:
@@ -202,7 +203,7 @@ def _options(instance: Any) -> Options:
 
 
 def _instances() -> Iterator[tuple[Any, Any]]:
-    """moto's EC2 backends and their instances."""
+    """Returns moto's EC2 backends and their instances."""
     for account in list(ec2_backends.values()):
         for backend in list(account.values()):
             for instance in backend.all_instances():

@@ -1,4 +1,4 @@
-"""EventBridge Scheduler, as far as moto lacks it: when the time of a one-shot schedule comes, its instances end."""
+"""Adds to moto's EventBridge Scheduler: when the time of a one-shot schedule comes, its instances end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _AT = re.compile(r"at\((\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})\)")
 
 
 class Schedules:
-    """Remembers what it has done: a schedule stays after it."""
+    """Ends instances at their scheduled time, once, although the schedule remains."""
 
     def __init__(self) -> None:
         self._done: set[tuple[str, str]] = set()
 
     def act(self) -> None:
-        """Does what is due."""
+        """Carries out the schedules that are due."""
         for account, regions in list(scheduler_backends.items()):
             for region, backend in list(regions.items()):
                 for group in list(backend.schedule_groups.values()):

@@ -20,19 +20,19 @@ from typing import Any
 
 DEBIAN_AMI_ID = "ami-0deb12a64d00f1e1d"
 DEBIAN_OWNER = "136693071363"
-# moto reads it when it is imported.
+# moto reads this variable when it is imported.
 AMIS_VARIABLE = "MOTO_AMIS_PATH"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The server's settings.
+    """Holds the server's settings.
 
     Args:
         directory: a new directory for its files.
         ami: the directory of the AMI's disk, from ami.py.
-        controller_address: the address that connections from this host have in the rules' eyes.
-        outside: `ADDRESS:PORT` of the outside world -> port of the host's loopback that stands for it.
+        controller_address: the source address of this host's connections, as the rules see it.
+        outside: `ADDRESS:PORT` of an internet host -> port of the host's loopback that plays it.
         silent_when_off: whether a disabled metadata service does not answer at all; EC2's answers 403.
     """
 
@@ -77,7 +77,7 @@ def main() -> None:
 
         def app(environ: Any, start_response: Any) -> Any:
             take_time()
-            # moto's backends are not made for threads: a request may fail half done, and is then repeated.
+            # moto's backends are not thread-safe. A request that fails half-way is repeated.
             with one_at_a_time:
                 return moto(environ, start_response)
 
@@ -98,7 +98,7 @@ def _wait_for_parent(end: object) -> None:
 
 
 def describe_amis(path: Path) -> None:
-    """Writes the file that tells moto of Debian's AMI, and of no other."""
+    """Writes the file that lists Debian's AMI, and no other, for moto."""
     name = "debian-12-amd64-20260101-0000"
     ami = {
         "ami_id": DEBIAN_AMI_ID,

@@ -1,4 +1,4 @@
-"""Creates a small network in the cloud with boto3 alone, and logs in to its machines with paramiko alone."""
+"""Creates a small network in the cloud with boto3 only, and logs in to its machines with paramiko only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANYWHERE = [{"CidrIp": "0.0.0.0/0"}]
 
 
 def eventually(what: str, seconds: float, attempt: Callable[[], Any]) -> Any:
-    """Repeats an attempt until its answer is true and returns that. Network errors count as false."""
+    """Repeats an attempt until its result is true and returns the result. Network errors count as false."""
     deadline = time.monotonic() + seconds
     while True:
         value: Any = None
@@ -41,7 +41,7 @@ def eventually(what: str, seconds: float, attempt: Callable[[], Any]) -> Any:
 
 @dataclass
 class Site:
-    """A VPC with an internet gateway, one subnet, and two groups: one for an environment, one for the internet."""
+    """Holds a VPC with an internet gateway, a subnet and two groups: for an environment and for the internet."""
 
     cloud: Ec2Cloud
     ec2: Any
@@ -74,24 +74,24 @@ class Site:
         return str(launched["Instances"][0]["InstanceId"])
 
     def debian(self) -> str:
-        """The newest official Debian 12, found as one finds it on EC2."""
+        """Returns the newest official Debian 12 AMI, searched for as on EC2."""
         names = [{"Name": "name", "Values": ["debian-12-amd64-*"]}]
         images = self.ec2.describe_images(Owners=[DEBIAN_OWNER], Filters=names)["Images"]
         return str(max(images, key=lambda image: image["CreationDate"])["ImageId"])
 
     def describe(self, instance: str) -> dict[str, Any]:
-        """What DescribeInstances says of one."""
+        """Returns an instance as DescribeInstances describes it."""
         description: dict[str, Any] = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0][
             "Instances"
         ][0]
         return description
 
     def state(self, instance: str) -> str:
-        """An instance's state."""
+        """Returns an instance's state."""
         return str(self.describe(instance)["State"]["Name"])
 
     def host_keys(self, instance: str) -> dict[str, str]:
-        """The host keys that the instance printed on its console at its first boot, by type."""
+        """Returns the host keys, by type, that the instance printed on its console at its first boot."""
 
         def read() -> dict[str, str]:
             output = self.ec2.get_console_output(InstanceId=instance).get("Output", "")
@@ -103,14 +103,14 @@ class Site:
         return keys
 
     def paramiko_key(self) -> paramiko.PKey:
-        """The private key of the key pair."""
+        """Returns the private key of the key pair."""
         private = self.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
         return paramiko.Ed25519Key.from_private_key(io.StringIO(private))
 
     def connect(
         self, instance: str, user: str = "admin", through: paramiko.SSHClient | None = None
     ) -> paramiko.SSHClient:
-        """Logs in, with the console's host key pinned."""
+        """Logs in with the host key from the console pinned."""
         kind = "ssh-ed25519"
         pinned = paramiko.Ed25519Key(data=base64.b64decode(self.host_keys(instance)[kind]))
         address = self.describe(instance)["PrivateIpAddress" if through else "PublicIpAddress"]
@@ -132,7 +132,7 @@ class Site:
 
 
 def sh(client: paramiko.SSHClient, script: str, seconds: float = 60) -> tuple[int, str]:
-    """Runs a script; returns its exit code and output."""
+    """Runs a script and returns its exit code and output."""
     _, out, err = client.exec_command(script, timeout=seconds)
     text = out.read().decode() + err.read().decode()
     return out.channel.recv_exit_status(), text.strip()
@@ -144,7 +144,7 @@ def reaches(client: paramiko.SSHClient, address: str, port: int) -> bool:
 
 
 def asks(client: paramiko.SSHClient, server: str) -> bool:
-    """Whether a DNS server answers the machine, by UDP."""
+    """Returns whether a DNS server answers the machine over UDP."""
     program = (
         "import socket; s = socket.socket(2, 2); s.settimeout(3); "
         f"s.sendto(bytes.fromhex('13370100000100000000000007657861')+b'mple\\3com\\0\\0\\1\\0\\1', ('{server}', 53)); "
@@ -154,7 +154,7 @@ def asks(client: paramiko.SSHClient, server: str) -> bool:
 
 
 def make_site(cloud: Ec2Cloud) -> Site:
-    """Makes the network, the groups and the key pair."""
+    """Creates the network, the groups and the key pair."""
     ec2 = cloud.client()
     vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]

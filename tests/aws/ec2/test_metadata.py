@@ -1,4 +1,4 @@
-"""The metadata service by itself, over HTTP."""
+"""Tests the metadata service alone, over HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def service() -> Iterator[Service]:
     served.service.close()
 
 
-def test_version_2_gives_values_and_listings_for_a_token(service: Service) -> None:
+def test_version_2_returns_values_and_listings_for_a_token(service: Service) -> None:
     token = service.token()
     ask = {
         path: service.ask(path, X_aws_ec2_metadata_token=token)
@@ -61,20 +61,20 @@ def test_version_2_gives_values_and_listings_for_a_token(service: Service) -> No
     assert ask["/latest/meta-data/iam/"][0] == 404
 
 
-def test_where_tokens_are_required_there_is_nothing_without_one(service: Service) -> None:
+def test_a_request_without_a_token_fails_if_tokens_are_required(service: Service) -> None:
     assert service.ask("/latest/meta-data/instance-id") == (401, b"")
     assert service.ask("/latest/meta-data/instance-id", X_aws_ec2_metadata_token="made-up") == (401, b"")
     service.options = Options(enabled=True, tokens_required=False)
     assert service.ask("/latest/meta-data/instance-id") == (200, b"i-1")
 
 
-def test_a_token_wants_a_lifetime_and_no_proxy(service: Service) -> None:
+def test_a_token_needs_a_lifetime_and_no_proxy(service: Service) -> None:
     assert service.ask("/latest/api/token", "PUT")[0] == 400
     headers = {"X_aws_ec2_metadata_token_ttl_seconds": "60", "X_Forwarded_For": "10.0.0.1"}
     assert service.ask("/latest/api/token", "PUT", **headers)[0] == 403
 
 
-def test_a_service_that_is_off_forbids_everything(service: Service) -> None:
+def test_a_disabled_service_forbids_everything(service: Service) -> None:
     token = service.token()
     service.options = Options(enabled=False, tokens_required=True)
     assert service.ask("/latest/meta-data/instance-id", X_aws_ec2_metadata_token=token) == (403, b"")

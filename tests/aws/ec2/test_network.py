@@ -1,4 +1,4 @@
-"""The network's rules without any machine: each layer's verdict, by itself."""
+"""Tests the network's rules without any machine: each layer's own verdict."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_an_online_instance_reaches_the_internet_and_the_controller_reaches_it()
     assert judge(PRIMARY, source=CONTROLLER, to=PRIMARY.address, port=22) == OPEN
 
 
-def test_a_group_without_egress_alone_holds_the_internet_back() -> None:
+def test_a_group_without_egress_alone_blocks_the_internet() -> None:
     offline = replace(PRIMARY, groups=(replace(GROUP, egress=(SELF,)),))
     assert judge(offline) == replace(OPEN, security_groups=False)
 
 
-def test_a_route_table_without_the_gateway_alone_holds_the_internet_back() -> None:
+def test_a_route_table_without_the_gateway_alone_blocks_the_internet() -> None:
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=(LOCAL, replace(INTERNET, internet=False))))
     assert judge(offline) == replace(OPEN, routes=False)
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=(LOCAL,)))
@@ -74,7 +74,7 @@ def test_a_route_table_without_the_gateway_alone_holds_the_internet_back() -> No
 
 
 @pytest.mark.parametrize("egress", [True, False])
-def test_a_network_acl_alone_holds_the_internet_back_in_either_direction(egress: bool) -> None:
+def test_a_network_acl_alone_blocks_the_internet_in_either_direction(egress: bool) -> None:
     deny = AclEntry(50, egress, False, -1, ANYWHERE, -1, -1)
     offline = replace(PRIMARY, subnet=replace(SUBNET, acl=(*ALLOW_ALL, deny)))
     assert judge(offline) == replace(OPEN, network_acls=False)
@@ -84,7 +84,7 @@ def test_an_acl_without_entries_denies() -> None:
     assert not judge(replace(PRIMARY, subnet=replace(SUBNET, acl=()))).network_acls
 
 
-def test_an_acl_must_let_the_answers_ephemeral_ports_pass() -> None:
+def test_an_acl_must_allow_the_ephemeral_ports_of_replies() -> None:
     only_ssh = (
         AclEntry(100, False, True, TCP, IPv4Network("203.0.113.10/32"), 22, 22),
         AclEntry(100, True, True, TCP, IPv4Network("203.0.113.10/32"), 1024, 65535),
@@ -96,18 +96,18 @@ def test_an_acl_must_let_the_answers_ephemeral_ports_pass() -> None:
     assert not judge(deaf, source=CONTROLLER, to=deaf.address, port=22).network_acls
 
 
-def test_an_instance_without_a_public_address_has_no_internet_either_way() -> None:
+def test_an_instance_without_a_public_address_has_no_internet_in_either_direction() -> None:
     assert judge(AUX, source=AUX.address) == replace(OPEN, routes=False)
     assert judge(AUX, source=CONTROLLER, to=AUX.address, port=22) == replace(OPEN, routes=False)
 
 
-def test_only_the_controller_gets_in_and_only_to_port_22() -> None:
+def test_only_the_controller_can_connect_and_only_to_port_22() -> None:
     assert not judge(PRIMARY, source=CONTROLLER, to=PRIMARY.address, port=23).security_groups
     stranger = IPv4Address("203.0.113.11")
     assert not judge(PRIMARY, source=stranger, to=PRIMARY.address, port=22).security_groups
 
 
-def test_a_route_to_the_controller_alone_lets_its_connections_in_and_nothing_out() -> None:
+def test_a_route_to_the_controller_alone_allows_its_connections_and_no_others() -> None:
     routes = (LOCAL, replace(INTERNET, network=IPv4Network("203.0.113.10/32")))
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=routes))
     assert judge(offline, source=CONTROLLER, to=offline.address, port=22) == OPEN
@@ -134,18 +134,18 @@ def test_instances_of_different_groups_do_not_reach_each_other() -> None:
     assert judge(PRIMARY, stranger, source=AUX.address, to=PRIMARY.address) == replace(OPEN, security_groups=False)
 
 
-def test_an_address_of_the_vpc_without_an_instance_is_not_reached() -> None:
+def test_an_address_of_the_vpc_without_an_instance_is_unreachable() -> None:
     assert not judge(PRIMARY, to=IPv4Address("10.0.9.9")).routes
 
 
-def test_acls_hold_between_subnets_but_not_within_one() -> None:
+def test_acls_apply_between_subnets_but_not_within_one() -> None:
     closed = replace(SUBNET, acl=())
     assert judge(replace(PRIMARY, subnet=closed), replace(AUX, subnet=closed), to=AUX.address) == OPEN
     elsewhere = replace(AUX, subnet=replace(closed, id="subnet-2"))
     assert judge(PRIMARY, elsewhere, to=AUX.address) == replace(OPEN, network_acls=False)
 
 
-def test_an_allowlisted_destination_is_reached_on_its_port_alone() -> None:
+def test_an_allowlisted_destination_is_reachable_on_its_port_only() -> None:
     rule = GroupRule("tcp", 443, 443, IPv4Network("198.51.100.7/32"))
     machine = replace(PRIMARY, groups=(replace(GROUP, egress=(SELF, rule)),))
     assert judge(machine) == OPEN
@@ -154,7 +154,7 @@ def test_an_allowlisted_destination_is_reached_on_its_port_alone() -> None:
     assert not judge(machine, to=IPv4Address("198.51.100.8")).open
 
 
-def test_the_resolver_answers_whatever_the_rules_say_until_the_vpc_turns_it_off() -> None:
+def test_the_resolver_ignores_the_rules_and_answers_unless_the_vpc_disables_it() -> None:
     closed = replace(AUX, groups=(), subnet=replace(SUBNET, routes=(), acl=()))
     off = replace(closed, vpc=replace(VPC, dns_support=False))
     for address in ("169.254.169.253", "10.0.0.2"):

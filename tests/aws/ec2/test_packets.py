@@ -1,4 +1,4 @@
-"""Frames: what is read from them, and that what is rewritten carries right checksums."""
+"""Tests reading and rewriting frames, and the checksums of rewritten ones."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SYN, SYN_ACK, ACK = 0x02, 0x12, 0x10
 
 
 def checksum(data: bytes) -> int:
-    """The Internet checksum; 0 over data that contains its own."""
+    """Returns the Internet checksum; 0 over data that contains its own."""
     total = sum(int.from_bytes(data[place : place + 2].ljust(2, b"\0"), "big") for place in range(0, len(data), 2))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
 
 
-def sums_up(frame: bytes) -> bool:
-    """Whether the IPv4 and the TCP or UDP checksum of a frame are right."""
+def has_right_checksums(frame: bytes) -> bool:
+    """Returns whether the IPv4 and the TCP or UDP checksum of a frame are right."""
     body = frame[34:]
     pseudo = frame[26:34] + bytes([0, frame[23]]) + len(body).to_bytes(2, "big")
     return checksum(frame[14:34]) == 0 and checksum(pseudo + body) == 0
 
 
 def frame_of(protocol: int, payload: bytes = b"", flags: int = SYN) -> bytes:
-    """A frame from the guest's port 40000 to the far port 443."""
+    """Returns a frame from the guest's port 40000 to the remote port 443."""
     ports = (40000).to_bytes(2, "big") + (443).to_bytes(2, "big")
     if protocol == TCP:
         body = ports + bytes.fromhex("0000000100000002") + bytes([0x50, flags]) + b"\x20\x00\0\0\0\0" + payload
@@ -48,32 +48,32 @@ def frame_of(protocol: int, payload: bytes = b"", flags: int = SYN) -> bytes:
 
 @pytest.mark.parametrize("protocol", [TCP, UDP])
 @pytest.mark.parametrize("payload", [b"", b"odd", b"even"])
-def test_a_redirected_frame_has_its_new_ends_and_right_checksums(protocol: int, payload: bytes) -> None:
+def test_a_redirected_frame_has_its_new_addresses_and_right_checksums(protocol: int, payload: bytes) -> None:
     frame = frame_of(protocol, payload.ljust(20, b"x"))
-    assert sums_up(frame)
+    assert has_right_checksums(frame)
     changed = packets.redirected(frame, destination=(IPv4Address("10.0.1.1"), 8080))
     read = packets.read(changed)
     assert read is not None
     assert (read.source, read.source_port) == (GUEST, 40000)
     assert (read.destination, read.destination_port) == (IPv4Address("10.0.1.1"), 8080)
-    assert sums_up(changed)
-    assert sums_up(packets.redirected(frame, source=(IPv4Address("169.254.169.254"), 80)))
+    assert has_right_checksums(changed)
+    assert has_right_checksums(packets.redirected(frame, source=(IPv4Address("169.254.169.254"), 80)))
 
 
 def test_only_a_syn_opens_a_tcp_connection() -> None:
     opens = {flags: packets.read(frame_of(TCP, flags=flags)) for flags in (SYN, SYN_ACK, ACK)}
-    assert {flags: bool(found and found.opens) for flags, found in opens.items()} == {
+    assert {flags: bool(packet and packet.opens) for flags, packet in opens.items()} == {
         SYN: True,
         SYN_ACK: False,
         ACK: False,
     }
 
 
-def test_a_handshake_is_answered_in_the_clients_name() -> None:
+def test_a_handshake_is_answered_for_the_client() -> None:
     frame = frame_of(TCP, flags=SYN_ACK)
     answer = packets.handshake_answer(frame)
     assert answer is not None
-    assert sums_up(answer)
+    assert has_right_checksums(answer)
     read = packets.read(answer)
     assert read is not None
     assert (read.source, read.source_port, read.destination, read.destination_port) == (FAR, 443, GUEST, 40000)
@@ -92,7 +92,7 @@ def test_fragments_options_and_other_protocols_are_not_read() -> None:
     assert packets.read(frame[:40]) is None
 
 
-def test_the_router_answers_for_every_address_but_the_askers_own() -> None:
+def test_the_router_answers_for_every_address_but_the_senders_own() -> None:
     request = b"\xff" * 6 + GUEST_MAC + b"\x08\x06" + bytes.fromhex("0001080006040001") + GUEST_MAC + GUEST.packed
     request += b"\0" * 6
     answer = packets.arp_answer(request + FAR.packed, GUEST)

@@ -1,4 +1,4 @@
-"""What tests of whole environments share."""
+"""Fixtures for tests of whole environments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.fakes.world import family, store_image
 
 @pytest.fixture
 def fam(session: Session, tmp_path: Path) -> TaskFamily:
-    """A family whose image is built, so that the next machine is an environment's."""
+    """Provides a family whose image is built, so that the next machine belongs to an environment."""
     fam = family(tmp_path)
     store_image(session, fam, SETUP)
     return fam

@@ -41,7 +41,7 @@ def answer(names: dict[str, list[str]]) -> Callable[..., list[tuple[object, ...]
     return getaddrinfo
 
 
-def test_names_become_addresses_and_names_of_one_address_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_become_addresses_and_names_of_one_address_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"a.example": ["192.0.2.2", "192.0.2.1"], "b.example": ["192.0.2.1"]}
     monkeypatch.setattr(socket, "getaddrinfo", answer(names))
     texts = ["a.example:443", "b.example:443", "b.example:80", "10.0.0.0/8:22", "192.0.2.2:443", "a.example:443"]
@@ -53,14 +53,14 @@ def test_names_become_addresses_and_names_of_one_address_are_joined(monkeypatch:
     )
 
 
-def test_a_name_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answer({}))
     with pytest.raises(UsageError, match=r"none\.example:443 has no IPv4 address: Name or service not known"):
         resolve([parse_destination("none.example:443")])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "0.0.0.0"])
-def test_a_name_of_an_address_that_nobody_may_reach_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_a_name_of_a_forbidden_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", answer({"trap.example": ["192.0.2.1", address]}))
     with pytest.raises(UsageError, match=r"trap\.example:80, at .* reaches .* which cannot be allowed"):
         resolve([parse_destination("trap.example:80")])

@@ -1,4 +1,4 @@
-"""A longer life: every layer that would end the environment is moved, and the budget has its say first."""
+"""Tests extending the time to live: the budget is checked first, then every layer gets the new time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def running(session: Session, cloud: FakeCloud) -> Iterator[Environment]:
-    """An environment that is up, for an hour, with at most 7 US dollars reserved."""
+    """Brings up an environment for an hour, with 7 US dollars reserved."""
     cloud.usd = Decimal(3)
     yield up(session, reservations.reserve(session, environment()))
     session.leases.release("env")
@@ -35,7 +35,7 @@ def reserved(session: Session) -> int:
     return entry.reserved_micro_usd
 
 
-def test_every_layer_is_moved(session: Session, cloud: FakeCloud, running: Environment) -> None:
+def test_every_layer_gets_the_new_time(session: Session, cloud: FakeCloud, running: Environment) -> None:
     later = extend(session, running, HOUR)
     assert later.expires_at == running.expires_at + HOUR
     assert session.environments.find("env") == later
@@ -44,7 +44,7 @@ def test_every_layer_is_moved(session: Session, cloud: FakeCloud, running: Envir
     assert cloud.machine(running).guest.ttl_moved_to == int(later.expires_at.timestamp())
 
 
-def test_what_does_not_fit_a_standing_budget_changes_nothing(
+def test_an_extension_beyond_the_budget_changes_nothing(
     session: Session, cloud: FakeCloud, running: Environment
 ) -> None:
     poor = replace(session, spending=Spending(month=Decimal(10)))
@@ -55,7 +55,7 @@ def test_what_does_not_fit_a_standing_budget_changes_nothing(
     assert (cloud.ttls, cloud.machine(running).guest.ttl_moved_to) == ({}, None)
 
 
-def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: Session, running: Environment) -> None:
+def test_the_budget_of_the_project_at_launch_applies(session: Session, running: Environment) -> None:
     rich = Spending(project="other", projects={"other": Decimal(0), "default": Decimal(100)})
     assert extend(replace(session, spending=rich), running, HOUR).expires_at == running.expires_at + HOUR
 
@@ -70,7 +70,7 @@ def test_the_budget_is_that_of_the_project_under_which_it_was_launched(session: 
     ],
     ids=["ended", "too-long", "not-up", "shared"],
 )
-def test_what_cannot_live_longer_is_bad_input_and_stays_as_it_is(
+def test_an_extension_that_is_not_possible_is_a_usage_error_and_changes_nothing(
     session: Session, cloud: FakeCloud, running: Environment, change: dict[str, object], by: timedelta, says: str
 ) -> None:
     before = session.environments.update(running, **change)
@@ -81,7 +81,7 @@ def test_what_cannot_live_longer_is_bad_input_and_stays_as_it_is(
 
 
 @pytest.mark.parametrize("how", ["refuses", "gone"])
-def test_a_machine_that_does_not_take_it_is_told_and_ends_at_its_earlier_time(
+def test_a_machine_that_cannot_be_extended_is_reported_as_ending_at_its_earlier_time(
     session: Session, cloud: FakeCloud, running: Environment, how: str
 ) -> None:
     if how == "refuses":

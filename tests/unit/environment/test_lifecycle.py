@@ -1,4 +1,4 @@
-"""A task's environment from its plan to its end: what is brought up, what a failure leaves, what a destroy means."""
+"""Tests an environment's life from plan to destroy, including failures on the way."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def setup(**task: Any) -> dict[str, Any]:
     return {**SETUP, "tasks": {"main": {"instructions": "Do it.", **task}}}
 
 
-def test_a_plan_builds_the_image_and_holds_what_the_family_says(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_a_plan_builds_the_image_and_follows_the_setup_data(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     planned = lifecycle.plan(session, family(tmp_path), "main", ALLOWED)
     assert planned.setup.instructions == "Do it."
     assert planned.records["primary"].image.startswith("family-fam-")
@@ -46,22 +44,22 @@ def test_a_plan_builds_the_image_and_holds_what_the_family_says(
 
 
 @pytest.mark.parametrize(
-    ("task", "said", "error", "says"),
+    ("task", "task_setup", "error", "says"),
     [
         ("other", {}, UsageError, "no task 'other'"),
         ("main", {"required_environment_variables": ["KEY"]}, MissingVariablesError, "not set: KEY"),
     ],
     ids=["task", "variables"],
 )
-def test_a_plan_that_cannot_be_is_bad_input(
-    session: Session, cloud: FakeCloud, tmp_path: Path, task: str, said: dict[str, Any], error: type, says: str
+def test_an_impossible_plan_is_a_usage_error(
+    session: Session, cloud: FakeCloud, tmp_path: Path, task: str, task_setup: dict[str, Any], error: type, says: str
 ) -> None:
-    cloud.guest_defaults = {"values": {"setup": setup(**said)}}
+    cloud.guest_defaults = {"values": {"setup": setup(**task_setup)}}
     with pytest.raises(error, match=says):
         lifecycle.plan(session, family(tmp_path), task)
 
 
-def test_with_full_internet_there_is_no_allowlist(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_task_with_full_internet_has_no_allowlist(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.guest_defaults = {"values": {"setup": setup(permissions=["full_internet"])}}
     assert lifecycle.plan(session, family(tmp_path), "main", ALLOWED).allowed == ()
 
@@ -74,7 +72,7 @@ def test_an_aux_vm_is_planned_with_its_own_image_and_size(session: Session, clou
     assert (planned.records["aux"].size.cpus, planned.records["aux"].size.memory_gib) == (2, 2)
 
 
-def test_an_environment_comes_up_phase_by_phase_and_is_left_to_the_operator(
+def test_an_environment_comes_up_in_phases_and_is_handed_to_the_operator(
     session: Session, cloud: FakeCloud, fam: TaskFamily
 ) -> None:
     running = lifecycle.up(session, fam, "main", ALLOWED)
@@ -84,13 +82,13 @@ def test_an_environment_comes_up_phase_by_phase_and_is_left_to_the_operator(
     assert [(probe.probe, probe.reached, probe.expected) for probe in running.probes] == [("dns", False, False)]
     assert running.started_at is not None
     assert cloud.guest().operations == ["start", "settle_home"]
-    assert cloud.guest().asked("settle_home")["instructions"] == "Do it."
+    assert cloud.guest().request("settle_home")["instructions"] == "Do it."
     assert cloud.existing() == [f"{running.id}/primary"]
     assert not is_locked(session.environments.lease(running.id))
     assert not is_locked(session.environments.lock(running.id))
 
 
-def test_an_environment_that_is_brought_up_is_looked_after(session: Session, fam: TaskFamily) -> None:
+def test_an_environment_is_attended_while_it_comes_up(session: Session, fam: TaskFamily) -> None:
     running = lifecycle.bring_up(session, fam, "main", ())
     assert running.attended
     assert is_locked(session.environments.lease(running.id))
@@ -115,7 +113,7 @@ FAILURES: list[tuple[str, dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("broken", "error"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
-def test_what_does_not_come_up_is_destroyed_again_and_its_logs_are_kept(
+def test_an_environment_that_fails_to_come_up_is_destroyed_and_its_logs_are_kept(
     session: Session, cloud: FakeCloud, fam: TaskFamily, broken: dict[str, Any], error: type[Exception]
 ) -> None:
     cloud.guest_defaults = broken
@@ -129,7 +127,7 @@ def test_what_does_not_come_up_is_destroyed_again_and_its_logs_are_kept(
     assert any(note.startswith("Destroying fam-main-") for note in told_of(session).notes)
 
 
-def test_an_interruption_while_it_comes_up_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+def test_an_interrupted_bring_up_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     interruptions: list[str] = []
 
     def check() -> None:
@@ -143,7 +141,7 @@ def test_an_interruption_while_it_comes_up_leaves_nothing(session: Session, clou
     assert session.environments.all() == []
 
 
-def test_what_failed_and_does_not_go_either_keeps_its_record(
+def test_an_environment_that_failed_and_cannot_be_destroyed_keeps_its_record(
     session: Session, cloud: FakeCloud, fam: TaskFamily
 ) -> None:
     cloud.guest_defaults = {"values": {"start": Fails()}}
@@ -154,7 +152,7 @@ def test_what_failed_and_does_not_go_either_keeps_its_record(
     assert [record.status for record in session.environments.all()] == ["destroying"]
 
 
-def test_without_room_it_goes_on_in_the_next_place(
+def test_a_full_place_makes_it_go_on_in_the_next(
     session: Session, cloud: FakeCloud, fam: TaskFamily, tmp_path: Path
 ) -> None:
     cloud.next_cloud = FakeCloud(cloud.directory, session.home, region="sea")
@@ -167,7 +165,7 @@ def test_without_room_it_goes_on_in_the_next_place(
     cloud.next_cloud.close()
 
 
-def test_without_room_anywhere_the_error_is_raised(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+def test_an_error_is_raised_if_every_place_is_full(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     cloud.faults.places = []
     cloud.terraform_fails()
     with pytest.raises(CapacityError, match="crater has no machine to give"):
@@ -184,26 +182,22 @@ def test_an_image_that_cannot_be_built_starts_no_environment(
     assert cloud.existing() == []
 
 
-def test_machines_that_a_killed_process_created_are_gone_on_with(
-    session: Session, cloud: FakeCloud, fam: TaskFamily
-) -> None:
+def test_machines_that_a_killed_process_created_are_used(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     planned = lifecycle.plan(session, fam, "main")
-    [known] = created(session, environment(new_id("fam", "main")))
-    running = lifecycle.adopt(session, planned, known, Phases(session.progress))
-    assert (running.status, running.id) == ("ready", known.id)
+    [booting] = created(session, environment(new_id("fam", "main")))
+    running = lifecycle.adopt(session, planned, booting, Phases(session.progress))
+    assert (running.status, running.id) == ("ready", booting.id)
     assert [phase.name for phase in running.phases] == ["boot", "isolation", "start"]
     assert is_locked(session.environments.lease(running.id))
     session.leases.release(running.id)
 
 
-def test_machines_that_cannot_be_gone_on_with_are_destroyed(
-    session: Session, cloud: FakeCloud, fam: TaskFamily
-) -> None:
+def test_machines_that_cannot_be_used_are_destroyed(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     planned = lifecycle.plan(session, fam, "main")
-    [known] = created(session, environment())
-    cloud.end_machine(known)
+    [booting] = created(session, environment())
+    cloud.end_machine(booting)
     with pytest.raises(Exception, match="did not come up"):
-        lifecycle.adopt(session, planned, known, Phases(session.progress))
+        lifecycle.adopt(session, planned, booting, Phases(session.progress))
     assert session.environments.all() == []
 
 
@@ -218,7 +212,7 @@ def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: Fake
 
 
 @pytest.mark.parametrize("change", [{"has_teardown": False}, {"started_at": None}], ids=["none", "not-started"])
-def test_without_a_teardown_or_a_start_there_is_nothing_to_tear_down(
+def test_no_teardown_runs_without_a_teardown_function_or_a_start(
     session: Session, cloud: FakeCloud, change: dict[str, Any]
 ) -> None:
     running = session.environments.update(up(session, environment(has_teardown=True)), **change)
@@ -226,7 +220,7 @@ def test_without_a_teardown_or_a_start_there_is_nothing_to_tear_down(
     assert cloud.machine(running).guest.operations == []
 
 
-def test_a_teardown_that_fails_is_told_and_stops_nothing(session: Session, cloud: FakeCloud) -> None:
+def test_a_failed_teardown_is_reported_and_the_destroy_continues(session: Session, cloud: FakeCloud) -> None:
     running = up(session, environment(has_teardown=True))
     cloud.machine(running).guest.values["teardown"] = Fails("still busy")
     lifecycle.destroy(session, running)
@@ -234,48 +228,50 @@ def test_a_teardown_that_fails_is_told_and_stops_nothing(session: Session, cloud
     assert cloud.existing() == []
 
 
-def test_a_machine_that_is_gone_already_needs_no_teardown_to_be_destroyed(session: Session, cloud: FakeCloud) -> None:
+def test_an_environment_whose_machine_has_ended_is_destroyed_without_teardown(
+    session: Session, cloud: FakeCloud
+) -> None:
     running = up(session, environment(has_teardown=True))
     cloud.end_machine(running)
     lifecycle.destroy(session, running)
     assert session.environments.all() == []
 
 
-def test_what_is_gone_can_be_destroyed_again(session: Session, cloud: FakeCloud) -> None:
+def test_an_environment_that_is_gone_can_be_destroyed_again(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     lifecycle.destroy(session, running)
     assert lifecycle.destroy(session, running) == ()
     assert cloud.runs() == ["apply env", "destroy env"]
 
 
-def test_scores_are_of_the_record_as_it_is_now(session: Session, cloud: FakeCloud) -> None:
+def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> None:
     running = up(session, environment(has_intermediate_score=True))
     lifecycle.intermediate_score(session, running)
-    known, _ = lifecycle.intermediate_score(session, running)
-    assert [entry.score for entry in known.score_log] == [0.25, 0.25]
-    known, outcome = lifecycle.score(session, running)
-    assert (outcome.kind, outcome.score, len(known.score_log)) == ("scored", 0.5, 3)
+    scored, _ = lifecycle.intermediate_score(session, running)
+    assert [entry.score for entry in scored.score_log] == [0.25, 0.25]
+    scored, outcome = lifecycle.score(session, running)
+    assert (outcome.kind, outcome.score, len(scored.score_log)) == ("scored", 0.5, 3)
 
 
-def known_names(environments: list[Environment]) -> list[str]:
+def ids(environments: list[Environment]) -> list[str]:
     return [record.id for record in environments]
 
 
-def test_a_destroy_by_name_knows_what_lives_and_what_is_gone(session: Session) -> None:
+def test_a_destroy_by_name_finds_live_and_past_environments(session: Session) -> None:
     lifecycle.destroy(session, up(session, environment("gone-1")))
     session.environments.save(environment("here-1"))
     live, gone = lifecycle.select_for_destroy(session, ["here", "gone-1"], everything=False)
-    assert (known_names(live), gone) == (["here-1"], ["gone-1"])
+    assert (ids(live), gone) == (["here-1"], ["gone-1"])
     with pytest.raises(UsageError, match="There is no environment 'never'"):
         lifecycle.select_for_destroy(session, ["never"], everything=False)
 
 
-def test_a_destroy_of_all_takes_what_can_be_read_and_directories_without_a_record(session: Session) -> None:
+def test_a_destroy_of_all_includes_directories_without_a_record(session: Session) -> None:
     session.environments.save(environment("here"))
     session.environments.save(environment("spoilt"))
     (session.environments.directory("spoilt") / "environment.json").write_text("{")
     session.environments.directory("crashed").mkdir()
     live, gone = lifecycle.select_for_destroy(session, [], everything=True)
-    assert (known_names(live), gone) == (["here"], [])
+    assert (ids(live), gone) == (["here"], [])
     assert session.environments.directory("spoilt").exists()
     assert not session.environments.directory("crashed").exists()

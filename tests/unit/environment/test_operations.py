@@ -1,4 +1,4 @@
-"""What happens in a machine that is up: over real SSH, against a guest that answers as the helper does."""
+"""Tests operations in a running machine, over real SSH with a fake of the guest helper."""
 
 from __future__ import annotations
 
@@ -27,87 +27,87 @@ from tests.unit.fakes.world import environment, told_of, up
 
 
 @pytest.fixture
-def one(session: Session) -> Environment:
+def env(session: Session) -> Environment:
     return up(session)
 
 
 @pytest.fixture
-def guest(one: Environment, cloud: FakeCloud) -> Guest:
-    return cloud.machine(one).guest
+def guest(env: Environment, cloud: FakeCloud) -> Guest:
+    return cloud.machine(env).guest
 
 
 @pytest.fixture
-def driver(session: Session, one: Environment) -> Iterator[TaskDriver]:
-    with connect(session, one, "primary") as connection:
-        yield operations.driver(session, one, connection)
+def driver(session: Session, env: Environment) -> Iterator[TaskDriver]:
+    with connect(session, env, "primary") as connection:
+        yield operations.driver(session, env, connection)
 
 
 @pytest.fixture
-def agent(session: Session, one: Environment) -> Iterator[Connection]:
-    with connect(session, one, "primary", "agent") as connection:
+def agent(session: Session, env: Environment) -> Iterator[Connection]:
+    with connect(session, env, "primary", "agent") as connection:
         yield connection
 
 
-def changed(session: Session, one: Environment, **changes: Any) -> Environment:
-    setup = one.setup.model_copy(update=changes.pop("setup", {}))
-    return session.environments.update(one, setup=setup, **changes)
+def changed(session: Session, env: Environment, **changes: Any) -> Environment:
+    setup = env.setup.model_copy(update=changes.pop("setup", {}))
+    return session.environments.update(env, setup=setup, **changes)
 
 
 def log(session: Session, name: str) -> str:
     return (session.environments.logs("env") / f"{name}.log").read_text()
 
 
-def test_start_gets_the_tasks_variables_and_no_others(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+def test_start_gets_only_the_tasks_variables(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
     session = replace(session, variables={"TOKEN": "s3cret-value", "OTHER": "x"})
-    one = changed(session, one, setup={"required_environment_variables": ("TOKEN",)})
-    operations.start(session, one, driver, skip_chown=True)
+    env = changed(session, env, setup={"required_environment_variables": ("TOKEN",)})
+    operations.start(session, env, driver, skip_chown=True)
     start, home = guest.requests
     assert (start["operation"], start["task"], start["environment"]) == ("start", "main", {"TOKEN": "s3cret-value"})
     assert (home["instructions"], home["skip_chown"], home["environment"]) == ("Do it.", True, {})
 
 
-def test_a_start_that_fails_says_how_and_gives_the_agent_no_home(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+def test_a_failed_start_reports_its_error_and_sets_up_no_agent_home(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
     guest.values["start"] = Fails("no such flag")
     guest.says["start"] = "looking for s3cret-value\n"
     with pytest.raises(TaskError, match=r"start\(\) raised ValueError: no such flag") as caught:
-        operations.start(session, one, driver, skip_chown=False)
+        operations.start(session, env, driver, skip_chown=False)
     assert caught.value.details == "looking for [redacted:TOKEN]"
     assert guest.operations == ["start"]
     assert told_of(session).texts == ["looking for [redacted:TOKEN]\n"]
     assert log(session, "start") == "looking for [redacted:TOKEN]\n"
 
 
-def test_a_variable_that_is_not_set_is_told_before_anything_runs(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+def test_a_missing_variable_is_reported_before_anything_runs(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
-    one = changed(session, one, setup={"required_environment_variables": ("MISSING",)})
+    env = changed(session, env, setup={"required_environment_variables": ("MISSING",)})
     with pytest.raises(MissingVariablesError, match="MISSING"):
-        operations.start(session, one, driver, skip_chown=False)
+        operations.start(session, env, driver, skip_chown=False)
     assert guest.requests == []
 
 
 def test_with_an_aux_vm_the_task_gets_its_address_and_key(session: Session) -> None:
     alone = environment("alone")
     assert operations.vm_variables(session, alone) == {}
-    one = up(session, environment(roles=("primary", "aux")))
-    variables = operations.vm_variables(session, one)
+    env = up(session, environment(roles=("primary", "aux")))
+    variables = operations.vm_variables(session, env)
     assert variables == {
         "VM_SSH_USERNAME": AUX_USER,
         "VM_SSH_PRIVATE_KEY": session.environments.key("env", "task").private,
         "VM_IP_ADDRESS": "192.0.2.3",
     }
-    wants = one.setup.model_copy(update={"required_environment_variables": ("VM_IP_ADDRESS",)})
-    one = session.environments.update(one, setup=wants)
-    assert operations.task_variables(session, one) == {"VM_IP_ADDRESS": "192.0.2.3"}
+    wants = env.setup.model_copy(update={"required_environment_variables": ("VM_IP_ADDRESS",)})
+    env = session.environments.update(env, setup=wants)
+    assert operations.task_variables(session, env) == {"VM_IP_ADDRESS": "192.0.2.3"}
 
 
-def test_a_teardown_has_two_minutes(session: Session, one: Environment, guest: Guest, driver: TaskDriver) -> None:
-    operations.teardown(session, one, driver)
-    assert guest.asked("teardown")["timeout_seconds"] == 120
+def test_a_teardown_has_two_minutes(session: Session, env: Environment, guest: Guest, driver: TaskDriver) -> None:
+    operations.teardown(session, env, driver)
+    assert guest.request("teardown")["timeout_seconds"] == 120
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_a_teardown_has_two_minutes(session: Session, one: Environment, guest: G
     ],
     ids=["text", "none", "empty"],
 )
-def test_a_submission_is_read_as_it_is(
+def test_a_submission_is_read_unchanged(
     guest: Guest, driver: TaskDriver, answer: dict[str, object], submission: str | None
 ) -> None:
     guest.values["read_submission"] = answer
     assert operations.read_submission(driver) == submission
 
 
-def test_a_submission_that_is_no_file_is_the_agents_fault(guest: Guest, driver: TaskDriver) -> None:
+def test_a_submission_that_is_not_a_file_is_a_submission_error(guest: Guest, driver: TaskDriver) -> None:
     guest.values["read_submission"] = {"found": False, "reason": "it is a directory"}
     with pytest.raises(SubmissionError, match="cannot be read: it is a directory"):
         operations.read_submission(driver)
@@ -137,13 +137,13 @@ def test_a_submission_that_is_no_file_is_the_agents_fault(guest: Guest, driver: 
     [("7", {"found": True, "text": "42"}, b"7"), (None, {"found": True, "text": "42"}, b"42"), (None, {}, b"")],
     ids=["given", "file", "none"],
 )
-def test_the_submission_that_is_scored(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver, given: str | None, read: object, scored: bytes
+def test_the_given_submission_or_else_the_file_is_scored(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver, given: str | None, read: object, scored: bytes
 ) -> None:
     guest.values["read_submission"] = read
-    known, outcome = operations.end_score(session, one, driver, given)
-    assert (outcome.kind, outcome.score, known) == ("scored", 0.5, one)
-    assert guest.files == {guest.asked("score")["submission"]: scored}
+    updated, outcome = operations.end_score(session, env, driver, given)
+    assert (outcome.kind, outcome.score, updated) == ("scored", 0.5, env)
+    assert guest.files == {guest.request("score")["submission"]: scored}
 
 
 @pytest.mark.parametrize(
@@ -151,30 +151,30 @@ def test_the_submission_that_is_scored(
     [(None, "manual_scoring_required"), ("high", "not_a_number"), (Fails(), "exception"), (True, "not_a_number")],
     ids=["none", "text", "exception", "true"],
 )
-def test_what_score_returns_is_judged(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver, value: object, kind: str
+def test_the_return_value_of_score_is_checked(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver, value: object, kind: str
 ) -> None:
     guest.values["score"] = value
-    assert operations.end_score(session, one, driver, "7")[1].kind == kind
+    assert operations.end_score(session, env, driver, "7")[1].kind == kind
 
 
 def test_a_family_without_scoring_is_not_scored(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
-    _, outcome = operations.end_score(session, changed(session, one, has_score=False), driver, "7")
+    _, outcome = operations.end_score(session, changed(session, env, has_score=False), driver, "7")
     assert outcome.kind == "not_scored"
     assert guest.requests == []
 
 
 def test_aggregate_scores_gets_the_whole_log_with_the_last_score(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
-    one = changed(session, one, has_intermediate_score=True, has_aggregate_scores=True, has_score=True)
+    env = changed(session, env, has_intermediate_score=True, has_aggregate_scores=True, has_score=True)
     guest.values["intermediate_score"] = {"score": math.nan}
-    one, _ = operations.intermediate_score(session, one, driver)
+    env, _ = operations.intermediate_score(session, env, driver)
     guest.values["intermediate_score"] = {"score": 0.5, "message": {"a": 1}, "details": {"b": 2}}
-    known, outcome = operations.end_score(session, one, driver, "7")
-    assert (outcome.score, len(known.score_log)) == (0.75, 2)
+    updated, outcome = operations.end_score(session, env, driver, "7")
+    assert (outcome.score, len(updated.score_log)) == (0.75, 2)
     [written] = guest.files.values()
     first, second = json.loads(written)
     assert math.isnan(first["score"])
@@ -183,45 +183,47 @@ def test_aggregate_scores_gets_the_whole_log_with_the_last_score(
 
 
 @pytest.mark.parametrize("has_score", [True, False], ids=["beside-score", "alone"])
-def test_a_last_intermediate_score_that_fails_matters_only_where_it_decides(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver, has_score: bool
+def test_a_failed_last_intermediate_score_matters_only_without_score(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver, has_score: bool
 ) -> None:
-    one = changed(session, one, has_intermediate_score=True, has_aggregate_scores=not has_score, has_score=has_score)
+    env = changed(session, env, has_intermediate_score=True, has_aggregate_scores=not has_score, has_score=has_score)
     guest.values["intermediate_score"] = Fails("disk full")
     if has_score:
-        assert operations.end_score(session, one, driver, "7")[1].score == 0.5
+        assert operations.end_score(session, env, driver, "7")[1].score == 0.5
         assert any("disk full" in note for note in told_of(session).notes)
     else:
         with pytest.raises(TaskError, match="disk full"):
-            operations.end_score(session, one, driver, "7")
+            operations.end_score(session, env, driver, "7")
 
 
-def test_an_intermediate_score_is_logged_and_hidden_where_the_manifest_hides_it(
-    session: Session, one: Environment, guest: Guest, driver: TaskDriver
+def test_an_intermediate_score_is_logged_and_hidden_if_the_manifest_says_so(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
     guest.says["intermediate_score"] = "12 of 48\n"
-    one = changed(session, one, has_intermediate_score=True, score_visible_to_agent=False)
-    known, result = operations.intermediate_score(session, one, driver)
+    env = changed(session, env, has_intermediate_score=True, score_visible_to_agent=False)
+    updated, result = operations.intermediate_score(session, env, driver)
     assert result.visible == {"status": "scored", "message": {"a": 1}}
     assert result.stdout == "12 of 48\n"
-    assert known.score_log == (result.entry,)
-    assert session.environments.find("env").score_log == known.score_log
-    assert known.score_log[0].details == {"b": 2}
+    assert updated.score_log == (result.entry,)
+    assert session.environments.find("env").score_log == updated.score_log
+    assert updated.score_log[0].details == {"b": 2}
 
 
-def test_no_score_is_no_entry_in_the_log(session: Session, one: Environment, guest: Guest, driver: TaskDriver) -> None:
+def test_an_answer_without_a_score_adds_no_log_entry(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
+) -> None:
     guest.values["intermediate_score"] = {"message": {"a": 1}}
-    known, result = operations.intermediate_score(
-        session, changed(session, one, has_intermediate_score=True), driver
+    updated, result = operations.intermediate_score(
+        session, changed(session, env, has_intermediate_score=True), driver
     )  # fmt: skip
-    assert (known.score_log, result.entry, result.visible["status"]) == ((), None, "no_score")
+    assert (updated.score_log, result.entry, result.visible["status"]) == ((), None, "no_score")
 
 
-def test_a_family_without_intermediate_scores_is_bad_input(
-    session: Session, one: Environment, driver: TaskDriver
+def test_an_intermediate_score_of_a_family_without_any_is_a_usage_error(
+    session: Session, env: Environment, driver: TaskDriver
 ) -> None:
     with pytest.raises(UsageError, match="fam has no intermediate_score"):
-        operations.intermediate_score(session, one, driver)
+        operations.intermediate_score(session, env, driver)
 
 
 def agents(directory: Path, script: str) -> Path:
@@ -230,11 +232,11 @@ def agents(directory: Path, script: str) -> Path:
     return directory
 
 
-def test_an_agent_runs_in_its_own_directory_as_its_login_shell_has_it(
-    session: Session, one: Environment, guest: Guest, tmp_path: Path
+def test_an_agent_runs_in_its_own_directory_in_a_login_shell(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     directory = agents(tmp_path / "agent", "pwd; echo s3cret-value >&2; exit 7")
-    done = run_agent(session, one, directory, "sh run.sh")
+    done = run_agent(session, env, directory, "sh run.sh")
     assert (done.exit_code, done.stdout.decode()) == (7, f"{guest.home}/scaffolding\n")
     assert log(session, "agent").startswith("$ ")
     assert "[redacted:TOKEN]" in log(session, "agent")
@@ -242,59 +244,59 @@ def test_an_agent_runs_in_its_own_directory_as_its_login_shell_has_it(
 
 
 def test_a_second_agent_replaces_the_first_ones_files(
-    session: Session, one: Environment, guest: Guest, tmp_path: Path
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     first, second = agents(tmp_path / "first", "echo 1"), agents(tmp_path / "second", "echo 2")
     (first / "old").touch()
-    run_agent(session, one, first, "true")
-    assert run_agent(session, one, second, "ls; sh run.sh").stdout == b"run.sh\n2\n"
+    run_agent(session, env, first, "true")
+    assert run_agent(session, env, second, "ls; sh run.sh").stdout == b"run.sh\n2\n"
 
 
-def test_an_agent_that_does_not_exist_is_bad_input(session: Session, one: Environment, tmp_path: Path) -> None:
+def test_an_agent_that_does_not_exist_is_a_usage_error(session: Session, env: Environment, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        run_agent(session, one, tmp_path / "nowhere", "true")
+        run_agent(session, env, tmp_path / "nowhere", "true")
 
 
-def test_an_agent_that_cannot_be_copied_is_told(
-    session: Session, one: Environment, guest: Guest, tmp_path: Path
+def test_an_agent_that_cannot_be_copied_is_an_error(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     guest.home.write_text("a file where the home should be")
     with pytest.raises(TaskError, match="could not be copied"):
-        run_agent(session, one, agents(tmp_path / "agent", ""), "true")
+        run_agent(session, env, agents(tmp_path / "agent", ""), "true")
 
 
-def test_an_agent_that_does_not_end_in_time_is_ended(session: Session, one: Environment, tmp_path: Path) -> None:
+def test_an_agent_that_does_not_end_in_time_is_ended(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(TimeoutError, match="the agent did not end within"):
-        run_agent(session, one, directory, "exec sh run.sh", timedelta(seconds=0.2))
+        run_agent(session, env, directory, "exec sh run.sh", timedelta(seconds=0.2))
     assert "begun" in log(session, "agent")
 
 
-def test_an_agent_whose_machine_ends_is_a_lost_machine(
-    session: Session, one: Environment, cloud: FakeCloud, tmp_path: Path
+def test_an_agent_whose_machine_ends_raises_machine_lost(
+    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
 ) -> None:
     class Ending(type(told_of(session))):  # type: ignore[misc]
         def output(self, text: str) -> None:
-            cloud.end_machine(one)
+            cloud.end_machine(env)
 
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 2")
     with pytest.raises(MachineLostError):
-        run_agent(replace(session, progress=Ending()), one, directory, "exec sh run.sh")
+        run_agent(replace(session, progress=Ending()), env, directory, "exec sh run.sh")
 
 
-def test_an_agent_is_shown_and_logged_without_the_secrets_even_in_pieces(
-    session: Session, one: Environment, tmp_path: Path
+def test_an_agents_output_is_redacted_even_if_a_secret_arrives_in_pieces(
+    session: Session, env: Environment, tmp_path: Path
 ) -> None:
     directory = agents(tmp_path / "agent", "printf 's3cr'; sleep 0.02; printf 'et-value and ä'; exit 3")
-    done = run_agent(session, one, directory, "exec sh run.sh")
+    done = run_agent(session, env, directory, "exec sh run.sh")
     assert (done.exit_code, done.stdout.decode()) == (3, "s3cret-value and ä")
     assert "".join(told_of(session).texts) == "[redacted:TOKEN] and ä"
     assert log(session, "agent").rstrip().endswith("[redacted:TOKEN] and ä")
 
 
-def test_an_agents_log_keeps_the_first_megabytes_and_the_agent_goes_on(
-    session: Session, one: Environment, tmp_path: Path
+def test_an_agents_log_keeps_the_first_megabytes_and_the_agent_continues(
+    session: Session, env: Environment, tmp_path: Path
 ) -> None:
     directory = agents(tmp_path / "agent", "head -c 9437184 /dev/zero | tr '\\0' x; exit 5")
-    assert run_agent(session, one, directory, "exec sh run.sh").exit_code == 5
+    assert run_agent(session, env, directory, "exec sh run.sh").exit_code == 5
     assert (8 << 20) - 1000 <= len(log(session, "agent")) < (8 << 20) + 1000

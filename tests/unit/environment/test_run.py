@@ -1,4 +1,4 @@
-"""Whole runs: whatever happens in the middle, the environment is destroyed at the end."""
+"""Tests whole runs, which destroy the environment at the end whatever happens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
     assert session.ledger.entries(unsettled=True) == []
 
 
-def test_a_run_is_up_agent_score_destroy(
+def test_a_run_brings_up_runs_the_agent_scores_and_destroys(
     session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand
 ) -> None:
     result = run(session, fam, "main", agent=agent)
@@ -47,7 +47,7 @@ def test_a_given_submission_is_scored_without_an_agent(session: Session, cloud: 
     assert list(cloud.guest().files.values()) == [b"7"]
 
 
-def test_a_scoring_that_fails_is_a_result_and_no_error(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+def test_a_failed_scoring_is_a_result_not_an_error(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     cloud.guest_defaults = {"values": {"score": Fails("division by zero")}}
     result = run(session, fam, "main", submission="7")
     assert (result.outcome.kind, result.outcome.score) == ("exception", None)
@@ -70,18 +70,20 @@ def test_a_run_that_does_not_start_is_destroyed(session: Session, cloud: FakeClo
     assert_nothing_is_left(session, cloud)
 
 
-def test_the_familys_own_tests_give_pytests_exit_code(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+def test_running_the_familys_tests_returns_pytests_exit_code(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
     cloud.guest_defaults = {"values": {"pytest": {"exit_code": 5}}}
-    one, code = run_tests(session, fam, "main", ["-k", "one"])
+    env, code = run_tests(session, fam, "main", ["-k", "one"])
     assert code == 5
-    asked = cloud.guest().asked("pytest")
-    assert (asked["arguments"], asked["environment"]) == (["-k", "one"], {"TOKEN": "s3cret-value"})
-    assert session.environments.find(one.id, archived=True).status == "destroying"
+    request = cloud.guest().request("pytest")
+    assert (request["arguments"], request["environment"]) == (["-k", "one"], {"TOKEN": "s3cret-value"})
+    assert session.environments.find(env.id, archived=True).status == "destroying"
     assert_nothing_is_left(session, cloud)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["passed", "failed"])
-def test_an_environment_of_tests_is_kept_for_who_asked_for_it(
+def test_keep_leaves_the_environment_of_tests_up(
     session: Session, cloud: FakeCloud, fam: TaskFamily, fails: bool
 ) -> None:
     if fails:
@@ -90,6 +92,6 @@ def test_an_environment_of_tests_is_kept_for_who_asked_for_it(
             run_tests(session, fam, "main", [], keep=True)
     else:
         run_tests(session, fam, "main", [], keep=True)
-    [one] = session.environments.all()
-    assert (one.status, one.attended) == ("ready", False)
-    assert cloud.existing() == [f"{one.id}/primary"]
+    [env] = session.environments.all()
+    assert (env.status, env.attended) == ("ready", False)
+    assert cloud.existing() == [f"{env.id}/primary"]

@@ -1,4 +1,4 @@
-"""Tests what a sweep may remove, depending on resources, records and leases."""
+"""Tests which resources a sweep may remove, depending on records and leases."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def record(status: Status = "ready", *, attended: bool = False, left: timedelta = HOUR) -> Environment:
+def record(status: Status = "ready", *, attended: bool = False, remaining: timedelta = HOUR) -> Environment:
     size = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
     return Environment(
         id="env", cloud="aws", stack="env", family="fam", task="main", status=status, attended=attended,
-        created_at=NOW - 3 * HOUR, expires_at=NOW + left, setup=TaskSetup(), full_internet=False,
+        created_at=NOW - 3 * HOUR, expires_at=NOW + remaining, setup=TaskSetup(), full_internet=False,
         machines={"primary": MachineRecord(image="i", size=size, user="root")},
     )  # fmt: skip
 
 
-def found(**changes: object) -> EnvironmentResources:
-    known: dict[str, Any] = {"environment": "env", "resources": ("instance i-1",), "created_at": NOW - 3 * HOUR}
-    return EnvironmentResources(**{**known, **changes})
+def surveyed(**changes: object) -> EnvironmentResources:
+    defaults: dict[str, Any] = {"environment": "env", "resources": ("instance i-1",), "created_at": NOW - 3 * HOUR}
+    return EnvironmentResources(**{**defaults, **changes})
 
 
 def verdict(
@@ -47,26 +47,28 @@ def verdict(
 
 
 @pytest.mark.parametrize(
-    ("known", "reason"),
+    ("recorded", "reason"),
     [
         (record(), None),
         (record("creating"), "the command that looked after it has ended"),
         (record("destroying"), "the command that looked after it has ended"),
         (record(attended=True), "the command that looked after it has ended"),
         (record("unverified"), "the cloud never confirmed its end"),
-        (record(left=-HOUR), "its time to live ended 1h ago"),
+        (record(remaining=-HOUR), "its time to live ended 1h ago"),
     ],
 )
-def test_what_is_recorded_here_goes_when_nobody_looks_after_it(known: Environment, reason: str | None) -> None:
-    assert verdict(found(home=HERE), known) == reason
+def test_a_recorded_environment_is_removed_once_no_command_looks_after_it(
+    recorded: Environment, reason: str | None
+) -> None:
+    assert verdict(surveyed(home=HERE), recorded) == reason
     # Environments that a running command looks after, and young ones, are always left alone.
-    assert verdict(found(home=HERE), known, attended=True) is None
-    assert verdict(found(home=HERE), known, older_than=4 * HOUR) is None
+    assert verdict(surveyed(home=HERE), recorded, attended=True) is None
+    assert verdict(surveyed(home=HERE), recorded, older_than=4 * HOUR) is None
 
 
-def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
-    assert verdict(found(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
-    assert verdict(found(home=HERE), attended=True) is None
+def test_an_environment_of_this_home_without_a_record_is_removed_at_once() -> None:
+    assert verdict(surveyed(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
+    assert verdict(surveyed(home=HERE), attended=True) is None
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,14 @@ def test_what_this_home_made_and_has_no_record_of_goes_at_once() -> None:
         ({"created_at": NOW - timedelta(days=8)}, True),
     ],
 )
-def test_what_another_controller_made_goes_long_past_its_limit_alone(changes: dict[str, object], goes: bool) -> None:
-    assert (verdict(found(home="home-2", **changes)) is not None) is goes
-    assert (verdict(found(home="", **changes)) is not None) is goes
+def test_an_environment_of_another_controller_is_removed_only_long_after_its_time_to_live(
+    changes: dict[str, object], goes: bool
+) -> None:
+    assert (verdict(surveyed(home="home-2", **changes)) is not None) is goes
+    assert (verdict(surveyed(home="", **changes)) is not None) is goes
 
 
-def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
+def test_a_shared_reservation_is_settled_long_after_its_time_to_live_if_nothing_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path / "home")
@@ -96,14 +100,14 @@ def test_a_shared_hold_is_settled_long_past_its_limit_if_nothing_of_it_exists(
     session = Session(home=home, cloud=LocalCloud(home, Settings()))
     shared = Ledger(tmp_path / "shared.sqlite")
     at = datetime.now(UTC)
-    for name, left in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR)):
+    for name, remaining in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR)):
         shared.reserve(
             Entry(
                 environment=name, kind="task", cloud="local", region="", family="fam", task="main", batch="b",
-                project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + left, reserved_micro_usd=10,
+                project="", command="b", launched_at=at - 2 * HOUR, expires_at=at + remaining, reserved_micro_usd=10,
             )
         )  # fmt: skip
-    monkeypatch.setattr(LocalCloud, "survey", lambda *_: [found(environment="exists", created_at=at)])
+    monkeypatch.setattr(LocalCloud, "survey", lambda *_: [surveyed(environment="exists", created_at=at)])
     monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
     assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "lives"]

@@ -1,7 +1,7 @@
-"""A fake cloud in a directory: the fake Terraform creates machines as files, and each answers SSH on the loopback.
+"""A fake cloud in a directory. The fake Terraform creates machines as files; each answers SSH on the loopback.
 
 It refuses what a real cloud would: to prepare twice, to capture a disk in use, to harden a machine that is not up.
-All methods of a cloud are here, so that the unit tests of code that uses one need not write their own.
+It has all methods of a cloud, so that unit tests of code that uses a cloud need not write their own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CRATER = "crater"
 
 @dataclass
 class Machine:
-    """One machine that may be created: its server, its inside, who may log in beside root."""
+    """A prepared machine: its SSH server, its guest, and the keys of users other than root."""
 
     sshd: Sshd
     guest: Guest
@@ -46,14 +46,14 @@ class Machine:
 
 @dataclass
 class Faults:
-    """What goes wrong with the cloud.
+    """Faults of the cloud that a test switches on.
 
     Attributes:
-        unreachable: it cannot be asked.
-        stuck: it removes nothing.
-        places: where to go on when Terraform fails; None: no place is to blame.
-        lost_images: names of images that it has lost.
-        refuses_to_harden: the last change to machines fails.
+        unreachable: the cloud does not answer questions.
+        stuck: the cloud removes no machine.
+        places: the next places if Terraform fails; None if the failure is not about capacity.
+        lost_images: names of images that the cloud has lost.
+        refuses_to_harden: hardening a machine fails.
     """
 
     unreachable: bool = False
@@ -64,15 +64,16 @@ class Faults:
 
 
 class FakeCloud(Cloud):
-    """The cloud.
+    """Keeps machines as files and answers as a cloud does.
 
     Args:
-        directory: what exists in it.
-        home: whose images it knows.
-        usd_per_hour: what a machine costs; 0 where nobody bills.
+        directory: the directory of the files.
+        home: the provisioner home whose images the cloud has.
+        usd: the price of a machine per hour; 0 if machines are free.
+        region: the cloud's only region.
     """
 
-    name = "local"  # the modules that stacks are made of are this cloud's; the fake Terraform does not look at them
+    name = "local"  # stacks are rendered with this cloud's modules, which the fake Terraform does not read
     parallelism: int | None = None
     module_variables = LocalVariables
 
@@ -94,23 +95,23 @@ class FakeCloud(Cloud):
         self.guest_defaults: dict[str, Any] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
-    # What tests do with it.
+    # Methods for tests.
 
     def machine(self, environment: Environment | str, role: Role = "primary") -> Machine:
-        """A machine that was prepared."""
+        """Returns a prepared machine."""
         return self.machines[environment if isinstance(environment, str) else environment.id, role]
 
     def guest(self, role: Role = "primary") -> Guest:
-        """The inside of the only machine with a role."""
+        """Returns the guest of the only machine with a role."""
         [machine] = [machine for (_, its), machine in self.machines.items() if its == role]
         return machine.guest
 
     def existing(self) -> list[str]:
-        """All machines that exist, as ENVIRONMENT/ROLE."""
+        """Returns all existing machines, as ENVIRONMENT/ROLE."""
         return sorted(str(path.relative_to(self.directory / "machines")) for path in self._files())
 
     def runs(self) -> list[str]:
-        """What Terraform did, as COMMAND STACK, but for init."""
+        """Returns Terraform's runs except init, as COMMAND STACK."""
         path = self.directory / "runs"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if not line.startswith("init ")]
@@ -118,18 +119,18 @@ class FakeCloud(Cloud):
     def terraform_fails(
         self, command: str = "apply", summary: str = "It broke", *, environment: str = "", creates: bool = False
     ) -> None:
-        """Lets the next such Terraform fail: before it makes anything, or after, and then it forgets what it made."""
+        """Makes the next run of a Terraform command fail: before it creates anything, or before it saves the state."""
         fault = {"command": command, "summary": summary, "environment": environment, "creates": creates}
         (self.directory / "fault.json").write_text(json.dumps(fault))
 
     def end_machine(self, environment: Environment | str, role: Role = "primary") -> None:
-        """Ends a machine behind everybody's back."""
+        """Ends a machine without provisioner, as a crash does."""
         identity = environment if isinstance(environment, str) else environment.id
         self._path(identity, role).unlink()
         self.machines[identity, role].sshd.cut()
 
     def close(self) -> None:
-        """Ends the servers."""
+        """Ends the SSH servers."""
         for machine in self.machines.values():
             machine.guest.kill_agent()
             machine.sshd.close()
@@ -155,7 +156,7 @@ class FakeCloud(Cloud):
         else:
             self._path(identity, role).unlink()
 
-    # What a cloud does.
+    # Methods of a cloud.
 
     def problems(self) -> list[tuple[str, str]]:
         return []
@@ -256,8 +257,8 @@ class FakeCloud(Cloud):
 
     def shared_network(self, environment: Environment) -> SharedNetwork | None:
         assert environment.placement, "an environment has a place before it has a network"
-        made = self.network and (self.directory / "networks" / self.network.stack).exists()
-        return None if made and self.network and self.network.new else self.network
+        exists = self.network and (self.directory / "networks" / self.network.stack).exists()
+        return None if exists and self.network and self.network.new else self.network
 
     def remove_shared_network(self, environment: Environment) -> None:
         self.removed_networks.append(environment.id)
@@ -306,9 +307,9 @@ class FakeCloud(Cloud):
             for name in {path.parent.name for path in self._files()}
         ]
 
-    def clear(self, found: EnvironmentResources) -> bool:
+    def clear(self, resources: EnvironmentResources) -> bool:
         for path in self._files():
-            if path.parent.name == found.environment:
+            if path.parent.name == resources.environment:
                 path.unlink()
         return True
 
@@ -330,7 +331,7 @@ class FakeCloud(Cloud):
 
 
 def use_fake_terraform(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the program in Terraform's place; it works on the fake cloud in this directory."""
+    """Installs the fake in Terraform's place, for the fake cloud in a directory."""
     program = directory / "terraform"
     directory.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).with_name("terraform.py").read_text()

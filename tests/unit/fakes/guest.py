@@ -1,6 +1,6 @@
-"""Answers as a machine would: scripted for the helper's operations and root's commands, a real shell for the agent's.
+"""Answers as a machine would: from a script for the helper and root's commands, with a real shell for the agent's.
 
-Each of root's commands is recognised and never run; an unexpected one fails the test.
+Root's commands are recognised and never run. An unexpected command fails the test.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SETUP = {"standard_version": "0.5.0", "tasks": {"main": {"instructions": "Do it.
 
 @dataclass(frozen=True)
 class Fails:
-    """An operation of the helper that raises, says so, and leaves a traceback."""
+    """Makes an operation of the helper raise an exception."""
 
     message: str = "it broke"
 
 
 @dataclass
 class Guest:
-    """One machine's inside. Set what it answers before; look at what it was asked for after.
+    """Plays the inside of one machine. Tests set its answers beforehand and look at its requests afterwards.
 
     Attributes:
-        values: what operations of the helper return; Fails for a failure. Others are unexpected.
-        says: what operations print, by operation.
-        requests: what the helper was asked for, in order.
-        trees, files: what root copied into the machine, by destination.
-        ran_as: the users as whom root ran something.
-        secrets_left: lines of the search for secrets.
-        ttl_moved_to: what the timer in the machine was set to; `ttl_refusal` is what it answers instead.
+        values: the return value of each operation of the helper; Fails for an exception. Others are unexpected.
+        says: the output of operations, by operation.
+        requests: the requests to the helper, in order.
+        trees, files: the files that root copied into the machine, by destination.
+        ran_as: the users as whom root ran commands.
+        secrets_left: the lines that the search for secrets prints.
+        ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
     home: Path
@@ -66,18 +66,18 @@ class Guest:
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
     _results: dict[str, str] = field(default_factory=dict)
 
-    def asked(self, operation: str) -> dict[str, Any]:
-        """The only request for an operation."""
+    def request(self, operation: str) -> dict[str, Any]:
+        """Returns the only request for an operation."""
         [request] = [request for request in self.requests if request["operation"] == operation]
         return request
 
     @property
     def operations(self) -> list[str]:
-        """What the helper was asked for, in order."""
+        """Returns the operations that were requested from the helper, in order."""
         return [request["operation"] for request in self.requests]
 
     def obey(self, call: Call) -> int:
-        """Runs a command."""
+        """Carries out a command and returns its exit code."""
         if call.user == "agent":
             if not self.home.exists():
                 self.home.mkdir()
@@ -146,7 +146,7 @@ class Guest:
         return self.says.get(operation, "").encode(), b""
 
     def kill_agent(self) -> None:
-        """Ends what user agent runs: in this stand-in, all whose HOME is this machine's."""
+        """Ends the agent's processes: here, all that have this machine's HOME."""
         mark = f"HOME={self.home}".encode()
         for process in Path("/proc").glob("[0-9]*"):
             try:

@@ -1,6 +1,6 @@
-"""An SSH server on the loopback, in the tests' own process: paramiko's server, with real keys.
+"""An SSH server on the loopback in the tests' own process, with real keys.
 
-A program that the test gives runs each command.
+The test's own function runs each command.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from provisioner.remote.keys import KeyPair, ed25519_key_pair
 
 
 class Call:
-    """One command that a client wants to be run.
+    """A client's request to run a command.
 
     Attributes:
-        user: who the client logged in as.
-        command: what the login shell gets, and `argv`, the same in words.
-        channel: to the client.
+        user: the user that the client logged in as.
+        command: the text for the login shell.
+        argv: the same, split into words.
+        channel: the channel to the client.
     """
 
     def __init__(self, user: str, command: str, channel: paramiko.Channel) -> None:
@@ -42,7 +43,7 @@ class Call:
         self.argv = shlex.split(command)
 
     def stdin(self) -> bytes:
-        """All that the client sends."""
+        """Reads the client's input to its end."""
         data = b""
         while chunk := self.channel.recv(1 << 16):
             data += chunk
@@ -50,11 +51,11 @@ class Call:
 
 
 Program = Callable[[Call], int]
-"""Runs a command: its exit code, or -N where signal N ended it."""
+"""Runs a command and returns its exit code, or -N if signal N ended it."""
 
 
 def in_a_shell(call: Call, environment: dict[str, str] | None = None) -> int:
-    """Runs the command as sshd does for root: in bash, waiting for its end, not for that of what it left behind."""
+    """Runs the command in bash, as sshd does for root, and waits for its end but not for background processes."""
     process = subprocess.Popen(
         ["/bin/bash", "-c", call.command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
@@ -69,7 +70,7 @@ def in_a_shell(call: Call, environment: dict[str, str] | None = None) -> int:
         pump.start()
     code = process.wait()
     for pump in pumps[1:]:
-        pump.join(0.2)  # what lives on in the background may keep them for longer
+        pump.join(0.2)  # background processes may hold them open for longer
     return code
 
 
@@ -90,12 +91,12 @@ def _tell(stream: IO[bytes] | None, send: Callable[[bytes], None]) -> None:
 
 
 class Sshd:
-    """A server on a port of its own. Use as a context manager.
+    """Listens on a port of its own. Use as a context manager.
 
     Args:
         program: runs the commands.
-        authorize: whether a user may log in with a key, `TYPE BASE64`.
-        is_up: whether it answers at all; until then connections are closed at once, as a forwarded port's are.
+        authorize: returns whether a user may log in with a key, `TYPE BASE64`.
+        is_up: returns whether sshd answers; until then connections are closed at once, as by a forwarded port.
     """
 
     def __init__(
@@ -123,22 +124,22 @@ class Sshd:
 
     @property
     def host_key(self) -> str:
-        """`TYPE BASE64`. What it shows to clients is `shown_key_pair`, the same unless a test changes it."""
+        """Returns the host key, `TYPE BASE64`. Clients see `shown_key_pair`, the same unless a test changes it."""
         return self.key_pair.public
 
     def connections(self) -> int:
-        """How many clients are connected, once those that have just left are counted out."""
+        """Counts the connected clients, after waiting for those that are disconnecting."""
         for transport in self._transports:
             transport.join(0.5)
         return sum(transport.is_active() for transport in self._transports)
 
     def cut(self) -> None:
-        """Ends all connections, as a machine's end does."""
+        """Cuts all connections, as the end of a machine does."""
         while self._transports:
             self._transports.pop().close()
 
     def close(self) -> None:
-        """Ends the server, and shows what its programs could not make sense of."""
+        """Ends the server and raises the first error from its commands."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join(5)
@@ -167,7 +168,7 @@ class Sshd:
 
 
 class _Server(paramiko.ServerInterface):
-    """One connection."""
+    """Serves one connection."""
 
     def __init__(self, sshd: Sshd) -> None:
         self._sshd = sshd
@@ -234,7 +235,7 @@ class _Server(paramiko.ServerInterface):
 
 
 def _send_end(channel: paramiko.Channel, code: int) -> None:
-    """The exit status; or, where a signal ended the command, its name (RFC 4254, 6.10)."""
+    """Sends the exit status or, if a signal ended the command, the signal's name (RFC 4254, 6.10)."""
     if code >= 0:
         channel.send_exit_status(code)
         return

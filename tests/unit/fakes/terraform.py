@@ -1,6 +1,6 @@
-"""Runs in Terraform's place: creates machines as files in the fake cloud's directory, and keeps a state.
+"""A fake Terraform: creates machines as files in the fake cloud's directory and keeps a state.
 
-`fault.json` says what to do wrong next; each fault happens once.
+`fault.json` names the next fault. Each fault happens once.
 """
 
 import json
@@ -12,7 +12,7 @@ CLOUD = Path(os.environ["FAKE_CLOUD"])
 
 
 def main() -> None:
-    """Obeys one command."""
+    """Carries out one command."""
     command, stack = sys.argv[1], Path.cwd().name
     with (CLOUD / "runs").open("a") as runs:
         runs.write(f"{command} {stack}\n")
@@ -30,29 +30,31 @@ def main() -> None:
         fail(fault)
         return
     values = json.loads(Path("environments.auto.tfvars.json").read_text())["environments"]
-    machines = {f"{one}/{role}": spec for one, value in values.items() for role, spec in value["machines"].items()}
+    machines = {f"{name}/{role}": spec for name, value in values.items() for role, spec in value["machines"].items()}
     if fault and not fault["creates"]:
         fail(fault)
     state = Path("terraform.tfstate")
-    made = json.loads(state.read_text()) if state.exists() else []
+    existing = json.loads(state.read_text()) if state.exists() else []
     wanted = [] if command == "destroy" else list(machines)
-    for name in set(wanted) - set(made):
+    for name in set(wanted) - set(existing):
         path = CLOUD / "machines" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as file:  # a cloud makes no machine twice
+        with path.open("x") as file:  # fails for a machine that exists
             file.write(json.dumps(machines[name]))
-    for name in set(made) - set(wanted):
+    for name in set(existing) - set(wanted):
         (CLOUD / "machines" / name).unlink(missing_ok=True)
-    if fault:  # killed before it wrote its state: it forgets what it has just made
+    if fault:  # killed before it saved its state
         fail(fault)
     state.write_text(json.dumps(wanted))
     endpoints = json.loads((CLOUD / "endpoints.json").read_text())
-    outputs = {one: {"machines": {role: endpoints[one][role] for role in values[one]["machines"]}} for one in values}
+    outputs = {
+        name: {"machines": {role: endpoints[name][role] for role in values[name]["machines"]}} for name in values
+    }
     print(json.dumps({"type": "outputs", "outputs": {"environments": {"value": outputs}}}))
 
 
 def fail(fault: dict[str, str]) -> None:
-    """Ends as Terraform does after an error, if there is one."""
+    """Ends as Terraform does after an error, if there is a fault."""
     if not fault:
         return
     diagnostic = {"severity": "error", "summary": fault["summary"], "detail": ""}

@@ -30,7 +30,7 @@ class TaskFamily:
 
 @dataclass
 class Told:
-    """Keeps what whoever watches is told."""
+    """Records the progress that a session reports."""
 
     notes: list[str] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Told:
 
 
 def family(directory: Path, **files: str) -> TaskFamily:
-    """A family called `fam`, of a module and these files."""
+    """Writes and loads a family called `fam`, with a module and the given files."""
     root = directory / "fam"
     root.mkdir(exist_ok=True)
     for name, text in {"fam.py": MODULE, **files}.items():
@@ -60,7 +60,7 @@ def family(directory: Path, **files: str) -> TaskFamily:
 
 
 def store_image(session: Session, fam: TaskFamily, setup: dict[str, Any]) -> str:
-    """Puts a family's image and setup data into the home, as if a builder had made it."""
+    """Stores a family's image and setup data in the home, as if a builder had built it."""
     base = build.base_image(session, BaseImage(role="primary"))
     name = build.family_image_name(fam, base, session.variables)
     with session.images.building(name, session.progress) as directory:
@@ -72,7 +72,7 @@ def store_image(session: Session, fam: TaskFamily, setup: dict[str, Any]) -> str
 
 
 def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), **changes: Any) -> Environment:
-    """An environment of which nothing exists yet."""
+    """Returns the record of an environment that has no machines yet."""
     begin = now()
     new = Environment(
         id=identity, cloud="local", stack=identity, family="fam", task="main", status="creating", attended=True,
@@ -84,14 +84,14 @@ def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), *
 
 
 def created(session: Session, *new: Environment) -> list[Environment]:
-    """Environments whose machines exist: of one stack, made by one apply."""
+    """Creates the machines of environments of one stack, in one apply."""
     for planned in new:
         record_environment(session, planned)
     return create_machines(session, list(new))
 
 
 def up(session: Session, new: Environment | None = None) -> Environment:
-    """An environment that is up and whose start() has run, as its record says."""
+    """Brings up an environment and records that its start() has run."""
     [booting] = created(session, new or environment())
     for connection in boot_machines(session, booting).values():
         connection.close()
@@ -99,6 +99,6 @@ def up(session: Session, new: Environment | None = None) -> Environment:
 
 
 def told_of(session: Session) -> Told:
-    """What the session told."""
+    """Returns the progress that a session has reported."""
     assert isinstance(session.progress, Told)
     return session.progress

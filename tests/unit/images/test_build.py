@@ -1,4 +1,4 @@
-"""Images are built once, named by all that went into them, and taken over where another controller made them."""
+"""Tests that images are built once, named by a hash of their inputs, and adopted if another controller built them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_family_image_is_built_once(session: Session, cloud: FakeCloud, tmp_pa
 
 
 @pytest.mark.parametrize("what", ["base", "file", "name", "variables"])
-def test_a_familys_image_has_another_name_with(tmp_path: Path, what: str) -> None:
+def test_a_family_images_name_depends_on(tmp_path: Path, what: str) -> None:
     fam = family(tmp_path)
     before = build.family_image_name(fam, "base-1", {"A": "1"})
     assert before == build.family_image_name(load_family(fam.directory), "base-1", {"A": "1"})
@@ -59,13 +59,13 @@ def test_a_familys_image_has_another_name_with(tmp_path: Path, what: str) -> Non
     assert build.family_image_name(fam, "base-2" if what == "base" else "base-1", variables) != before
 
 
-def test_an_images_name_shows_no_variable(tmp_path: Path) -> None:
+def test_an_images_name_reveals_no_variable(tmp_path: Path) -> None:
     name = build.family_image_name(family(tmp_path), "base", {"TOKEN": "s3cret-value"})
     assert name.startswith("family-fam-")
     assert len(name) == len("family-fam-") + 16
 
 
-def test_an_aux_image_has_another_name_with_other_steps_or_files(tmp_path: Path) -> None:
+def test_an_aux_images_name_depends_on_its_steps_and_files(tmp_path: Path) -> None:
     fam = family(tmp_path, data="1")
     names = {build.aux_image_name(fam, "base", spec(*steps)) for steps in ((SHELL,), (FILE,), (SHELL, FILE))}
     names.add(build.aux_image_name(fam, "other", spec(FILE)))
@@ -76,7 +76,7 @@ def test_an_aux_image_has_another_name_with_other_steps_or_files(tmp_path: Path)
     assert build.aux_image_name(fam, "base", spec(FILE)) in names
 
 
-def test_an_image_that_the_cloud_has_lost_is_built_anew(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_an_image_that_the_cloud_has_lost_is_built_again(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = family(tmp_path)
     name, _ = build.family_image(session, fam)
     cloud.faults.lost_images = {name}
@@ -85,7 +85,9 @@ def test_an_image_that_the_cloud_has_lost_is_built_anew(session: Session, cloud:
     assert f"The cloud no longer has the image {name}" in told_of(session).notes
 
 
-def test_an_image_that_another_controller_made_is_only_read(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_an_image_that_another_controller_built_is_only_read(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
     fam = family(tmp_path)
     base = build.base_image(session, PRIMARY)
     name = build.family_image_name(fam, base, session.variables)
@@ -97,7 +99,7 @@ def test_an_image_that_another_controller_made_is_only_read(session: Session, cl
     assert cloud.existing() == []
 
 
-def test_a_build_that_fails_leaves_no_image_and_no_machine(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_image_and_no_machine(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = family(tmp_path)
     cloud.guest_defaults = {"values": {"install": Fails("no network")}}
     with pytest.raises(ImageBuildError, match="fam: install"):
@@ -107,14 +109,14 @@ def test_a_build_that_fails_leaves_no_image_and_no_machine(session: Session, clo
     assert cloud.existing() == []
 
 
-def test_setup_data_that_is_none_makes_no_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_invalid_setup_data_leaves_no_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.guest_defaults = {"values": {"setup": {"tasks": {}}}}
     with pytest.raises(TaskFamilyError, match="has no tasks"):
         build.family_image(session, family(tmp_path))
     assert [image.kind for image in session.images.all()] == ["base"]
 
 
-def test_a_base_image_is_made_of_the_vendors_once(session: Session, cloud: FakeCloud) -> None:
+def test_a_base_image_is_built_once_from_the_vendors_image(session: Session, cloud: FakeCloud) -> None:
     cloud.vendor_images = True
     name = build.base_image(session, PRIMARY)
     assert build.base_image(session, PRIMARY) == name
@@ -124,7 +126,7 @@ def test_a_base_image_is_made_of_the_vendors_once(session: Session, cloud: FakeC
     assert build.base_image(session, BaseImage(role="aux")) != name
 
 
-def test_a_base_image_that_another_controller_made_is_taken_over(session: Session, cloud: FakeCloud) -> None:
+def test_a_base_image_that_another_controller_built_is_adopted(session: Session, cloud: FakeCloud) -> None:
     cloud.vendor_images = True
     name = build.base_image(session, PRIMARY)
     session.images.prune(set(), cloud="local", discard=lambda _: None, everything=True)
@@ -154,14 +156,14 @@ def test_an_aux_image_is_built_by_the_aux_vms_own_user_without_secrets(
 ) -> None:
     fam = family(tmp_path, data="1")
     name = build.aux_image(session, fam, spec(SHELL, FILE), SIZE)
-    request = cloud.guest().asked("shell")
+    request = cloud.guest().request("shell")
     assert (request["user"], request["cwd"], request["environment"]) == ("admin", "/home/admin", {})
     assert (cloud.guest().files, cloud.guest().ran_as) == ({"/data": b"1"}, ["admin"])
     assert build.aux_image(session, fam, spec(SHELL, FILE), SIZE) == name
     assert builds(cloud) == 1
 
 
-def test_an_aux_vms_file_that_is_not_the_familys_is_refused_before_a_machine_boots(
+def test_an_aux_vms_file_outside_the_family_is_refused_before_a_machine_boots(
     session: Session, cloud: FakeCloud, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskFamilyError, match="leads out"):
@@ -169,14 +171,14 @@ def test_an_aux_vms_file_that_is_not_the_familys_is_refused_before_a_machine_boo
     assert builds(cloud) == 0
 
 
-def test_all_images_of_a_family_are_built_and_a_family_image_needs_its_aux_images(
+def test_all_images_of_a_family_are_built_and_its_image_records_the_aux_images(
     session: Session, cloud: FakeCloud, tmp_path: Path
 ) -> None:
     aux = spec(SHELL).model_dump(mode="json", exclude_none=True)
     tasks = {"main": {"aux_vm_spec": aux}, "other": {"aux_vm_spec": aux}, "alone": {}}
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks}}}
     name, aux_names = build.build_all(session, family(tmp_path))
-    assert [one.split("-")[0] for one in aux_names] == ["aux"]
+    assert [name.split("-")[0] for name in aux_names] == ["aux"]
     assert list(session.images.load(name).needs) == aux_names
     assert builds(cloud) == 2
 
@@ -184,7 +186,7 @@ def test_all_images_of_a_family_are_built_and_a_family_image_needs_its_aux_image
 @pytest.mark.parametrize(
     ("storage", "disk_gib"), [("{}", 16), ("{storage_gb: 3}", 16), ("{storage_gb: 40.5}", 41)], ids=str
 )
-def test_an_images_disk_is_as_large_as_the_largest_task_asks_for(tmp_path: Path, storage: str, disk_gib: int) -> None:
+def test_an_images_disk_fits_the_largest_task(tmp_path: Path, storage: str, disk_gib: int) -> None:
     fam = family(tmp_path, **{"manifest.yaml": f"tasks: {{one: {{}}, two: {{resources: {storage}}}}}"})
     assert build.disk_gib(fam) == disk_gib
     assert build.fitting_image(SIZE, fam).disk_gib == disk_gib

@@ -1,4 +1,4 @@
-"""A builder boots, is filled, searched for secrets, powered off and captured, and always goes."""
+"""Tests that a builder is filled, searched for secrets, powered off and captured, and always destroyed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUILDER = Builder(label="fam", base=BaseImage(role="primary"), image="base", dis
 
 
 def nothing(*_: object) -> None:
-    """Fills nothing in."""
+    """Adds nothing to the builder."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
     assert session.ledger.entries(unsettled=True) == []
 
 
-def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: FakeCloud, image: Path) -> None:
+def test_a_builder_has_full_internet_and_is_recorded_as_one(session: Session, cloud: FakeCloud, image: Path) -> None:
     seen = []
 
     def fill(*_: object) -> str:
@@ -52,7 +52,7 @@ def test_a_builder_has_the_internet_and_its_own_kind(session: Session, cloud: Fa
     assert_nothing_is_left(session, cloud)
 
 
-def test_the_disk_is_captured_only_once_the_machine_is_off(
+def test_the_disk_is_not_captured_before_the_machine_is_off(
     session: Session, cloud: FakeCloud, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builder, "POWER_OFF_SECONDS", -1.0)
@@ -67,7 +67,7 @@ def test_the_disk_is_captured_only_once_the_machine_is_off(
     assert_nothing_is_left(session, cloud)
 
 
-def test_a_secret_that_was_left_makes_no_image(session: Session, cloud: FakeCloud, image: Path) -> None:
+def test_a_secret_left_in_the_builder_prevents_the_image(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"secrets_left": ["/root/.netrc: TOKEN s3cret-value"]}
     with pytest.raises(ImageBuildError, match=r"left secrets in the image: /root/\.netrc: TOKEN \[redacted:TOKEN\]"):
         build(session, BUILDER, "family-1", image, nothing)
@@ -75,9 +75,7 @@ def test_a_secret_that_was_left_makes_no_image(session: Session, cloud: FakeClou
     assert_nothing_is_left(session, cloud)
 
 
-def test_values_that_are_too_short_to_tell_are_not_searched_for(
-    session: Session, cloud: FakeCloud, image: Path
-) -> None:
+def test_short_values_are_not_searched_for(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"secrets_left": ["/etc/passwd: A"]}
     build(replace(session, variables={"A": "short"}), BUILDER, "family-1", image, nothing)
     assert (image / "disk.qcow2").exists()
@@ -86,7 +84,7 @@ def test_values_that_are_too_short_to_tell_are_not_searched_for(
 @pytest.mark.parametrize(
     "error", [ImageBuildError("No."), KeyboardInterrupt(), ValueError("ours")], ids=["build", "ctrl-c", "bug"]
 )
-def test_a_builder_goes_whatever_comes_of_it(
+def test_a_builder_is_destroyed_after_any_error(
     session: Session, cloud: FakeCloud, image: Path, error: BaseException
 ) -> None:
     def fill(*_: object) -> None:
@@ -101,16 +99,14 @@ def test_a_builder_goes_whatever_comes_of_it(
         assert error.hint == f"provisioner logs {logs.parents[1].name} shows its full output."
 
 
-def test_a_builder_that_does_not_come_up_goes(session: Session, cloud: FakeCloud, image: Path) -> None:
+def test_a_builder_that_does_not_come_up_is_destroyed(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.faults.refuses_to_harden = True
     with pytest.raises(MachineLostError):
         build(session, BUILDER, "family-1", image, nothing)
     assert_nothing_is_left(session, cloud)
 
 
-def test_a_builder_that_does_not_fit_the_budget_is_not_launched(
-    session: Session, cloud: FakeCloud, image: Path
-) -> None:
+def test_a_builder_beyond_the_budget_is_not_launched(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.usd = cloud.usd + 3
     poor = replace(session, spending=session.spending.model_copy(update={"budget": cloud.usd}))
     with pytest.raises(BudgetError):
@@ -118,7 +114,7 @@ def test_a_builder_that_does_not_fit_the_budget_is_not_launched(
     assert cloud.runs() == []
 
 
-def test_a_look_into_an_image_reserves_no_more_than_it_takes(session: Session, cloud: FakeCloud) -> None:
+def test_looking_into_an_image_has_a_short_time_to_live(session: Session, cloud: FakeCloud) -> None:
     lives: list[timedelta] = []
 
     def read(_: object) -> str:

@@ -1,4 +1,4 @@
-"""What goes into a builder: files, build steps, install(), and nothing that is not told."""
+"""Tests filling a builder: files, build steps, install(), setup data."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ STEPS = [
 
 @pytest.fixture
 def machine(session: Session) -> Iterator[tuple[TaskDriver, Connection]]:
-    one = up(session, environment(kind="builder"))
-    with connect(session, one, "primary") as connection:
-        yield operations.driver(session, one, connection), connection
+    env = up(session, environment(kind="builder"))
+    with connect(session, env, "primary") as connection:
+        yield operations.driver(session, env, connection), connection
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def guest(machine: object, cloud: FakeCloud) -> Guest:
     return cloud.guest()
 
 
-def test_a_family_is_copied_built_installed_and_asked_for_its_tasks(
+def test_a_family_is_copied_built_and_installed_and_its_setup_data_read(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
 ) -> None:
     fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[:2]), "data": "1"})
@@ -61,14 +61,14 @@ def test_a_family_is_copied_built_installed_and_asked_for_its_tasks(
     assert guest.operations == ["shell", "install", "setup"]
     assert guest.trees == {"/root": {"fam.py", "build_steps.json", "data"}}
     assert guest.files == {"/root/data": b"1"}
-    step = guest.asked("shell")
+    step = guest.request("shell")
     assert (step["commands"], step["cwd"], step["user"]) == (COMMANDS, "/root", None)
     assert step["shell"] == ["bash", "-euo", "pipefail"]
-    assert step["environment"] == guest.asked("install")["environment"] == {"TOKEN": "s3cret-value"}
+    assert step["environment"] == guest.request("install")["environment"] == {"TOKEN": "s3cret-value"}
     assert told_of(session).notes == ["fam: build step 1 (shell)", "fam: build step 2 (file)"]
 
 
-def test_a_directory_of_a_build_step_is_copied_by_its_contents(
+def test_the_contents_of_a_build_steps_directory_are_copied(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
 ) -> None:
     (tmp_path / "fam" / "assets" / "deep").mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_a_directory_of_a_build_step_is_copied_by_its_contents(
     ids=["slash", "deep", "dot", "directory", "directory-slash", "file", "quoted"],
 )
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
-def test_a_destination_that_ends_like_a_directory_takes_the_file_under_its_own_name(
+def test_a_file_keeps_its_name_in_a_destination_that_is_a_directory_or_ends_in_a_slash(
     session: Session, machine: tuple[TaskDriver, Connection], tmp_path: Path, destination: str, file: str,
     absolute: bool,
 ) -> None:  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_destination_that_ends_like_a_directory_takes_the_file_under_its_own_n
     [("shell", r"fam: build step 1 \(shell\) raised"), ("install", r"fam: install\(\) raised")],
     ids=["step", "install"],
 )
-def test_a_build_that_fails_says_where_and_ends_there(
+def test_a_failed_build_names_its_step_and_stops_there(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, operation: str, says: str
 ) -> None:
     fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[:2]), "data": "1"})
@@ -136,7 +136,7 @@ def test_a_build_that_fails_says_where_and_ends_there(
     [({"tasks": []}, TaskFamilyError), ("text", TaskFamilyError), (Fails(), TaskError)],
     ids=["list", "text", "exception"],
 )
-def test_setup_data_is_a_strangers_and_checked(
+def test_setup_data_is_untrusted_and_checked(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, value: object, error: type[Exception]
 ) -> None:
     guest.values["setup"] = value
@@ -145,7 +145,7 @@ def test_setup_data_is_a_strangers_and_checked(
 
 
 @pytest.mark.parametrize("role", ["primary", "aux"])
-def test_a_base_image_gets_our_files_and_packages(
+def test_a_base_image_gets_provisioners_files_and_packages(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, role: str
 ) -> None:
     bundle = tmp_path / "ca.pem"
@@ -160,7 +160,7 @@ def test_a_base_image_gets_our_files_and_packages(
     assert "".join(told_of(session).texts) == "Unpacking curl\n"
 
 
-def test_a_package_that_cannot_be_installed_is_told_with_what_was_said(
+def test_the_error_for_a_failed_package_shows_the_output(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest
 ) -> None:
     guest.package_exit_code = 100
@@ -169,12 +169,12 @@ def test_a_package_that_cannot_be_installed_is_told_with_what_was_said(
     assert (caught.value.details or "").endswith("E: no curl\n")
 
 
-def test_a_preparation_has_another_name_for_another_machine_or_bundle(session: Session, tmp_path: Path) -> None:
+def test_the_preparation_digest_depends_on_the_machine_and_the_ca_bundle(session: Session, tmp_path: Path) -> None:
     bundle = tmp_path / "ca.pem"
     bundle.write_text("certificate")
     with_bundle = replace(session, ca_bundle=bundle)
     bases = [BaseImage(role="primary"), BaseImage(role="aux"), BaseImage(role="aux", architecture="arm64")]
-    names = {preparation_digest(one, base) for base in bases for one in (session, with_bundle)}
+    names = {preparation_digest(each, base) for base in bases for each in (session, with_bundle)}
     assert len(names) == 6
     assert preparation_digest(session, bases[0]) in names
     bundle.write_text("another")

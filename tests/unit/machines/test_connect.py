@@ -1,4 +1,4 @@
-"""Connections to machines that are up, and what is told of those that are not."""
+"""Tests connections to machines that are up, and the errors for those that are not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
 
 
-def test_a_machine_that_is_up_lets_root_and_its_agent_in(session: Session) -> None:
+def test_root_and_the_agent_can_log_in_to_a_running_machine(session: Session) -> None:
     running = up(session)
     with connect(session, running, "primary") as root, connect(session, running, "primary", "agent") as agent:
         assert root.run(["journalctl"]).stdout == b"a journal\n"
         assert agent.run(["sh", "-c", 'basename "$HOME"']).stdout == b"home-env-primary\n"
 
 
-def test_a_machine_that_has_ended_is_told_with_the_way_to_clear_it_away(session: Session, cloud: FakeCloud) -> None:
+def test_the_error_for_a_machine_that_ended_says_how_to_remove_it(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     cloud.end_machine(running)
     with pytest.raises(MachineLostError) as caught:
@@ -30,7 +30,7 @@ def test_a_machine_that_has_ended_is_told_with_the_way_to_clear_it_away(session:
     assert "provisioner destroy env" in (caught.value.hint or "")
 
 
-def test_a_machine_that_ended_after_its_time_is_told_so(session: Session, cloud: FakeCloud) -> None:
+def test_the_error_says_if_the_time_to_live_has_ended(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     cloud.end_machine(running)
     past = session.environments.update(running, expires_at=now() - timedelta(seconds=1))
@@ -38,14 +38,14 @@ def test_a_machine_that_ended_after_its_time_is_told_so(session: Session, cloud:
         connect(session, past, "primary")
 
 
-def test_a_machine_that_runs_and_refuses_is_not_called_ended(session: Session, cloud: FakeCloud) -> None:
+def test_a_running_machine_that_refuses_the_login_is_not_reported_as_ended(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     cloud.machine(running).sshd.authorize = lambda _user, _key: False
     with pytest.raises(MachineLostError, match="answers, but SSH fails"):
         connect(session, running, "primary")
 
 
-def test_a_machine_that_was_never_up_is_bad_input(session: Session) -> None:
+def test_connecting_to_a_machine_that_was_never_up_is_a_usage_error(session: Session) -> None:
     [booting] = created(session, environment())
     with pytest.raises(UsageError, match="env is not up: its status is creating"):
         connect(session, booting, "primary")

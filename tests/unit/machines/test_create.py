@@ -1,4 +1,4 @@
-"""What is recorded before anything exists, and what one apply makes of it."""
+"""Tests creating machines: the records made beforehand, and the apply."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def values_of(session: Session, stack: str) -> dict[str, dict[str, object]]:
     return dict(json.loads(text)["environments"])
 
 
-def test_record_and_keys_are_there_before_anything_exists(session: Session, cloud: FakeCloud) -> None:
+def test_record_and_keys_are_written_before_anything_is_created(session: Session, cloud: FakeCloud) -> None:
     new = environment()
     record_environment(session, new)
     assert session.environments.find("env") == new
@@ -39,7 +39,7 @@ def test_record_and_keys_are_there_before_anything_exists(session: Session, clou
     assert (cloud.existing(), cloud.runs()) == ([], [])
 
 
-def test_an_aux_vm_lets_the_tasks_own_key_in(session: Session, cloud: FakeCloud) -> None:
+def test_an_aux_vm_accepts_the_tasks_own_key(session: Session, cloud: FakeCloud) -> None:
     new = environment(roles=("primary", "aux"))
     record_environment(session, new)
     keys = {name: session.environments.key("env", name).public for name in ("controller", "task")}
@@ -48,17 +48,17 @@ def test_an_aux_vm_lets_the_tasks_own_key_in(session: Session, cloud: FakeCloud)
     assert keys["task"] not in cloud.machine(new, "primary").authorized_keys["agent"]
 
 
-def test_one_apply_makes_all_environments_of_a_stack(session: Session, cloud: FakeCloud) -> None:
-    one, two = created(session, environment("one", stack="many"), environment("two", stack="many"))
+def test_one_apply_creates_all_environments_of_a_stack(session: Session, cloud: FakeCloud) -> None:
+    first, second = created(session, environment("one", stack="many"), environment("two", stack="many"))
     assert cloud.runs() == ["apply many"]
     assert cloud.existing() == ["one/primary", "two/primary"]
-    assert one.endpoints["primary"].port == cloud.machine("one").sshd.port
-    assert two.endpoints["primary"].port == cloud.machine("two").sshd.port
-    assert one == session.environments.find("one")
-    assert one.placement == {"region": "crater", "zone": "a"}
+    assert first.endpoints["primary"].port == cloud.machine("one").sshd.port
+    assert second.endpoints["primary"].port == cloud.machine("two").sshd.port
+    assert first == session.environments.find("one")
+    assert first.placement == {"region": "crater", "zone": "a"}
 
 
-def test_terraform_is_told_what_the_record_says(session: Session) -> None:
+def test_terraform_gets_the_values_of_the_record(session: Session) -> None:
     allowed = (Destination(cidr="192.0.2.7/32", port=443, host_names=("example.com",)),)
     created(session, environment(allowed_destinations=allowed))
     public_key = session.environments.key("env", "controller").public
@@ -73,29 +73,29 @@ def test_terraform_is_told_what_the_record_says(session: Session) -> None:
     }
 
 
-def test_an_environment_that_was_placed_stays_where_it_is(session: Session) -> None:
-    [one] = created(session, environment(placement={"region": "crater", "zone": "z"}))
-    assert one.placement["zone"] == "z"
+def test_an_environment_keeps_its_recorded_place(session: Session) -> None:
+    [env] = created(session, environment(placement={"region": "crater", "zone": "z"}))
+    assert env.placement["zone"] == "z"
 
 
-def test_an_environment_without_room_is_created_at_the_next_place(session: Session, cloud: FakeCloud) -> None:
+def test_an_environment_goes_to_the_next_place_if_the_first_is_full(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = [("zone a is full", {"region": "crater", "zone": "b"})]
     cloud.terraform_fails(environment="two")
-    one, two = created(session, environment("one", stack="many"), environment("two", stack="many"))
-    assert (one.placement["zone"], two.placement["zone"]) == ("a", "b")
+    first, second = created(session, environment("one", stack="many"), environment("two", stack="many"))
+    assert (first.placement["zone"], second.placement["zone"]) == ("a", "b")
     assert cloud.runs() == ["apply many"] * 2
     assert told_of(session).notes == ["two: zone a is full"]
     assert session.environments.find("two").placement["zone"] == "b"
 
 
-def test_all_environments_go_to_the_next_place_where_terraform_names_none(session: Session, cloud: FakeCloud) -> None:
+def test_all_environments_go_to_the_next_place_if_terraform_names_none(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = [("full", {"zone": "b"}), ("full", {"zone": "c"})]
     cloud.terraform_fails()
-    placed = created(session, environment("one", stack="many"), environment("two", stack="many"))
-    assert {one.placement["zone"] for one in placed} == {"b", "c"}
+    environments = created(session, environment("one", stack="many"), environment("two", stack="many"))
+    assert {env.placement["zone"] for env in environments} == {"b", "c"}
 
 
-def test_where_no_place_is_left_the_error_names_who_has_none(session: Session, cloud: FakeCloud) -> None:
+def test_the_error_names_the_environments_for_which_no_place_is_left(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = []
     cloud.terraform_fails(environment="two")
     with pytest.raises(CapacityError) as caught:
@@ -104,22 +104,22 @@ def test_where_no_place_is_left_the_error_names_who_has_none(session: Session, c
     assert isinstance(caught.value.__cause__, TerraformError)
 
 
-def test_an_error_that_is_not_the_places_fault_is_raised_as_it_is(session: Session, cloud: FakeCloud) -> None:
+def test_an_error_that_is_not_about_capacity_is_raised_unchanged(session: Session, cloud: FakeCloud) -> None:
     cloud.terraform_fails(summary="Invalid value")
     with pytest.raises(TerraformError, match="Invalid value"):
         created(session, environment())
     assert cloud.runs() == ["apply env"]
-    assert session.environments.find("env").placement, "what may exist is recorded with its place"
+    assert session.environments.find("env").placement, "the record names the place, as the machines may exist"
 
 
-def test_the_price_where_it_was_created_is_recorded(session: Session, cloud: FakeCloud) -> None:
+def test_the_price_at_the_place_of_creation_is_recorded(session: Session, cloud: FakeCloud) -> None:
     [free] = created(session, environment("free"))
     cloud.usd = cloud.usd + 2
     [dear] = created(session, environment("dear"))
     assert (free.usd_per_hour, dear.usd_per_hour) == (Decimal(0), Decimal(2))
 
 
-def test_a_shared_network_is_made_once(session: Session, cloud: FakeCloud) -> None:
+def test_a_shared_network_is_created_once(session: Session, cloud: FakeCloud) -> None:
     cloud.network = NETWORK
     created(session, environment("one"))
     created(session, environment("two"))
@@ -131,34 +131,34 @@ def test_a_shared_network_is_made_once(session: Session, cloud: FakeCloud) -> No
     assert cloud.removed_networks == []
 
 
-def placed(session: Session) -> Environment:
+def saved_with_place(session: Session) -> Environment:
     return session.environments.save(environment(placement={"region": "crater"}))
 
 
-def test_a_shared_network_whose_making_was_cut_short_is_made_anew(session: Session, cloud: FakeCloud) -> None:
+def test_a_shared_network_whose_creation_was_interrupted_is_created_again(session: Session, cloud: FakeCloud) -> None:
     cloud.network = NETWORK
     cloud.terraform_fails(summary="Killed")
-    one = placed(session)
+    env = saved_with_place(session)
     with pytest.raises(TerraformError, match="Killed"):
-        create_shared_network(session, one)
+        create_shared_network(session, env)
     marker = session.home.stacks / NETWORK.stack / UNFINISHED
     assert marker.exists()
-    # The fake Terraform had written the network; a real one may have made any part of it.
+    # The fake Terraform wrote the network; a real one may have created any part of it.
     (cloud.directory / "networks" / NETWORK.stack).unlink()
-    create_shared_network(session, one)
+    create_shared_network(session, env)
     assert cloud.removed_networks == ["env"]
     assert not marker.exists()
 
 
-def test_a_network_that_is_in_use_is_never_taken_for_unfinished(session: Session, cloud: FakeCloud) -> None:
+def test_a_network_in_use_is_never_marked_as_unfinished(session: Session, cloud: FakeCloud) -> None:
     cloud.network = SharedNetwork(NETWORK.stack, NETWORK.values, NETWORK.root_files, new=False)
     cloud.terraform_fails(summary="Killed")
     with pytest.raises(TerraformError):
-        create_shared_network(session, placed(session))
+        create_shared_network(session, saved_with_place(session))
     assert not (session.home.stacks / NETWORK.stack / UNFINISHED).exists()
 
 
-def test_what_terraform_gave_no_endpoints_for_is_told(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_an_environment_without_endpoints_is_an_error(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     new = environment()
     record_environment(session, new)
     program = tmp_path / "moon" / "terraform"

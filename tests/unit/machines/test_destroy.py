@@ -1,4 +1,4 @@
-"""Destroying until the cloud says that all is gone; Terraform's word is not taken for it."""
+"""Tests that destroying ends only when the cloud confirms it, whatever Terraform reports."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.unit.fakes.world import created, environment, told_of, up
 
 
 def reserved(session: Session, *new: Environment) -> list[Environment]:
-    """Environments whose machines exist, with their lease and their reservation."""
-    return created(session, *(reservations.reserve(session, one) for one in new))
+    """Creates environments with machines, leases and reservations."""
+    return created(session, *(reservations.reserve(session, env) for env in new))
 
 
 def unsettled(session: Session) -> list[Entry]:
     return session.ledger.entries(unsettled=True)
 
 
-def test_what_is_destroyed_is_gone_settled_and_archived(session: Session, cloud: FakeCloud) -> None:
-    [one] = reserved(session, environment())
+def test_a_destroyed_environment_is_gone_settled_and_archived(session: Session, cloud: FakeCloud) -> None:
+    [env] = reserved(session, environment())
     lease = session.environments.lease("env")
     assert is_locked(lease)
-    destroy_machines(session, one)
+    destroy_machines(session, env)
     assert cloud.existing() == []
     assert cloud.runs() == ["apply env", "destroy env"]
     assert not session.environments.directory("env").exists()
@@ -43,13 +43,13 @@ def test_what_is_destroyed_is_gone_settled_and_archived(session: Session, cloud:
 
 
 def test_destroying_again_is_no_error(session: Session, cloud: FakeCloud) -> None:
-    [one] = reserved(session, environment())
-    destroy_machines(session, one)
-    destroy_machines(session, one)
+    [env] = reserved(session, environment())
+    destroy_machines(session, env)
+    destroy_machines(session, env)
     assert cloud.runs() == ["apply env", "destroy env"]
 
 
-def test_what_was_recorded_and_never_created_goes_without_terraform(session: Session, cloud: FakeCloud) -> None:
+def test_an_environment_that_was_never_created_is_removed_without_terraform(session: Session, cloud: FakeCloud) -> None:
     record_environment(session, environment())
     destroy_machines(session, environment())
     assert cloud.runs() == []
@@ -68,21 +68,21 @@ def test_a_machine_that_terraform_forgot_is_removed(session: Session, cloud: Fak
     assert not session.environments.directory("env").exists()
 
 
-def test_a_terraform_that_fails_does_not_matter_once_all_is_gone(session: Session, cloud: FakeCloud) -> None:
-    [one] = reserved(session, environment())
+def test_a_terraform_failure_does_not_matter_once_everything_is_gone(session: Session, cloud: FakeCloud) -> None:
+    [env] = reserved(session, environment())
     cloud.terraform_fails("destroy")
-    destroy_machines(session, one)
+    destroy_machines(session, env)
     assert cloud.existing() == []
     assert unsettled(session) == []
     assert not (session.home.stacks / "env").exists()
 
 
-def test_what_does_not_go_keeps_its_record_and_its_reservation(session: Session, cloud: FakeCloud) -> None:
-    [one] = reserved(session, environment())
+def test_an_environment_that_still_exists_keeps_its_record_and_reservation(session: Session, cloud: FakeCloud) -> None:
+    [env] = reserved(session, environment())
     cloud.terraform_fails("destroy")
     cloud.faults.stuck = True
     with pytest.raises(StillThereError, match="env is not gone") as caught:
-        destroy_machines(session, one)
+        destroy_machines(session, env)
     assert caught.value.hint == "provisioner destroy env tries again."
     assert session.environments.find("env").status == "destroying"
     assert [entry.environment for entry in unsettled(session)] == ["env"]
@@ -91,11 +91,11 @@ def test_what_does_not_go_keeps_its_record_and_its_reservation(session: Session,
     assert unsettled(session) == []
 
 
-def test_a_cloud_that_cannot_be_asked_leaves_the_end_unverified(session: Session, cloud: FakeCloud) -> None:
-    [one] = reserved(session, environment())
+def test_the_end_is_unverified_if_the_cloud_cannot_be_reached(session: Session, cloud: FakeCloud) -> None:
+    [env] = reserved(session, environment())
     cloud.faults.unreachable = True
     with pytest.raises(StillThereError, match="the cloud did not say what is left: The cloud does not answer"):
-        destroy_machines(session, one)
+        destroy_machines(session, env)
     assert session.environments.find("env").status == "unverified"
     assert len(unsettled(session)) == 1
 
@@ -108,56 +108,58 @@ def test_the_last_environments_of_a_stack_take_one_run_of_terraform(session: Ses
     assert not (session.home.stacks / "many").exists()
 
 
-def test_one_of_several_is_removed_without_terraform_and_the_others_live_on(session: Session, cloud: FakeCloud) -> None:
-    one, two = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
-    destroy_machines(session, one)
+def test_one_environment_of_a_stack_is_removed_without_terraform_and_the_others_stay(
+    session: Session, cloud: FakeCloud
+) -> None:
+    first, second = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
+    destroy_machines(session, first)
     assert cloud.runs() == ["apply many"]
     assert cloud.existing() == ["two/primary"]
-    destroy_machines(session, two)
+    destroy_machines(session, second)
     assert cloud.existing() == []
     assert not (session.home.stacks / "many").exists()
 
 
-def test_several_that_leave_others_behind_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
+def test_several_environments_of_a_larger_stack_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
     new = [environment(name, stack="many") for name in ("one", "two", "three")]
-    one, two, _ = reserved(session, *new)
-    destroy_machines(session, one, two)
+    first, second, _ = reserved(session, *new)
+    destroy_machines(session, first, second)
     assert cloud.runs() == ["apply many", "apply many"]
     assert cloud.existing() == ["three/primary"]
 
 
-def test_of_several_only_what_is_gone_is_settled(session: Session, cloud: FakeCloud) -> None:
-    one, two = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
-    cloud.end_machine(one)
+def test_only_the_environments_that_are_gone_are_settled(session: Session, cloud: FakeCloud) -> None:
+    first, second = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
+    cloud.end_machine(first)
     cloud.terraform_fails("destroy")
     cloud.faults.stuck = True
     with pytest.raises(StillThereError) as caught:
-        destroy_machines(session, one, two)
+        destroy_machines(session, first, second)
     assert caught.value.message.startswith("two is not gone")
     assert [entry.environment for entry in unsettled(session)] == ["two"]
-    assert [one.id for one in session.environments.all()] == ["two"]
+    assert [env.id for env in session.environments.all()] == ["two"]
 
 
 def test_a_full_disk_does_not_keep_machines_alive(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = up(session)
+    env = up(session)
 
     def full(*_: Any) -> Any:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("provisioner.store.environments.write_atomically", full)
     with pytest.raises((OSError, InfrastructureError)):  # the archive cannot be written either
-        destroy_machines(session, one)
+        destroy_machines(session, env)
     assert cloud.existing() == []
 
 
-def test_what_is_settled_is_what_it_did_cost(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_the_actual_cost_is_settled(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.usd = cloud.usd + 6
-    [one] = reserved(session, environment())
-    [held] = unsettled(session)
-    destroy_machines(session, one)
+    [env] = reserved(session, environment())
+    [reservation] = unsettled(session)
+    destroy_machines(session, env)
     [entry] = session.ledger.entries()
-    # A minute is billed at least, and the test took less.
+    # At least a minute is billed, and the test took less.
     assert (entry.actual_micro_usd, entry.ended_at is None) == (100_000, False)
-    assert held.reserved_micro_usd == 14_000_000  # an hour and ten minutes at the worst price
+    assert reservation.reserved_micro_usd == 14_000_000  # an hour and ten minutes at the worst price

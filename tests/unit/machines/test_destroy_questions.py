@@ -1,4 +1,4 @@
-"""What destroying asks of the cloud, told by a cloud that counts."""
+"""Tests how often destroying asks the cloud, with a cloud that records the calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACE = {"region": "crater"}
 
 
 class CountingCloud:
-    """Answers what is left as it was told to, question by question; then nothing is."""
+    """Reports the given remaining resources, one list per call, and then none."""
 
     name = "moon"
     region = "crater"
@@ -45,9 +45,9 @@ class CountingCloud:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.0)
-    made = Home(tmp_path / "home")
-    made.make()
-    return made
+    home = Home(tmp_path / "home")
+    home.make()
+    return home
 
 
 def session_with(home: Home, cloud: CountingCloud) -> Session:
@@ -66,7 +66,7 @@ def recorded(session: Session, *, stack: str = "env", came_up: bool = True, plac
     return session.environments.save(environment)
 
 
-def test_what_terraform_removed_is_asked_about_once(home: Home) -> None:
+def test_the_cloud_is_asked_once_after_terraform_removed_everything(home: Home) -> None:
     cloud = CountingCloud()
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session))
@@ -74,7 +74,7 @@ def test_what_terraform_removed_is_asked_about_once(home: Home) -> None:
     assert session.environments.all() == []
 
 
-def test_what_was_removed_by_hand_is_asked_about_once(home: Home) -> None:
+def test_the_cloud_is_asked_once_after_a_removal_without_terraform(home: Home) -> None:
     cloud = CountingCloud()
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, stack="twenty"))
@@ -84,7 +84,7 @@ def test_what_was_removed_by_hand_is_asked_about_once(home: Home) -> None:
 @pytest.mark.parametrize(
     ("stack", "first"), [("env", []), ("twenty", ["remove"])], ids=["after-terraform", "after-a-removal-by-hand"]
 )
-def test_what_is_left_is_removed_and_asked_about_once_more(home: Home, stack: str, first: list[str]) -> None:
+def test_remaining_resources_are_removed_and_the_cloud_is_asked_again(home: Home, stack: str, first: list[str]) -> None:
     cloud = CountingCloud([["instance i-1"]])
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, stack=stack))
@@ -100,21 +100,23 @@ def test_what_is_left_is_removed_and_asked_about_once_more(home: Home, stack: st
     ],
     ids=["nothing-is-there", "something-shows-at-once", "something-shows-late"],
 )
-def test_an_apply_of_unknown_extent_gets_a_second_look(home: Home, answers: list[list[str]], calls: list[str]) -> None:
+def test_the_cloud_is_asked_twice_after_an_apply_that_may_have_created_anything(
+    home: Home, answers: list[list[str]], calls: list[str]
+) -> None:
     cloud = CountingCloud(answers)
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, came_up=False))
     assert cloud.calls == calls
 
 
-def test_what_no_apply_was_begun_for_is_asked_about_once(home: Home) -> None:
+def test_the_cloud_is_asked_once_if_no_apply_had_begun(home: Home) -> None:
     cloud = CountingCloud()
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, came_up=False, placed=False))
     assert cloud.calls == ["left"]
 
 
-def test_what_will_not_go_keeps_its_record(home: Home) -> None:
+def test_an_environment_that_cannot_be_removed_keeps_its_record(home: Home) -> None:
     session = session_with(home, CountingCloud([["instance i-1"], ["instance i-1"]]))
     environment = recorded(session)
     with pytest.raises(StillThereError, match="env is not gone: instance i-1"):
@@ -122,7 +124,7 @@ def test_what_will_not_go_keeps_its_record(home: Home) -> None:
     assert [kept.status for kept in session.environments.all()] == ["destroying"]
 
 
-def test_without_an_answer_the_end_is_unverified(home: Home) -> None:
+def test_the_end_is_unverified_if_the_cloud_does_not_answer(home: Home) -> None:
     cloud = CountingCloud([InfrastructureError("EC2 does not answer.")])
     session = session_with(home, cloud)
     environment = recorded(session)

@@ -1,4 +1,4 @@
-"""What is kept of machines that are about to go, bounded and without the secrets."""
+"""Tests that logs of machines are kept before they are destroyed, bounded and without secrets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def kept(session: Session) -> dict[str, str]:
 
 
 def test_consoles_and_terraforms_log_are_kept(session: Session) -> None:
-    [one] = created(session, environment())
-    keep_logs(session, one)
+    [env] = created(session, environment())
+    keep_logs(session, env)
     logs = kept(session)
     assert logs.keys() == {"console-primary.log", "terraform.log"}
     assert logs["console-primary.log"].endswith("console line 19 of primary\n")
@@ -26,51 +26,49 @@ def test_consoles_and_terraforms_log_are_kept(session: Session) -> None:
 
 
 def test_logs_hold_no_secrets(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
+    env = up(session)
     cloud.consoles["primary"] = "the token is s3cret-value\n"
-    cloud.machine(one).guest.journal = "s3cret-value was used\n"
-    keep_logs(session, one)
-    keep_journals(session, one)
+    cloud.machine(env).guest.journal = "s3cret-value was used\n"
+    keep_logs(session, env)
+    keep_journals(session, env)
     assert kept(session)["console-primary.log"] == "the token is [redacted:TOKEN]\n"
     assert kept(session)["journal-primary.log"] == "[redacted:TOKEN] was used\n"
 
 
-def test_a_console_that_says_nothing_leaves_no_file(session: Session, cloud: FakeCloud) -> None:
-    one = session.environments.save(environment())
+def test_an_empty_console_leaves_no_file(session: Session, cloud: FakeCloud) -> None:
+    env = session.environments.save(environment())
     cloud.consoles["primary"] = ""
-    keep_logs(session, one)
+    keep_logs(session, env)
     assert kept(session) == {}
 
 
-def test_of_an_environment_without_a_directory_nothing_is_kept(session: Session) -> None:
+def test_no_log_is_kept_for_an_environment_without_a_directory(session: Session) -> None:
     keep_logs(session, environment())
     assert not session.environments.directory("env").exists()
 
 
-def test_the_journals_of_machines_that_do_not_run_or_let_nobody_in_are_not_missed(
-    session: Session, cloud: FakeCloud
-) -> None:
-    one = up(session, environment(roles=("primary", "aux")))
-    cloud.end_machine(one, "primary")
-    keep_journals(session, one)
+def test_journals_of_machines_that_cannot_be_reached_are_skipped(session: Session, cloud: FakeCloud) -> None:
+    env = up(session, environment(roles=("primary", "aux")))
+    cloud.end_machine(env, "primary")
+    keep_journals(session, env)
     assert kept(session).keys() == {"journal-aux.log"}
-    cloud.machine(one, "aux").sshd.authorize = lambda _user, _key: False
+    cloud.machine(env, "aux").sshd.authorize = lambda _user, _key: False
     (session.environments.logs("env") / "journal-aux.log").unlink()
-    keep_journals(session, one)
+    keep_journals(session, env)
     assert kept(session) == {}
 
 
-def test_a_cloud_that_cannot_be_asked_costs_the_journal_and_no_more(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
+def test_the_journal_is_skipped_if_the_cloud_cannot_be_reached(session: Session, cloud: FakeCloud) -> None:
+    env = up(session)
     cloud.faults.unreachable = True
-    keep_journals(session, one)
+    keep_journals(session, env)
     assert kept(session) == {}
 
 
 def test_a_journal_that_is_too_long_loses_its_middle(session: Session, cloud: FakeCloud) -> None:
-    one = up(session)
-    cloud.machine(one).guest.journal = "begin\n" + "x" * (3 << 20) + "\nend\n"
-    keep_journals(session, one)
+    env = up(session)
+    cloud.machine(env).guest.journal = "begin\n" + "x" * (3 << 20) + "\nend\n"
+    keep_journals(session, env)
     journal = kept(session)["journal-primary.log"]
     assert journal.startswith("begin\n")
     assert journal.endswith("\nend\n")
@@ -78,11 +76,11 @@ def test_a_journal_that_is_too_long_loses_its_middle(session: Session, cloud: Fa
 
 
 def test_a_full_disk_keeps_no_log_and_raises_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = session.environments.save(environment())
+    env = session.environments.save(environment())
 
     def full(*_: Any) -> Any:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("provisioner.machines.logs.write_atomically", full)
-    keep_logs(session, one)
+    keep_logs(session, env)
     assert kept(session) == {}

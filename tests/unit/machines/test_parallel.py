@@ -1,4 +1,4 @@
-"""One thing done with all machines at once."""
+"""Tests work that is done on all machines at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provisioner.models import Role
 ROLES: dict[Role, object] = {"primary": None, "aux": None}
 
 
-def test_all_are_worked_on_at_once_and_each_has_its_result() -> None:
+def test_work_runs_on_all_machines_at_once_and_gives_each_result() -> None:
     both = threading.Barrier(2, timeout=30)
 
     def work(role: Role, _: threading.Event) -> str:
@@ -22,7 +22,7 @@ def test_all_are_worked_on_at_once_and_each_has_its_result() -> None:
     assert on_all_machines(ROLES, work) == {"primary": "PRIMARY", "aux": "AUX"}
 
 
-def test_the_first_failure_is_raised_and_tells_the_others_to_stop() -> None:
+def test_the_first_failure_is_raised_and_cancels_the_others() -> None:
     both = threading.Barrier(2, timeout=30)
     stopped = threading.Event()
 
@@ -38,7 +38,7 @@ def test_the_first_failure_is_raised_and_tells_the_others_to_stop() -> None:
     assert stopped.wait(30)
 
 
-def test_a_failure_of_the_last_one_counts_as_well() -> None:
+def test_a_failure_after_the_others_have_finished_is_raised() -> None:
     done = threading.Event()
 
     def work(role: Role, _: threading.Event) -> None:

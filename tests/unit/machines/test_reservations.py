@@ -1,4 +1,4 @@
-"""What is reserved before a launch, and what is settled after its end."""
+"""Tests reserving the worst-case cost before a launch and settling the actual cost at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.fakes.world import environment, told_of, up
 HOUR = timedelta(hours=1)
 
 
-def test_the_worst_case_is_reserved_under_the_commands_names(session: Session, cloud: FakeCloud) -> None:
+def test_the_worst_case_is_reserved_under_the_commands_project_and_batch(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(command="c-1", project="p", batch="b"))
-    taken = reservations.reserve(session, environment(batch="b"))
-    assert taken.worst_usd_per_hour == 6
+    reserved = reservations.reserve(session, environment(batch="b"))
+    assert reserved.worst_usd_per_hour == 6
     [entry] = session.ledger.entries(unsettled=True)
     assert (entry.command, entry.project, entry.batch, entry.region) == ("c-1", "p", "b", "crater")
     assert entry.reserved_micro_usd == 7_000_000  # an hour, and ten minutes of clean-up
@@ -32,7 +32,7 @@ def test_the_worst_case_is_reserved_under_the_commands_names(session: Session, c
     session.leases.release("env")
 
 
-def test_what_does_not_fit_leaves_neither_lease_nor_entry(session: Session, cloud: FakeCloud) -> None:
+def test_a_launch_beyond_the_budget_leaves_neither_lease_nor_entry(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(budget=Decimal("6.99")))
     with pytest.raises(BudgetError, match="does not fit --budget"):
@@ -61,23 +61,23 @@ def test_an_interruption_after_the_reservation_settles_it(session: Session, monk
     [("0", HOUR, 0), ("6", HOUR, 7_000_000), ("6", timedelta(0), 1_000_000), ("0.000001", HOUR, 2)],
     ids=["free", "hour", "clean-up", "rounded"],
 )
-def test_the_worst_cost_is_that_to_the_limit_and_a_clean_up(usd: str, lives: timedelta, micro_usd: int) -> None:
+def test_the_worst_case_covers_the_time_to_live_and_the_clean_up(usd: str, lives: timedelta, micro_usd: int) -> None:
     new = environment()
     priced = new.model_copy(update={"worst_usd_per_hour": Decimal(usd), "expires_at": new.created_at + lives})
     assert reservations.worst_cost(priced) == micro_usd
 
 
-def test_an_environment_runs_until_the_cloud_says_that_all_its_machines_have_ended(
+def test_an_environment_counts_as_running_until_the_cloud_reports_all_machines_ended(
     session: Session, cloud: FakeCloud
 ) -> None:
-    one = up(session)
-    assert reservations.still_runs(session, one)
+    env = up(session)
+    assert reservations.still_runs(session, env)
     cloud.faults.unreachable = True
-    assert reservations.still_runs(session, one)
+    assert reservations.still_runs(session, env)
     cloud.faults.unreachable = False
-    cloud.end_machine(one)
-    assert not reservations.still_runs(session, one)
-    assert reservations.still_runs(session, one.model_copy(update={"endpoints": {}}))
+    cloud.end_machine(env)
+    assert not reservations.still_runs(session, env)
+    assert reservations.still_runs(session, env.model_copy(update={"endpoints": {}}))
 
 
 @pytest.mark.parametrize(
@@ -85,31 +85,31 @@ def test_an_environment_runs_until_the_cloud_says_that_all_its_machines_have_end
     [(True, "6", 12_000_000), (False, "6", 6_000_000), (True, "0", 0), (True, None, 24_000_000)],
     ids=["ran-on", "ended-at-its-limit", "free", "never-created"],
 )
-def test_what_is_settled_is_the_time_that_it_ran(
+def test_the_cost_of_the_time_that_it_ran_is_settled(
     session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool, price: str | None, micro_usd: int
 ) -> None:
-    one = reservations.reserve(session, environment())
-    begin = one.created_at
+    env = reservations.reserve(session, environment())
+    begin = env.created_at
     monkeypatch.setattr(reservations, "now", lambda: begin + 2 * HOUR)
-    known = one.model_copy(
+    priced = env.model_copy(
         update={"usd_per_hour": None if price is None else Decimal(price), "worst_usd_per_hour": Decimal(12)}
     )
-    reservations.settle(session, known, ran=ran)
+    reservations.settle(session, priced, ran=ran)
     [entry] = session.ledger.entries()
     assert entry.actual_micro_usd == micro_usd
     assert entry.ended_at == begin + (2 * HOUR if ran else HOUR)
     session.leases.release("env")
 
 
-def test_a_reservation_in_a_database_that_nobody_named_is_told(session: Session) -> None:
+def test_settling_without_the_shared_database_asks_for_its_url(session: Session) -> None:
     reservations.settle(session, environment(shared_ledger=True), ran=True)
     assert "PROVISIONER_DATABASE" in told_of(session).notes[0]
 
 
-def test_the_cloud_is_told_of_the_lease_only_once_machines_exist(session: Session, cloud: FakeCloud) -> None:
+def test_the_lease_is_renewed_in_the_cloud_only_once_machines_exist(session: Session, cloud: FakeCloud) -> None:
     renewals: list[object] = []
     new = session.environments.save(environment())
-    session = replace(session, leases=NotingLeases(renewals))  # type: ignore[arg-type]
+    session = replace(session, leases=RecordingLeases(renewals))  # type: ignore[arg-type]
     reservations.take_lease(session, new)
     [renew] = renewals
     assert callable(renew)
@@ -120,8 +120,8 @@ def test_the_cloud_is_told_of_the_lease_only_once_machines_exist(session: Sessio
     assert cloud.renewed == ["env"]
 
 
-class NotingLeases:
-    """Keeps what is to be done every two minutes, so that a test need not wait for that."""
+class RecordingLeases:
+    """Records the callbacks that renew leases, so that a test can call them at once."""
 
     def __init__(self, renewals: list[object]) -> None:
         self._renewals = renewals
@@ -130,7 +130,7 @@ class NotingLeases:
         self._renewals.append(renew)
 
 
-def test_a_ledger_that_cannot_be_used_launches_nothing(session: Session) -> None:
+def test_nothing_is_launched_if_the_ledger_cannot_be_used(session: Session) -> None:
     session.home.ledger.write_text("no database")
     with pytest.raises(InfrastructureError, match="cannot be used"):
         reservations.reserve(session, environment())

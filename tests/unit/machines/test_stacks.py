@@ -1,4 +1,4 @@
-"""Which Terraform root an environment belongs to, and which roots nobody needs any more."""
+"""Tests which Terraform root an environment belongs to, and the removal of unused roots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_environments_of_one_stack_share_their_root(session: Session) -> None:
     assert not stack_of(session, environment("three")).exists
 
 
-def test_stacks_without_an_environment_go_and_shared_networks_stay(session: Session, cloud: FakeCloud) -> None:
+def test_stacks_without_an_environment_are_removed_and_shared_networks_stay(session: Session, cloud: FakeCloud) -> None:
     created(session, environment())
     for name in ("unused", "network-crater"):
         (session.home.stacks / name).mkdir()
@@ -28,7 +28,7 @@ def test_stacks_without_an_environment_go_and_shared_networks_stay(session: Sess
     assert cloud.existing() == ["env/primary"]
 
 
-def test_nothing_goes_while_a_record_cannot_be_read(session: Session) -> None:
+def test_no_stack_is_removed_while_a_record_cannot_be_read(session: Session) -> None:
     session.environments.save(environment())
     (session.environments.directory("env") / "environment.json").write_text("{")
     (session.home.stacks / "env").mkdir()

@@ -54,17 +54,17 @@ def driver(result: bytes, output: Iterator[bytes] | None = None, logs: Path | No
         b'{"status": "fine", "value": 1}',
     ],
 )  # fmt: skip
-def test_a_result_that_is_none_is_the_familys_fault_and_says_so(result: bytes) -> None:
+def test_an_invalid_result_is_a_task_error(result: bytes) -> None:
     with pytest.raises(TaskError, match=r"^score\(\) (gave no result that could be read|failed)"):
         driver(result).call("score").value("score()")
 
 
-def test_a_proper_result_passes_and_quotes_no_secret() -> None:
+def test_a_valid_result_is_returned_without_secrets() -> None:
     answer = driver(b'{"status": "ok", "value": {"said": ["with s3cret-value"]}}').call("score")
     assert answer.value("score()") == {"said": ["with [redacted:TOKEN]"]}
 
 
-def test_endless_output_is_cut_off_and_does_not_fill_the_disk(tmp_path: Path) -> None:
+def test_endless_output_is_refused_and_does_not_fill_the_disk(tmp_path: Path) -> None:
     def endless() -> Iterator[bytes]:
         while True:
             yield b"x" * 65536

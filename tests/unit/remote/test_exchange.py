@@ -1,4 +1,4 @@
-"""One command's input, output and end over a channel that does what a test says, without any machine."""
+"""Tests one command's input, output and end, over a scripted channel without any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeed
 
 
 class ScriptedChannel:
-    """A channel whose machine's side the test plays. It is readable while output or its end waits."""
+    """A channel on which the test plays the machine. It is readable while output or the end is pending."""
 
     def __init__(self) -> None:
         self.eof_received: int = False
@@ -84,14 +84,14 @@ def channel() -> Iterator[ScriptedChannel]:
 
 
 class Connected:
-    """A connection that stands until the test breaks it, and counts how often the exchange asks its `check`."""
+    """A connection that is up until the test breaks it, and that counts the calls of its `check`."""
 
     def __init__(self) -> None:
-        self.stands = True
+        self.is_up = True
         self.checks = 0
 
     def is_active(self) -> bool:
-        return self.stands
+        return self.is_up
 
     def check(self) -> None:
         self.checks += 1
@@ -117,13 +117,13 @@ def exchange(
     ).finish()
 
 
-def test_output_and_exit_code_come_back(channel: ScriptedChannel) -> None:
+def test_output_and_exit_code_are_returned(channel: ScriptedChannel) -> None:
     channel.print(b"out", b"err")
     channel.end(3)
     assert exchange(channel) == Completed(3, b"out", b"err")
 
 
-def test_output_is_bounded_but_a_listener_hears_all_of_it(channel: ScriptedChannel) -> None:
+def test_kept_output_is_bounded_but_a_listener_gets_all_of_it(channel: ScriptedChannel) -> None:
     heard: list[bytes] = []
     channel.print(b"a" * 10)
     channel.print(b"b" * 10)
@@ -134,7 +134,7 @@ def test_output_is_bounded_but_a_listener_hears_all_of_it(channel: ScriptedChann
 
 
 @pytest.mark.parametrize("takes_bytes", [1 << 20, 1000], ids=["eager", "slow"])
-def test_all_input_is_sent_and_its_end_is_told_once(channel: ScriptedChannel, takes_bytes: int) -> None:
+def test_all_input_is_sent_and_closed_once(channel: ScriptedChannel, takes_bytes: int) -> None:
     channel.takes_bytes = takes_bytes
     channel.end()
     exchange(channel, stdin=b"i" * 100_000)
@@ -142,50 +142,50 @@ def test_all_input_is_sent_and_its_end_is_told_once(channel: ScriptedChannel, ta
     assert channel.shutdowns == 1
 
 
-def test_a_command_that_reads_no_input_may_end_before_it_is_sent(channel: ScriptedChannel) -> None:
+def test_a_command_may_end_without_reading_its_input(channel: ScriptedChannel) -> None:
     channel.takes_bytes = 0
     channel.end(2)
     assert exchange(channel, stdin=b"unread").exit_code == 2
 
 
-def test_a_channel_that_closes_while_input_is_sent_gives_the_exit_code(channel: ScriptedChannel) -> None:
+def test_the_exit_code_is_returned_if_the_channel_closes_while_input_is_sent(channel: ScriptedChannel) -> None:
     channel.is_closed = True
     channel.end(4)
     assert exchange(channel, stdin=b"unread").exit_code == 4
 
 
-def test_a_connection_that_breaks_while_input_is_sent_is_no_end_of_the_command(channel: ScriptedChannel) -> None:
+def test_a_connection_lost_while_input_is_sent_is_an_error(channel: ScriptedChannel) -> None:
     connection = Connected()
-    connection.stands = False
+    connection.is_up = False
     channel.is_closed = True
     channel.end(-1)
     with pytest.raises(ConnectionError):
         exchange(channel, stdin=b"unread", connection=connection)
 
 
-def test_output_behind_the_exit_status_is_collected(channel: ScriptedChannel) -> None:
+def test_output_after_the_exit_status_is_collected(channel: ScriptedChannel) -> None:
     channel.end(eof=False)
     threading.Timer(0.02, channel.print, [b"late"]).start()
     assert exchange(channel).stdout == b"late"
 
 
-def test_output_that_a_background_process_holds_open_is_not_awaited(channel: ScriptedChannel) -> None:
+def test_output_held_open_by_a_background_process_is_not_awaited(channel: ScriptedChannel) -> None:
     channel.end(eof=False)
     assert exchange(channel, timeout_seconds=5) == Completed(0, b"", b"")
 
 
-def test_a_command_that_does_not_end_in_time_is_given_up(channel: ScriptedChannel) -> None:
+def test_a_command_that_does_not_end_in_time_raises_a_timeout(channel: ScriptedChannel) -> None:
     with pytest.raises(TimeoutError, match=r"^cat did not end within 0\.1 s$"):
         exchange(channel, timeout_seconds=0.1)
 
 
-def test_a_command_that_has_ended_is_never_late(channel: ScriptedChannel) -> None:
+def test_a_command_that_has_ended_never_times_out(channel: ScriptedChannel) -> None:
     channel.end()
     assert exchange(channel, timeout_seconds=-1).exit_code == 0
 
 
 class EndlessChannel(ScriptedChannel):
-    """One that has another piece of output whenever the last one has been taken."""
+    """A channel with another piece of output after each pause."""
 
     _has_piece = False
 
@@ -197,7 +197,7 @@ class EndlessChannel(ScriptedChannel):
         return b"y"
 
 
-def test_endless_output_does_not_put_the_deadline_off() -> None:
+def test_endless_output_does_not_delay_the_deadline() -> None:
     channel = EndlessChannel()
     with pytest.raises(TimeoutError):
         exchange(channel, timeout_seconds=0.1)
@@ -205,7 +205,7 @@ def test_endless_output_does_not_put_the_deadline_off() -> None:
 
 
 class PauselessChannel(ScriptedChannel):
-    """One that never runs out of output. It gives up before a test hangs."""
+    """A channel that never runs out of output. It fails before a test would hang."""
 
     def __init__(self, stream: str) -> None:
         super().__init__()
@@ -228,23 +228,25 @@ class PauselessChannel(ScriptedChannel):
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_output_that_never_pauses_does_not_put_the_deadline_off(stream: str, has_ended: bool) -> None:
+def test_output_that_never_pauses_does_not_delay_the_deadline(stream: str, has_ended: bool) -> None:
     with closing(PauselessChannel(stream)) as channel:
-        if has_ended:  # what it left in the background goes on
+        if has_ended:  # a background process keeps writing
             channel.end(eof=False)
         with pytest.raises(TimeoutError):
             exchange(channel, timeout_seconds=0.1)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_what_a_command_left_writing_does_not_keep_it_from_ending(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_process_that_writes_for_ever_does_not_delay_the_end(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("provisioner.remote.exchange.LAST_OUTPUT_MAX_SECONDS", 0.05)
     with closing(PauselessChannel(stream)) as channel:
         channel.end(3, eof=False)
         assert exchange(channel).exit_code == 3
 
 
-def test_output_that_never_pauses_does_not_put_the_check_off() -> None:
+def test_output_that_never_pauses_does_not_delay_the_check() -> None:
     class Cancelled(Exception):
         pass
 
@@ -260,14 +262,14 @@ def test_output_that_never_pauses_does_not_put_the_check_off() -> None:
         assert channel.pieces <= 3
 
 
-def test_input_that_is_taken_without_end_does_not_put_the_deadline_off(channel: ScriptedChannel) -> None:
+def test_endless_input_does_not_delay_the_deadline(channel: ScriptedChannel) -> None:
     channel.takes_bytes = 1
     with pytest.raises(TimeoutError):
         exchange(channel, stdin=b"i" * 1_000_000, timeout_seconds=0.01)
     assert len(channel.sent) < 1_000_000
 
 
-def test_output_that_is_complete_is_collected_even_behind_the_deadline() -> None:
+def test_complete_output_is_collected_even_after_the_deadline() -> None:
     class Late(ScriptedChannel):
         def exit_status_ready(self) -> bool:
             self.print(b"last")
@@ -278,33 +280,35 @@ def test_output_that_is_complete_is_collected_even_behind_the_deadline() -> None
         assert exchange(late, timeout_seconds=-1).stdout == b"last"
 
 
-def test_a_connection_that_breaks_is_no_end_of_the_command(channel: ScriptedChannel) -> None:
+def test_a_lost_connection_is_an_error(channel: ScriptedChannel) -> None:
     connection = Connected()
-    connection.stands = False
+    connection.is_up = False
     with pytest.raises(ConnectionError):
         exchange(channel, connection=connection)
 
 
-def test_a_connection_that_breaks_after_the_exit_status_does_not_matter(channel: ScriptedChannel) -> None:
+def test_a_connection_lost_after_the_exit_status_does_not_matter(channel: ScriptedChannel) -> None:
     connection = Connected()
-    connection.stands = False
+    connection.is_up = False
     channel.end(5)
     assert exchange(channel, connection=connection).exit_code == 5
 
 
-@pytest.mark.parametrize("stands", [True, False], ids=["killed-by-a-signal", "connection-lost"])
-def test_no_exit_code_means_a_signal_only_while_the_connection_stands(channel: ScriptedChannel, stands: bool) -> None:
+@pytest.mark.parametrize("is_up", [True, False], ids=["killed-by-a-signal", "connection-lost"])
+def test_a_missing_exit_code_means_a_signal_only_while_the_connection_is_up(
+    channel: ScriptedChannel, is_up: bool
+) -> None:
     connection = Connected()
-    connection.stands = stands
+    connection.is_up = is_up
     channel.end(-1)
-    if stands:
+    if is_up:
         assert exchange(channel, connection=connection).exit_code == -1
     else:
         with pytest.raises(ConnectionError):
             exchange(channel, connection=connection)
 
 
-def test_what_check_raises_ends_the_exchange(channel: ScriptedChannel) -> None:
+def test_an_exception_from_check_ends_the_exchange(channel: ScriptedChannel) -> None:
     class Cancelled(Exception):
         pass
 

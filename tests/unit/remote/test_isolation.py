@@ -7,12 +7,12 @@ from pydantic import TypeAdapter
 
 from provisioner.errors import IsolationError
 from provisioner.models import ProbeResult
-from provisioner.remote.isolation import _Seen, judge, require
+from provisioner.remote.isolation import _ProbeReport, judge, require
 
 
-def seen(probe: str, reached: bool, user: str = "root") -> list[_Seen]:
+def reports(probe: str, reached: bool, user: str = "root") -> list[_ProbeReport]:
     answer = [{"user": user, "probe": probe, "reached": reached, "detail": "connected"}]
-    return TypeAdapter(list[_Seen]).validate_python(answer)
+    return TypeAdapter(list[_ProbeReport]).validate_python(answer)
 
 
 NEVER = ["metadata 169.254.169.254", "controller's loopback via 10.0.2.2", "ipv6"]
@@ -31,26 +31,26 @@ ALWAYS = ["neighbour 10.213.0.3", "allowed 203.0.113.7:443"]
         ("a probe of tomorrow", False, False),
     ],
 )
-def test_more_or_less_than_promised_is_an_error_that_names_the_probe(
+def test_reaching_more_or_less_than_promised_is_an_error_that_names_the_probe(
     probe: str, full_internet: bool, promised: bool
 ) -> None:
-    require(judge("primary", seen(probe, promised), full_internet), canary_visited=False)
+    require(judge("primary", reports(probe, promised), full_internet), canary_visited=False)
     with pytest.raises(IsolationError, match="1 of 1 probes differ") as raised:
-        require(judge("primary", seen(probe, not promised, "agent"), full_internet), canary_visited=False)
+        require(judge("primary", reports(probe, not promised, "agent"), full_internet), canary_visited=False)
     assert f"primary machine, as agent: {probe}" in (raised.value.details or "")
     assert raised.value.exit_code == 6
 
 
-def test_with_internet_what_is_neither_promised_nor_forbidden_is_not_judged() -> None:
-    assert judge("aux", seen("tcp 1.1.1.1:443", False), full_internet=True) == ()
+def test_with_internet_only_promised_and_forbidden_probes_are_judged() -> None:
+    assert judge("aux", reports("tcp 1.1.1.1:443", False), full_internet=True) == ()
 
 
-def test_no_answer_at_all_is_an_error() -> None:
+def test_results_without_any_probe_are_an_error() -> None:
     with pytest.raises(IsolationError, match="No isolation probe"):
         require((), canary_visited=False)
 
 
-def test_a_visitor_of_the_canary_is_an_error_even_if_the_machine_says_nothing_of_it() -> None:
+def test_a_visit_to_the_canary_is_an_error_even_if_the_machine_reports_none() -> None:
     quiet = ProbeResult(machine="aux", user="root", probe="ipv6", reached=False, expected=False, detail="")
     with pytest.raises(IsolationError, match="loopback"):
         require((quiet,), canary_visited=True)

@@ -1,4 +1,4 @@
-"""Key pairs, and that nobody who makes none pays for the library that makes them."""
+"""Tests key pairs, and that commands which generate none do not import the library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_belongs_together(pair: KeyPair, key: paramiko.PKey) -> None:
     assert pair.public == f"{key.get_name()} {key.get_base64()}"
 
 
-def test_a_pair_does_not_show_its_private_half() -> None:
+def test_the_repr_of_a_pair_hides_its_private_key() -> None:
     assert repr(KeyPair("the private half", "ssh-ed25519 AAAA")) == "KeyPair(public='ssh-ed25519 AAAA')"
 
 

@@ -1,4 +1,4 @@
-"""What is kept of output that may be endless."""
+"""Tests how much of endless output is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_first_and_the_last_half_are_kept(limit_bytes: int, written: list[by
     assert buffer.value() == kept
 
 
-def test_endless_output_takes_no_more_memory_than_the_limit_and_a_half() -> None:
+def test_endless_output_takes_at_most_one_and_a_half_times_the_limit() -> None:
     buffer = BoundedBuffer(1000)
     for _ in range(1000):
         buffer.write(bytes(100))

@@ -1,4 +1,4 @@
-"""What becomes of a command's output on its way to who watches and into the log."""
+"""Tests a command's output on its way to the listener and the log: redacted, decoded, bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def told(*chunks: bytes) -> list[str]:
+def passed_on(*chunks: bytes) -> list[str]:
     heard: list[str] = []
     with OutputTee(REDACTOR, heard.append) as tee:
         take = tee.stream()
@@ -25,7 +25,7 @@ def told(*chunks: bytes) -> list[str]:
     return heard
 
 
-def test_the_listener_hears_each_piece_as_it_comes() -> None:
+def test_the_listener_gets_each_piece_as_it_arrives() -> None:
     heard: list[str] = []
     with OutputTee(REDACTOR, heard.append) as tee:
         take = tee.stream()
@@ -36,29 +36,29 @@ def test_the_listener_hears_each_piece_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 11, 100], ids="in-pieces-of-{}".format)
-def test_a_secret_is_taken_out_however_it_is_cut(size: int) -> None:
-    assert "".join(told(*pieces(b"a s3cret-value!", size))) == "a [redacted:TOKEN]!"
+def test_a_secret_is_removed_however_it_is_split(size: int) -> None:
+    assert "".join(passed_on(*pieces(b"a s3cret-value!", size))) == "a [redacted:TOKEN]!"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3], ids="in-pieces-of-{}".format)
-def test_a_character_is_read_however_it_is_cut(size: int) -> None:
-    assert "".join(told(*pieces("naïve 🦉 café".encode(), size))) == "naïve 🦉 café"
+def test_a_character_is_decoded_however_it_is_split(size: int) -> None:
+    assert "".join(passed_on(*pieces("naïve 🦉 café".encode(), size))) == "naïve 🦉 café"
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert told(b"a\xff\xfeb") == ["a\ufffd\ufffdb"]
+def test_bytes_that_are_not_utf_8_are_replaced() -> None:
+    assert passed_on(b"a\xff\xfeb") == ["a\ufffd\ufffdb"]
 
 
-def test_what_was_held_back_comes_at_the_end() -> None:
-    assert told(b"x s3cret") == ["x ", "s3cret"]
+def test_text_that_was_held_back_is_passed_on_at_the_end() -> None:
+    assert passed_on(b"x s3cret") == ["x ", "s3cret"]
 
 
-def test_a_character_that_was_never_completed_comes_at_the_end_as_no_text() -> None:
-    assert told("é".encode()[:1]) == ["\ufffd"]
+def test_an_incomplete_character_is_replaced_at_the_end() -> None:
+    assert passed_on("é".encode()[:1]) == ["\ufffd"]
 
 
-def test_nothing_is_not_told() -> None:
-    assert told(b"", b"") == []
+def test_empty_output_is_not_passed_on() -> None:
+    assert passed_on(b"", b"") == []
 
 
 def test_streams_do_not_mix() -> None:
@@ -73,15 +73,15 @@ def test_streams_do_not_mix() -> None:
     assert heard == ["é", "[redacted:TOKEN]"]
 
 
-def test_the_log_gets_what_the_listener_hears(tmp_path: Path) -> None:
+def test_the_log_gets_the_same_text_as_the_listener(tmp_path: Path) -> None:
     log, heard = tmp_path / "start.log", list[str]()
     with OutputTee(REDACTOR, heard.append, log) as tee:
         tee.stream()("é s3cret-value".encode())
-        assert log.read_text() == "é [redacted:TOKEN]", "it is there before the command ends"
+        assert log.read_text() == "é [redacted:TOKEN]", "the log is written before the command ends"
     assert log.read_text() == "".join(heard)
 
 
-def test_a_log_is_continued(tmp_path: Path) -> None:
+def test_a_second_command_appends_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     for number in (1, 2):
         with OutputTee(REDACTOR, lambda _: None, log, heading=f"$ run {number} s3cret-value") as tee:
@@ -94,7 +94,7 @@ def test_a_log_is_continued(tmp_path: Path) -> None:
     [(0, ""), (2, "a"), (3, "aé"), (4, "aé."), (100, "aé..!!!")],
     ids=["none", "amid-a-character", "after-a-character", "later", "all"],
 )
-def test_the_log_is_bounded_and_the_listener_still_hears_all(tmp_path: Path, limit_bytes: int, kept: str) -> None:
+def test_the_log_is_bounded_and_the_listener_still_gets_everything(tmp_path: Path, limit_bytes: int, kept: str) -> None:
     log, heard = tmp_path / "agent.log", list[str]()
     with OutputTee(REDACTOR, heard.append, log, limit_bytes) as tee:
         stdout, stderr = tee.stream(), tee.stream()
@@ -105,7 +105,7 @@ def test_the_log_is_bounded_and_the_listener_still_hears_all(tmp_path: Path, lim
     assert log.read_text() == kept
 
 
-def test_what_was_held_back_comes_after_a_failure_too(tmp_path: Path) -> None:
+def test_text_that_was_held_back_is_passed_on_after_a_failure_too(tmp_path: Path) -> None:
     log, heard = tmp_path / "start.log", list[str]()
 
     def time_out(tee: OutputTee) -> None:

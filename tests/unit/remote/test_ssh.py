@@ -1,4 +1,4 @@
-"""SSH into a machine, against a real server in this process: what comes back, and how it ends."""
+"""Tests SSH connections against a real server in this process."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def unused_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_command_gives_its_exit_code_and_both_streams(connection: Connection) -> None:
+def test_a_command_returns_its_exit_code_and_both_streams(connection: Connection) -> None:
     done = connection.run(sh("echo out; echo err >&2; exit 3"))
     assert (done.exit_code, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
 
 
-def test_arguments_arrive_as_they_are(connection: Connection) -> None:
+def test_arguments_arrive_unchanged(connection: Connection) -> None:
     arguments = ["a b", "", "'", '"', "$HOME", "`id`", "*", "\\", "ä", "-n"]
     done = connection.run(["sh", "-c", r'for a in "$@"; do printf "%s\0" "$a"; done', "sh", *arguments])
     assert done.stdout.decode().split("\0")[:-1] == arguments
@@ -80,12 +80,12 @@ def test_the_command_reads_all_of_stdin_and_its_end(
     assert connection.run(["cat"], stdin=kind(data)).stdout == data
 
 
-def test_a_command_that_ends_before_it_reads_its_input_gives_its_exit_code(connection: Connection) -> None:
+def test_a_command_that_ends_before_it_reads_its_input_returns_its_exit_code(connection: Connection) -> None:
     done = connection.run(sh("exec <&-; exit 4"), stdin=b"x" * (4 << 20), timeout_seconds=60)
     assert done.exit_code == 4
 
 
-def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(server: Sshd, connection: Connection) -> None:
+def test_a_connection_lost_while_input_is_sent_raises_machine_lost(server: Sshd, connection: Connection) -> None:
     class Endless(io.RawIOBase):
         sent = 0
 
@@ -99,24 +99,24 @@ def test_a_connection_that_is_lost_while_input_is_sent_is_a_lost_machine(server:
         connection.run(["cat"], stdin=cast("IO[bytes]", Endless()), timeout_seconds=60)
 
 
-def test_output_is_told_as_it_comes_and_kept_within_bounds(connection: Connection) -> None:
-    told: dict[str, bytes] = {"out": b"", "err": b""}
+def test_output_is_passed_on_as_it_arrives_and_kept_within_bounds(connection: Connection) -> None:
+    received: dict[str, bytes] = {"out": b"", "err": b""}
 
     def listen(name: str) -> Callable[[bytes], None]:
         def take(data: bytes) -> None:
-            told[name] += data
+            received[name] += data
 
         return take
 
     script = "head -c 100000 /dev/zero | tr '\\0' a; echo end; head -c 50000 /dev/zero | tr '\\0' b >&2"
     done = connection.run(sh(script), on_stdout=listen("out"), on_stderr=listen("err"), limit_bytes=1000)
-    assert (len(told["out"]), len(told["err"])) == (100_004, 50_000)
+    assert (len(received["out"]), len(received["err"])) == (100_004, 50_000)
     assert done.stdout.startswith(b"a" * 500 + b"\n[... 99004 bytes cut out ...]\n")
     assert done.stdout.endswith(b"aend\n"[1:])
     assert len(done.stderr) < 1100
 
 
-def test_what_a_listener_raises_ends_the_command(connection: Connection) -> None:
+def test_an_exception_from_a_listener_ends_the_command(connection: Connection) -> None:
     def refuse(_: bytes) -> None:
         raise Stop
 
@@ -129,7 +129,7 @@ def test_what_a_listener_raises_ends_the_command(connection: Connection) -> None
     "error", [BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=["pipe", "end", "reset"]
 )
 @pytest.mark.parametrize("stream", ["on_stdout", "on_stderr"])
-def test_what_a_listener_raises_is_never_taken_for_the_connections_end(
+def test_an_exception_from_a_listener_is_never_mistaken_for_a_lost_connection(
     connection: Connection, error: Exception, stream: str
 ) -> None:
     def refuse(_: bytes) -> None:
@@ -141,50 +141,50 @@ def test_what_a_listener_raises_is_never_taken_for_the_connections_end(
     assert connection.run(["true"]).exit_code == 0
 
 
-def test_what_the_check_raises_is_never_taken_for_the_connections_end(login: Login) -> None:
-    asked = threading.Event()
+def test_an_exception_from_the_check_is_never_mistaken_for_a_lost_connection(login: Login) -> None:
+    has_output = threading.Event()
 
     def check() -> None:
-        if asked.is_set():
+        if has_output.is_set():
             raise BrokenPipeError
 
     with Connection(login, check=check) as connection, pytest.raises(BrokenPipeError):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: asked.set())
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
 
 
-def test_a_command_that_a_signal_ends_has_the_exit_code_minus_one(connection: Connection) -> None:
+def test_a_command_killed_by_a_signal_has_the_exit_code_minus_one(connection: Connection) -> None:
     assert connection.run(sh("kill -KILL $$")).exit_code == -1
     assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_process_in_the_background_is_not_waited_for(connection: Connection) -> None:
+def test_a_background_process_is_not_waited_for(connection: Connection) -> None:
     done = connection.run(sh("sleep 1000 & echo $!"), timeout_seconds=60)
     os.kill(int(done.stdout), signal.SIGKILL)
     assert done.exit_code == 0
 
 
-def test_a_command_that_does_not_end_in_time_is_left_and_the_connection_lives(connection: Connection) -> None:
+def test_a_timeout_leaves_the_connection_usable(connection: Connection) -> None:
     with pytest.raises(TimeoutError, match=r"sleep did not end within 0\.01 s"):
         connection.run(["sleep", "2"], timeout_seconds=0.01)
     assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_connection_that_is_lost_midway_is_a_lost_machine(server: Sshd, connection: Connection) -> None:
+def test_a_connection_lost_during_a_command_raises_machine_lost(server: Sshd, connection: Connection) -> None:
     with pytest.raises(MachineLostError, match=f"127.0.0.1:{server.port}"):
         connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
     with pytest.raises(MachineLostError):
         connection.run(["true"])
 
 
-def test_what_the_check_raises_ends_the_waiting(login: Login) -> None:
-    asked = threading.Event()
+def test_an_exception_from_the_check_ends_the_wait(login: Login) -> None:
+    has_output = threading.Event()
 
     def check() -> None:
-        if asked.is_set():
+        if has_output.is_set():
             raise Stop
 
     with Connection(login, check=check) as connection, pytest.raises(Stop):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: asked.set())
+        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
 
 
 def test_a_tree_arrives_as_an_archive(connection: Connection, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_tree_arrives_as_an_archive(connection: Connection, tmp_path: Path) ->
     assert (tmp_path / "to" / "inside" / "ä.txt").read_text() == "text"
 
 
-def test_another_host_key_is_refused_before_a_key_is_shown(server: Sshd, login: Login) -> None:
+def test_another_host_key_is_refused_before_our_key_is_offered(server: Sshd, login: Login) -> None:
     offered: list[str] = []
 
     def note(_: str, key: str) -> bool:
@@ -214,15 +214,13 @@ def test_another_host_key_is_refused_before_a_key_is_shown(server: Sshd, login: 
     assert offered == []
 
 
-def test_a_host_key_of_another_kind_is_refused(login: Login) -> None:
+def test_a_host_key_of_another_type_is_refused(login: Login) -> None:
     wrong = Login(login.endpoint, login.user, login.private_key, "ecdsa-sha2-nistp256 AAAA")
     with pytest.raises(MachineLostError, match="answers, but SSH fails"):
         Connection(wrong)
 
 
-def test_a_host_key_of_a_kind_that_is_not_spoken_is_refused_and_the_connection_closed(
-    server: Sshd, login: Login
-) -> None:
+def test_an_unsupported_type_of_host_key_is_refused_and_the_connection_closed(server: Sshd, login: Login) -> None:
     wrong = Login(login.endpoint, login.user, login.private_key, "ssh-rsa AAAA")
     with pytest.raises(MachineLostError, match="answers, but SSH fails: host keys of type ssh-rsa are not supported"):
         Connection(wrong)
@@ -230,7 +228,7 @@ def test_a_host_key_of_a_kind_that_is_not_spoken_is_refused_and_the_connection_c
 
 
 @pytest.mark.parametrize("change", ["user", "key"])
-def test_a_login_that_the_machine_refuses_is_told(login: Login, tmp_path: Path, change: str) -> None:
+def test_a_refused_login_raises_machine_lost(login: Login, tmp_path: Path, change: str) -> None:
     other = tmp_path / "other"
     other.write_text(ed25519_key_pair().private)
     user, key = ("agent", login.private_key) if change == "user" else ("root", other)
@@ -238,7 +236,7 @@ def test_a_login_that_the_machine_refuses_is_told(login: Login, tmp_path: Path, 
         Connection(Login(login.endpoint, user, key, login.host_key))
 
 
-def test_something_else_than_ssh_is_told(login: Login) -> None:
+def test_a_server_that_does_not_speak_ssh_raises_machine_lost(login: Login) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -254,7 +252,7 @@ def test_something_else_than_ssh_is_told(login: Login) -> None:
         thread.join()
 
 
-def test_a_machine_that_does_not_answer_in_time_is_lost(login: Login) -> None:
+def test_a_machine_that_does_not_answer_in_time_raises_machine_lost(login: Login) -> None:
     silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
     with pytest.raises(MachineLostError, match="it did not answer in time"):
         Connection(silent, 0.01)
@@ -267,17 +265,17 @@ def test_a_machine_that_has_ended_is_not_waited_for(login: Login) -> None:
 
 
 def test_a_machine_that_is_still_booting_is_waited_for(tmp_path: Path) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def is_up() -> bool:
-        asked.append(1)
-        return len(asked) > 2
+        calls.append(1)
+        return len(calls) > 2
 
     with Sshd(is_up=is_up) as server, Connection(login_to(server, tmp_path)) as connection:
         assert connection.run(["true"]).exit_code == 0
 
 
-def test_a_machine_behind_another_is_reached_through_it(server: Sshd, tmp_path: Path) -> None:
+def test_a_machine_behind_another_one_is_reached_through_it(server: Sshd, tmp_path: Path) -> None:
     with Sshd() as behind:
         login = login_to(behind, tmp_path, login_to(server, tmp_path))
         with Connection(login) as connection:
@@ -286,7 +284,7 @@ def test_a_machine_behind_another_is_reached_through_it(server: Sshd, tmp_path: 
                 connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
 
 
-def test_closing_twice_is_no_error(login: Login) -> None:
+def test_closing_twice_is_not_an_error(login: Login) -> None:
     connection = Connection(login)
     connection.close()
     connection.close()
@@ -300,7 +298,7 @@ def test_closing_twice_is_no_error(login: Login) -> None:
     [(0, b""), (10, b"0123456789"), (11, b"01234\n[... 1 bytes cut out ...]\n67890"), (25, None)],
     ids=["empty", "full", "over", "double"],
 )
-def test_a_bounded_buffer_keeps_both_ends_whatever_the_pieces(size: int, kept: bytes | None, piece: int) -> None:
+def test_a_bounded_buffer_keeps_both_ends_however_the_data_is_split(size: int, kept: bytes | None, piece: int) -> None:
     data = (b"0123456789" * 3)[:size]
     buffer = BoundedBuffer(10)
     for at in range(0, size, piece):

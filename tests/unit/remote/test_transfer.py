@@ -76,14 +76,14 @@ def inside(tmp_path: Path) -> Path:
         pytest.param(gzip.compress(archive(member("wanted"))), id="compressed"),
     ],
 )
-def test_nothing_is_written_but_what_was_asked_for(answer: bytes, tmp_path: Path, inside: Path) -> None:
+def test_nothing_is_written_from_an_invalid_or_hostile_archive(answer: bytes, tmp_path: Path, inside: Path) -> None:
     with pytest.raises(TaskError):
         download(answer, tmp_path)
     assert list(tmp_path.iterdir()) == [inside]
     assert list(inside.iterdir()) == []
 
 
-def test_a_file_comes_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
+def test_a_file_is_copied_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
     assert download(archive(member("wanted")), tmp_path) == transfer.Downloaded(1, ())
     copy = inside / "copy"
     assert copy.read_bytes() == b"content"
@@ -91,7 +91,7 @@ def test_a_file_comes_without_owner_and_special_bits(tmp_path: Path, inside: Pat
     assert copy.stat().st_mode & 0o100 == 0o100
 
 
-def test_of_a_directory_files_come_and_links_are_named(tmp_path: Path, inside: Path) -> None:
+def test_files_of_a_directory_are_copied_and_skipped_links_reported(tmp_path: Path, inside: Path) -> None:
     answer = archive(
         member("wanted", tarfile.DIRTYPE),
         member("wanted/file"),
@@ -105,13 +105,15 @@ def test_of_a_directory_files_come_and_links_are_named(tmp_path: Path, inside: P
     assert names == ["deep", "deep/file", "file"]
 
 
-def test_more_than_the_limit_is_refused_while_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_above_the_limit_is_refused_while_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "DOWNLOAD_LIMIT_BYTES", 20_000)
     with pytest.raises(TaskError, match="larger than"):
         download(archive(member("wanted"), content=b"x" * 100_000), tmp_path)
 
 
-def test_a_file_that_is_not_there_is_said_in_the_machines_own_words(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_shows_the_machines_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="could not be read") as raised:
         download(b"", tmp_path, exit_code=2)
     assert raised.value.details == "tar: no such file"

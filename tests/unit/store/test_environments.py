@@ -34,7 +34,7 @@ def environment(identity: str, age_seconds: float = 0) -> Environment:
     )  # fmt: skip
 
 
-def test_ids_are_readable_and_safe_whatever_the_names() -> None:
+def test_ids_are_readable_and_safe_for_any_name() -> None:
     assert new_id("word_count", "Total!").startswith("word-count-total-")
     assert new_id("../..", "$(id) ${x}").startswith("id-x-")
     assert len(new_id("f" * 300, "t" * 300)) < 64
@@ -60,7 +60,7 @@ def test_environments_are_listed_oldest_first_and_found_by_either_end(store: Env
             store.find(name)
 
 
-def test_a_record_that_was_spoilt_is_named_and_not_guessed_at(store: EnvironmentStore) -> None:
+def test_a_damaged_record_is_named_and_not_guessed_at(store: EnvironmentStore) -> None:
     store.save(environment("fam-main-aaa"))
     record = store.directory("fam-main-aaa") / "environment.json"
     for spoilt in ("", "{", '{"id": "fam-main-aaa"}', record.read_text().replace('"fam"', '"fam", "more": 1')):
@@ -69,7 +69,7 @@ def test_a_record_that_was_spoilt_is_named_and_not_guessed_at(store: Environment
             store.all()
 
 
-def test_what_is_gone_can_still_be_shown_with_its_logs_and_without_its_keys(store: EnvironmentStore) -> None:
+def test_a_destroyed_environment_keeps_its_record_and_logs_but_not_its_keys(store: EnvironmentStore) -> None:
     record = store.save(environment("fam-main-aaa"))
     store.write_keys(record.id, {"controller": ed25519_key_pair()})
     assert store.key_path(record.id, "controller").stat().st_mode & 0o777 == 0o600
@@ -87,7 +87,7 @@ def test_what_is_gone_can_still_be_shown_with_its_logs_and_without_its_keys(stor
     assert not list(store.logs(record.id).parent.rglob("controller*"))
 
 
-def test_a_directory_without_a_record_is_left_over_unless_somebody_is_just_making_it(store: EnvironmentStore) -> None:
+def test_a_directory_without_a_record_is_left_over_unless_it_is_being_created(store: EnvironmentStore) -> None:
     store.directory("fam-main-aaa").mkdir()
     assert [path.name for path in store.unrecorded()] == ["fam-main-aaa"]
     with locked(store.lock("fam-main-aaa")):

@@ -10,7 +10,7 @@ import pytest
 from provisioner.store.files import remove_tree, write_atomically
 
 
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely_and_private(tmp_path: Path) -> None:
     path = tmp_path / "record"
     write_atomically(path, "old")
     write_atomically(path, b"new")
@@ -19,9 +19,7 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record"
     write_atomically(path, "old")
 
@@ -35,7 +33,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_tree_is_removed_and_a_missing_one_is_no_error(tmp_path: Path) -> None:
+def test_a_tree_is_removed_and_a_missing_one_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "tree" / "deep").mkdir(parents=True)
     (tmp_path / "tree" / "deep").chmod(0o500)
     remove_tree(tmp_path / "tree")

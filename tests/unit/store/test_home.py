@@ -7,7 +7,7 @@ from pathlib import Path
 from provisioner.store.home import Home
 
 
-def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
     home = Home(tmp_path / "deep" / "home")
     home.make()
     home.make()

@@ -50,7 +50,7 @@ def add(home: Home, name: str, kind: Kind, family: str | None = None, base: str 
         store.finish(image, directory)
 
 
-def test_two_builds_of_one_image_at_once_make_one(home: Home) -> None:
+def test_two_simultaneous_builds_of_an_image_build_it_once(home: Home) -> None:
     builders = [PROCESSES.Process(target=build, args=(home, "family-a-1", 0.5)) for _ in range(3)]
     for builder in builders:
         builder.start()
@@ -61,7 +61,7 @@ def test_two_builds_of_one_image_at_once_make_one(home: Home) -> None:
     assert ImageStore(home).finished("family-a-1")
 
 
-def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: Home) -> None:
+def test_the_remains_of_a_killed_build_are_no_image_and_are_replaced_by_the_next(home: Home) -> None:
     started = PROCESSES.Event()
     builder = PROCESSES.Process(target=build, args=(home, "family-a-1", 60, started))
     builder.start()
@@ -79,13 +79,13 @@ def test_what_a_killed_build_left_is_no_image_and_is_replaced_by_the_next(home: 
     assert [path.name for path in home.images.iterdir()] == ["family-a-1"]
 
 
-def test_prune_clears_away_what_a_killed_build_left(home: Home) -> None:
+def test_prune_removes_the_remains_of_a_killed_build(home: Home) -> None:
     (home.images / ".building-family-a-1").mkdir()
     assert ImageStore(home).prune(set(), cloud="local", discard=lambda _: None) == [".building-family-a-1"]
     assert list(home.images.iterdir()) == []
 
 
-def test_a_build_that_fails_leaves_nothing_but_its_log(home: Home) -> None:
+def test_a_failed_build_leaves_only_its_log(home: Home) -> None:
     def fail() -> None:
         with ImageStore(home).building("base-1", Silence()) as directory:
             assert directory
@@ -98,7 +98,7 @@ def test_a_build_that_fails_leaves_nothing_but_its_log(home: Home) -> None:
     assert (home.archive / "base-1.build.log").read_text() == "what it said"
 
 
-def test_prune_keeps_the_newest_of_each_family_what_runs_and_what_these_need(home: Home) -> None:
+def test_prune_keeps_images_that_are_newest_in_use_or_needed(home: Home) -> None:
     add(home, "base-primary-1", "base")
     add(home, "base-primary-2", "base")
     add(home, "aux-a-1", "aux", "a", "base-primary-1")
@@ -117,6 +117,6 @@ def test_prune_keeps_the_newest_of_each_family_what_runs_and_what_these_need(hom
     assert store.all() == []
 
 
-def test_an_image_that_is_not_there_is_bad_input(home: Home) -> None:
+def test_a_missing_image_is_a_usage_error(home: Home) -> None:
     with pytest.raises(UsageError, match="no image nothing"):
         ImageStore(home).load("nothing")

@@ -1,4 +1,4 @@
-"""Leases: a locked file on this controller, and a word to the cloud again and again."""
+"""Tests leases: a locked file on this controller, renewed in the cloud periodically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioner.store.locks import is_locked
 
 @pytest.fixture
 def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leases]:
-    """Leases that are renewed every millisecond."""
+    """Provides leases that are renewed every millisecond."""
     monkeypatch.setattr(module, "RENEW_SECONDS", 0.001)
     leases = Leases()
     yield leases
@@ -31,7 +31,7 @@ def test_a_lease_is_a_lock_until_it_is_released(leases: Leases, tmp_path: Path) 
     assert (is_locked(tmp_path / "one"), is_locked(tmp_path / "two")) == (False, True)
 
 
-def test_taking_it_again_makes_no_difference(leases: Leases, tmp_path: Path) -> None:
+def test_taking_a_lease_again_changes_nothing(leases: Leases, tmp_path: Path) -> None:
     for _ in range(2):
         leases.take("one", tmp_path / "one", lambda: None)
     leases.release("one")
@@ -39,7 +39,7 @@ def test_taking_it_again_makes_no_difference(leases: Leases, tmp_path: Path) -> 
     leases.release("one")
 
 
-def test_the_cloud_is_told_again_and_again_even_after_it_could_not_be(leases: Leases, tmp_path: Path) -> None:
+def test_a_lease_is_renewed_again_after_a_renewal_failed(leases: Leases, tmp_path: Path) -> None:
     thrice = threading.Event()
     answers: list[Exception | None] = [InfrastructureError("Throttled."), OSError("No route."), None]
 
@@ -53,7 +53,7 @@ def test_the_cloud_is_told_again_and_again_even_after_it_could_not_be(leases: Le
     assert thrice.wait(30)
 
 
-def test_what_was_released_is_not_renewed_any_more(leases: Leases, tmp_path: Path) -> None:
+def test_a_released_lease_is_not_renewed(leases: Leases, tmp_path: Path) -> None:
     renewed: list[str] = []
     first = threading.Event()
 

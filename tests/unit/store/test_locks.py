@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_lock_excludes_other_processes_and_is_free_when_its_holder_is_killed(tmp_path: Path) -> None:
+def test_a_lock_excludes_other_processes_and_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "locks" / "one"
     held = PROCESSES.Event()
     holder = PROCESSES.Process(target=hold, args=(path, held))
@@ -46,7 +46,7 @@ def test_a_lock_excludes_other_processes_and_is_free_when_its_holder_is_killed(t
     assert not is_locked(path)
 
 
-def test_who_waits_for_a_lock_is_told(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_a_lock_is_notified(tmp_path: Path) -> None:
     path = tmp_path / "one"
     held = PROCESSES.Event()
     holder = PROCESSES.Process(target=hold, args=(path, held))
