@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from dbos import error as dbos_error
+from sqlalchemy import event
+from sqlalchemy.engine import Engine as DatabaseEngine
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioner.batch.steps import Step
@@ -39,6 +43,16 @@ _STATES: dict[str, State] = {
 
 S = TypeVar("S", bound=Step)
 Json = dict[str, Any]
+
+
+@event.listens_for(DatabaseEngine, "connect")
+def _teach_subseconds(connection: object, _: object) -> None:
+    """Defines unixepoch('subsec') where SQLite lacks it.
+
+    DBOS calls it if Python is 3.12 or newer. SQLite has it since 3.42 (its release history), and Debian 12 has 3.40.
+    """
+    if isinstance(connection, sqlite3.Connection) and sqlite3.sqlite_version_info < (3, 42):
+        connection.create_function("unixepoch", 1, lambda modifier: time.time() if modifier == "subsec" else None)
 
 
 class RunState(Record):
