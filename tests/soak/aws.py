@@ -14,6 +14,7 @@ from typing import Self
 import boto3
 
 from provisioner.clouds.aws import schedules
+from provisioner.clouds.aws.api import Api
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
@@ -65,7 +66,7 @@ class AwsWork:
     def unlimited(self) -> list[str]:
         """Returns the instances that nothing would end."""
         ec2 = self._account.client()
-        scheduled = set(schedules.names(self._session.cloud._api, REGION))  # type: ignore[attr-defined]
+        scheduled = set(schedules.names(Api(None, REGION), REGION))
         problems = []
         for reservation in ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
