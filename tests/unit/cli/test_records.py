@@ -145,7 +145,7 @@ def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) 
     ("task", "says"),
     [
         ("smal", ["has no task 'smal'", "'small'", "'smart'"]),
-        ("", ["has no task ''"]),
+        ("", ["a task's name must not be empty"]),
         ("$(id)", ["has no task '$(id)'"]),
         ("smart", ["not set: TOKEN_A, TOKEN_B", "--env-file FILE"]),
     ],
