@@ -157,6 +157,7 @@ class OutputCollector:
         self._channel = channel
         self._stdout, self._stderr = BoundedBuffer(limit_bytes), BoundedBuffer(limit_bytes)
         self._on_stdout, self._on_stderr = on_stdout, on_stderr
+        self.listening_seconds = 0.0  # spent in the listeners, which may block: a pager that nobody scrolls
 
     def drain(self, goes_on: Callable[[], bool]) -> bool:
         """Takes the output that has arrived and returns whether there was any.
@@ -166,12 +167,12 @@ class OutputCollector:
         """
         channel, moved = self._channel, False
         while channel.recv_ready() and (data := channel.recv(RECEIVED_BYTES_AT_ONCE)):
-            _keep(data, self._stdout, self._on_stdout)
+            self._keep(data, self._stdout, self._on_stdout)
             moved = True
             if not goes_on():
                 break
         while channel.recv_stderr_ready() and (data := channel.recv_stderr(RECEIVED_BYTES_AT_ONCE)):
-            _keep(data, self._stderr, self._on_stderr)
+            self._keep(data, self._stderr, self._on_stderr)
             moved = True
             if not goes_on():
                 break
@@ -183,15 +184,16 @@ class OutputCollector:
             selector.register(self._channel, selectors.EVENT_READ)
             return bool(selector.select(seconds))
 
+    def _keep(self, data: bytes, buffer: BoundedBuffer, listener: Listener | None) -> None:
+        buffer.write(data)
+        if listener:
+            begin = time.monotonic()
+            listener(data)
+            self.listening_seconds += time.monotonic() - begin
+
     def completed(self, exit_code: int) -> Completed:
         """Returns the finished command with the output that was kept."""
         return Completed(exit_code, self._stdout.value(), self._stderr.value())
-
-
-def _keep(data: bytes, buffer: BoundedBuffer, listener: Listener | None) -> None:
-    buffer.write(data)
-    if listener:
-        listener(data)
 
 
 class Exchange:
@@ -264,8 +266,10 @@ class Exchange:
 
     def _is_overdue(self) -> bool:
         """Returns whether the command ended so long ago that further output is not its own."""
-        self._ended_at = self._ended_at or time.monotonic()
-        return time.monotonic() - self._ended_at > LAST_OUTPUT_MAX_SECONDS
+        # A slow listener of the caller's is no sign that the output is another process's.
+        moment = time.monotonic() - self._collector.listening_seconds
+        self._ended_at = self._ended_at or moment
+        return moment - self._ended_at > LAST_OUTPUT_MAX_SECONDS
 
     def _goes_on(self) -> bool:
         """Returns whether to collect more output. Complete output is finite, so it may be collected late.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -244,6 +245,16 @@ def test_a_background_process_that_writes_for_ever_does_not_delay_the_end(
     with closing(PauselessChannel(stream)) as channel:
         channel.end(3, eof=False)
         assert exchange(channel).exit_code == 3
+
+
+def test_a_slow_listener_gets_all_output_of_a_command_that_has_ended(
+    channel: ScriptedChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provisioner.remote.exchange.LAST_OUTPUT_MAX_SECONDS", 0.02)
+    for _ in range(5):
+        channel.print(b"piece ")
+    channel.end(0, eof=False)
+    assert exchange(channel, on_stdout=lambda _: time.sleep(0.02)).stdout == b"piece " * 5
 
 
 def test_output_that_never_pauses_does_not_delay_the_check() -> None:
