@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+
+from pydantic import ValidationError
 
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
@@ -17,6 +19,8 @@ from provisioner.store.locks import is_locked, locked
 
 Kind = Literal["vendor", "base", "family", "aux"]
 UNFINISHED = ".building-"
+
+R = TypeVar("R", bound=Record)
 
 
 class Image(Record):
@@ -113,15 +117,18 @@ class ImageStore:
 
         Raises:
             UsageError: there is no such image.
+            InfrastructureError: its record cannot be read.
         """
-        try:
-            return Image.model_validate_json((self.path(name) / "image.json").read_bytes())
-        except FileNotFoundError as error:
-            raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows all images.") from error
+        return _read(self.path(name) / "image.json", Image)
 
     def setup_data(self, name: str) -> SetupData:
-        """Returns the setup data stored with a family image."""
-        return SetupData.model_validate_json((self.path(name) / "setup-data.json").read_bytes())
+        """Returns the setup data stored with a family image.
+
+        Raises:
+            UsageError: there is no such image.
+            InfrastructureError: it cannot be read.
+        """
+        return _read(self.path(name) / "setup-data.json", SetupData)
 
     def all(self) -> list[Image]:
         """Returns all finished images, oldest first."""
@@ -175,6 +182,22 @@ class ImageStore:
 
     def _lock(self, name: str) -> Path:
         return self._home.locks / f"image-{name}"
+
+
+def _read(path: Path, kind: type[R]) -> R:
+    """Reads one of the records in an image's directory."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        name = path.parent.name
+        raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows all images.") from error
+    except (OSError, ValidationError) as error:
+        raise InfrastructureError(
+            f"The record {path} cannot be read: {type(error).__name__}.",
+            hint="It is damaged, was changed by hand, or is of another version of provisioner. "
+            "Without its directory, the image is built again.",
+            details=str(error),
+        ) from error
 
 
 def current(images: list[Image]) -> set[str]:
