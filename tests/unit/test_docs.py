@@ -74,3 +74,10 @@ def test_every_documented_command_line_is_understood(line: str) -> None:
         command = command.commands[words.pop(0)]
     with command.make_context(line, words):
         pass
+
+
+def test_every_attack_is_linked_from_the_page_on_security() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    attacks = [path.name for path in sorted((ROOT / "tests" / "attacks").glob("test_*.py"))]
+    assert attacks
+    assert [name for name in attacks if f"tests/attacks/{name})" not in text] == []
