@@ -1,4 +1,8 @@
-"""The durable queue of runs: the results of finished steps survive any crash. The only module that imports dbos."""
+"""The durable queue of runs: the results of finished steps survive any crash. Imports dbos, as serialization.py does.
+
+What is read from the queue is another process's word, and perhaps an attacker's: a row that cannot be understood is
+one broken run, never an error of the batch.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
+from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos import error as dbos_error
 from sqlalchemy import event
 from sqlalchemy.engine import Engine as DatabaseEngine
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioner.batch.serialization import REFUSED as REFUSED
+from provisioner.batch.serialization import serializer
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
 from provisioner.errors import InfrastructureError, Interrupted
@@ -96,7 +102,7 @@ class QueueClient:
         try:
             self._client = DBOSClient(
                 system_database_url=url,
-                serializer=DBOSPortableJSONSerializer(),
+                serializer=serializer(),
                 application_name=NAME,
                 retry_connection_errors=False,
             )
@@ -134,27 +140,15 @@ class QueueClient:
         """Returns the states of a batch's runs, by key."""
         prefix = f"{batch}/"
         workflows = self._list(workflow_id_prefix=prefix, load_input=False, load_output=False)
-        return {
-            workflow.workflow_id.removeprefix(prefix): RunState(
-                key=workflow.workflow_id.removeprefix(prefix),
-                state=_STATES[workflow.status],
-                executor=workflow.executor_id or "",
-                started_at=datetime.fromtimestamp(workflow.dequeued_at / 1000, UTC) if workflow.dequeued_at else None,
-            )
-            for workflow in workflows
-        }
+        states = (_state(workflow, workflow.workflow_id.removeprefix(prefix)) for workflow in workflows)
+        return {state.key: state for state in states}
 
     def outputs(self, batch: str, keys: Sequence[str]) -> dict[str, Json | str]:
         """Returns the outputs of ended runs by key: a row, or the error's text if the work raised one."""
         if not keys:
             return {}
         workflows = self._list(workflow_ids=[f"{batch}/{key}" for key in keys], load_input=False)
-        return {
-            workflow.workflow_id.removeprefix(f"{batch}/"): (
-                str(workflow.error) if workflow.output is None else workflow.output
-            )
-            for workflow in workflows
-        }
+        return {workflow.workflow_id.removeprefix(f"{batch}/"): _output(workflow) for workflow in workflows}
 
     def cancel(self, batch: str, keys: Sequence[str]) -> None:
         """Cancels runs that have not ended. A process that works on one learns of it from the run's state."""
@@ -200,7 +194,7 @@ class Engine:
             "system_database_url": url,
             "application_version": VERSION,
             "executor_id": executor,
-            "serializer": DBOSPortableJSONSerializer(),
+            "serializer": serializer(),
             "max_executor_threads": MAX_THREADS,
             "log_level": "CRITICAL",
             "enable_otlp": False,
@@ -239,6 +233,27 @@ def _run_step(name: str, kind: type[S], work: Callable[[], S]) -> S:
             raise dbos_error.DBOSWorkflowCancelledError(interrupted.message) from interrupted
 
     return kind.model_validate(DBOS.run_step({"name": name}, step))
+
+
+def _state(workflow: Any, key: str) -> RunState:
+    """Returns the state that a row claims; a state or time that dbos does not write makes the run broken."""
+    state = _STATES.get(workflow.status, "broken")
+    started_at = None
+    try:
+        if workflow.dequeued_at:
+            started_at = datetime.fromtimestamp(workflow.dequeued_at / 1000, UTC)
+    except (ValueError, TypeError, OverflowError, OSError):
+        state = "broken"
+    return RunState(key=key, state=state, executor=str(workflow.executor_id or ""), started_at=started_at)
+
+
+def _output(workflow: Any) -> Json | str:
+    """Returns a row's output or its error's text; dbos hands out what it cannot read as the row's own text."""
+    if isinstance(workflow.output, dict):
+        return workflow.output
+    if workflow.output is None and isinstance(workflow.error, Exception):
+        return str(workflow.error)
+    return REFUSED
 
 
 @contextlib.contextmanager

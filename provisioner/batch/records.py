@@ -40,7 +40,7 @@ class Batch(Record):
 
 
 class Job(Record):
-    """A queued run, with all that a worker has to know about it.
+    """A queued run, with all that a worker has to know about it. Read from a queue, it is anybody's word: see offers.
 
     Args:
         batch: the batch's id.
@@ -52,6 +52,26 @@ class Job(Record):
     suite: Suite
     directory: str
     run: Run
+
+
+def jobs_of(batch: Batch) -> dict[str, Job]:
+    """Returns the jobs of all runs of a batch, by the run's key. Pure."""
+    directory = str(Path(batch.suite_file).parent)
+    return {
+        run.key: Job(batch=batch.id, suite=suite_for(batch.suite, run), directory=directory, run=run)
+        for run in batch.runs
+    }
+
+
+def suite_for(suite: Suite, run: Run) -> Suite:
+    """Returns the suite reduced to what one run needs, as each job has a copy of its own. Pure."""
+    return suite.model_copy(
+        update={
+            "families": suite.families[:1],
+            "agents": tuple(agent for agent in suite.agents if agent.name == run.agent),
+            "submissions": tuple(submission for submission in suite.submissions if submission.name == run.agent),
+        }
+    )
 
 
 class Batches:

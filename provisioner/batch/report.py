@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from pathlib import PurePosixPath
 from typing import Any
 
 from jinja2 import Environment as Templates
@@ -15,9 +15,12 @@ from jinja2 import StrictUndefined
 from provisioner import package_data
 from provisioner.batch.results import EARLIER, Row, by_task_and_agent, estimate
 from provisioner.costs.prices import MICRO
+from provisioner.printable import printable
 from provisioner.ttl import words
 
 TEMPLATE = "report.html.j2"
+# Only what can be an environment's id becomes part of a link: another text could lead to a foreign host.
+_ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # Sizes in the charts' own coordinates, which the page scales.
 WIDTH = 640.0
 ROW_HEIGHT = 22.0
@@ -59,7 +62,9 @@ def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") ->
         made_at: when the page is made.
         logs: URL, relative to the page, of the directory with the environments' logs; empty: the page has no links.
     """
-    templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    templates = Templates(
+        autoescape=True, finalize=_shown, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     text = (package_data.directory("templates") / TEMPLATE).read_text()
     return templates.from_string(text).render(
         name=name,
@@ -74,6 +79,11 @@ def render(name: str, rows: Sequence[Row], made_at: datetime, logs: str = "") ->
         width=WIDTH,
         row_height=ROW_HEIGHT,
     )
+
+
+def _shown(value: object) -> object:
+    """Removes control, bidirectional and invisible characters from what the template shows; not from its own markup."""
+    return printable(value) if type(value) is str else value
 
 
 def _totals(rows: Sequence[Row]) -> dict[str, str]:
@@ -189,5 +199,5 @@ def _table_row(row: Row, logs: str) -> dict[str, Any]:
         "retried": [reason[:MESSAGE_CHARACTERS] for reason in row.retried],
         "cost": f"{row.cost_micro_usd / MICRO:.4f}",
         "time": words(row.ended_at - row.started_at) if row.started_at and row.ended_at else "-",
-        "logs": str(PurePosixPath(logs) / row.environment / "logs") if logs and row.environment else "",
+        "logs": f"{logs}/{row.environment}/logs" if logs and _ENVIRONMENT.fullmatch(row.environment) else "",
     }

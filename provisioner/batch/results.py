@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from provisioner.models import Phase, Record
+from provisioner.printable import spreadsheet_cell
 
 Outcome = Literal[
     "scored",  # with a number, or without one if the family says that there is none
@@ -132,13 +133,19 @@ def as_jsonl(rows: Iterable[Row]) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Returns one line per row, below a line of headings. Lists and mappings are JSON in their cells."""
+    """Returns one line per row, below a line of headings. Lists and mappings are JSON in their cells.
+
+    Text that a spreadsheet would take for a formula has an apostrophe in front; as_jsonl has the text as it is.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(Row.model_fields), lineterminator="\n")
     writer.writeheader()
     for row in rows:
         cells = row.model_dump(mode="json")
         writer.writerow(
-            {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in cells.items()}
+            {
+                name: json.dumps(value) if isinstance(value, dict | list) else spreadsheet_cell(value)
+                for name, value in cells.items()
+            }
         )
     return text.getvalue()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from provisioner.batch.engine import Json, RunState
+from pydantic import ValidationError
+
+from provisioner.batch.engine import REFUSED, Json, RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Outcome, Row
 from provisioner.batch.suite import Run
@@ -35,9 +37,11 @@ def collect_rows(
             to be requeued. None: all that the queue calls cancelled are.
     """
     runs = {run.key: run for run in batch.runs}
-    ended = [key for key, state in states.items() if state.state in ("done", "broken") and key not in known]
-    for key, output in outputs(ended).items():
-        known[key] = failed_row(runs[key], str(output)) if isinstance(output, str) else Row.model_validate(output)
+    ended = [
+        key for key, state in states.items() if state.state in ("done", "broken") and key not in known and key in runs
+    ]
+    answers = outputs(ended)
+    known |= {key: _ended_row(runs[key], answers.get(key, REFUSED)) for key in ended}
     stopped = {
         key for key, state in states.items() if state.state == "cancelled" and (cancelled is None or key in cancelled)
     }
@@ -55,6 +59,18 @@ def collect_rows(
 def failed_row(run: Run, reason: str) -> Row:
     """Returns the row of a run that could not be worked on."""
     return _row_without_attempts(run, "infrastructure_failed", reason[:MESSAGE_CHARACTERS])
+
+
+def _ended_row(run: Run, output: Json | str) -> Row:
+    """Returns the row that the queue has for a run; that of a failure if it has none, or another run's."""
+    if isinstance(output, str):
+        return failed_row(run, output)
+    try:
+        row = Row.model_validate(output)
+    except ValidationError:
+        return failed_row(run, REFUSED)
+    same = (row.key, row.task, row.agent, row.repetition) == (run.key, run.task, run.agent, run.repetition)
+    return row if same and row.family == run.key.split("/")[0] else failed_row(run, REFUSED)
 
 
 def _with_costs(row: Row, batch: str, entries: Mapping[str, Entry]) -> Row:

@@ -16,10 +16,11 @@ from provisioner.batch.context import BatchContext
 from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.liveness import LivenessLock
-from provisioner.batch.records import Batch, Batches, Job
+from provisioner.batch.offers import CheckJob
+from provisioner.batch.records import Batch, Batches, Job, jobs_of
 from provisioner.batch.rows import failed_row
 from provisioner.batch.steps import Step
-from provisioner.batch.suite import Run, Suite
+from provisioner.batch.suite import Suite
 from provisioner.batch.workflow import StepRunner, run_workflow
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, ProvisionerError
@@ -44,6 +45,7 @@ class Worker:
     """Works on the runs of a queue until it is closed.
 
     Args:
+        check_job: raises an error for a job that this worker must not work on.
         database: URL of the database that workers share; empty: the file of one batch.
         context: of the only batch to work on; None: all batches in a shared database.
 
@@ -57,14 +59,22 @@ class Worker:
     """
 
     def __init__(
-        self, home: Home, settings: Settings, *, database: str = "", context: BatchContext | None = None
+        self,
+        home: Home,
+        settings: Settings,
+        check_job: CheckJob,
+        *,
+        database: str = "",
+        context: BatchContext | None = None,
     ) -> None:
         self.live_status = LiveStatus()
         self.cleanup_errors: list[str] = []
         self._home = home
         self._settings = settings
         self._database = database
-        self._contexts = {context.batch: context} if context else {}
+        self._check_job = check_job
+        self._context = context
+        self._contexts: dict[tuple[str, str, Suite], BatchContext] = {}
         self._mutex = threading.Lock()
         self._apply_batcher = ApplyBatcher("batch", host_slots())
         # A batch with a queue of its own has one controller at a time, by the file's lock. All have the same name, so
@@ -78,13 +88,7 @@ class Worker:
 
     def add(self, batch: Batch) -> None:
         """Queues all runs of a batch that have not been queued before."""
-        directory = str(Path(batch.suite_file).parent)
-        jobs = {
-            run.key: Job(batch=batch.id, suite=suite_for(batch.suite, run), directory=directory, run=run).model_dump(
-                mode="json"
-            )
-            for run in batch.runs
-        }
+        jobs = {key: job.model_dump(mode="json") for key, job in jobs_of(batch).items()}
         self.client.add(batch.id, batch.suite.concurrency, jobs)
 
     def poll(self, batches: Sequence[str]) -> dict[str, dict[str, RunState]]:
@@ -159,7 +163,8 @@ class Worker:
                 return attempt
 
             try:
-                context = self._context_for(job)
+                self._check_job(job)
+                context = self._context or self._context_for(job)
                 row = run_workflow(job.run, job.suite.retries, new_attempt, run_step, __version__)
             except ProvisionerError as error:
                 row = failed_row(job.run, f"{error.message} {_end_last(attempts)}".strip())
@@ -171,14 +176,15 @@ class Worker:
             return row.model_dump(mode="json")
 
     def _context_for(self, job: Job) -> BatchContext:
+        # By all that a context is made from: a job never runs in the context of another that only claims its batch.
+        shared = job.suite.model_copy(update={"families": (), "agents": (), "submissions": ()})
+        key = (job.batch, job.directory, shared)
         with self._mutex:
-            context = self._contexts.get(job.batch)
-            if context is None:
-                context = BatchContext(
+            if key not in self._contexts:
+                self._contexts[key] = BatchContext(
                     self._home, self._settings, job.suite, Path(job.directory), job.batch, database=self._database
                 )
-                self._contexts[job.batch] = context
-            return context
+            return self._contexts[key]
 
 
 def _end_last(attempts: Sequence[Attempt]) -> str:
@@ -215,14 +221,3 @@ def reconcile_cancellations(
         client.resume(
             batch, [key for key in lost if current[key].state == "cancelled" and current[key].executor in dead]
         )
-
-
-def suite_for(suite: Suite, run: Run) -> Suite:
-    """Returns the suite reduced to what one run needs, as each job has a copy of its own. Pure."""
-    return suite.model_copy(
-        update={
-            "families": suite.families[:1],
-            "agents": tuple(agent for agent in suite.agents if agent.name == run.agent),
-            "submissions": tuple(submission for submission in suite.submissions if submission.name == run.agent),
-        }
-    )

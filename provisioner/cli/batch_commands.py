@@ -14,6 +14,7 @@ import typer
 
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.engine import RunState
+from provisioner.batch.offers import Offer
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
@@ -26,12 +27,13 @@ from provisioner.cli.batch_running import run_batch, run_worker
 from provisioner.cli.batch_view import row_line, summary
 from provisioner.cli.command import command, progress
 from provisioner.cli.home import default_home
-from provisioner.cli.options import DATABASE_VARIABLE, parse_database, parse_path
+from provisioner.cli.options import DATABASE_VARIABLE, AllowOption, parse_database, parse_path
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.config import load_settings
 from provisioner.environment import lifecycle
+from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
 from provisioner.store.home import Home
@@ -207,14 +209,52 @@ def report(
     return Result({"batch": record.id, "report": str(page), "ended": len(rows)}, str(page))
 
 
-def worker(database: DatabaseOption = "") -> Result:
-    """Works on runs until Ctrl-C; then its runs clean up and are queued again for other workers."""
+def worker(
+    families: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--families", metavar="DIR", help="Directory with families that jobs may name; repeatable.",
+            show_default=False, parser=parse_path,
+        ),
+    ] = None,
+    agents: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--agents", metavar="DIR", help="Directory with agents that jobs may name; repeatable.",
+            show_default=False, parser=parse_path,
+        ),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--env-file", metavar="FILE", help="File of secrets that jobs may name; repeatable.",
+            show_default=False, parser=parse_path,
+        ),
+    ] = None,
+    allow: AllowOption = None,
+    database: DatabaseOption = "",
+) -> Result:  # fmt: skip
+    """Works on runs until Ctrl-C; then its runs clean up and are queued again for other workers.
+
+    Jobs come from a database, so they may name only what the options offer.
+    """
     if not database:
         raise UsageError(
             "A worker needs --database: its work comes from there.",
             hint=f"--database postgresql://USER@HOST/NAME, or the same in {DATABASE_VARIABLE}.",
         )
-    return run_worker(default_home(), database)
+    directories = [*(families or []), *(agents or [])]
+    if missing := [path for path in directories if not path.is_dir()]:
+        raise UsageError(f"{missing[0]} is not a directory.")
+    if not families:
+        raise UsageError(
+            "A worker needs --families: jobs come from a database, and may name nothing that it does not offer.",
+            hint="--families DIR --agents DIR, with directories that the suites' families and agents lie in.",
+        )
+    for text in allow or []:
+        parse_destination(text)
+    offer = Offer(tuple(families), tuple(agents or ()), tuple(env_file or ()), tuple(allow or ()))
+    return run_worker(default_home(), database, offer)
 
 
 def _find(name: str, database: str) -> tuple[Home, Batch, str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.engine import RunState
+from provisioner.batch.offers import Offer, only_of
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
@@ -43,7 +44,7 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str) ->
         UsageError: another process is working on the batch.
     """
     with _controller_lock(home, batch):
-        worker = Worker(home, load_settings(), database=database, context=context)
+        worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
             worker.add(batch)
@@ -65,14 +66,17 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str) ->
     return final_result(home, batch, rows, batch_costs(context.session.ledger, batch.id))
 
 
-def run_worker(home: Home, database: str) -> Result:
+def run_worker(home: Home, database: str, offer: Offer) -> Result:
     """Works on the runs of all batches in a shared database, until it is interrupted.
+
+    Args:
+        offer: what the jobs may name.
 
     Raises:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be used.
     """
-    worker = Worker(home, load_settings(), database=database)
+    worker = Worker(home, load_settings(), offer.check, database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     shown: set[str] = set()
     outage = OutageTolerance(progress().note)

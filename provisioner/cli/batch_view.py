@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,8 @@ from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.report import OUTCOMES
 from provisioner.batch.results import Row
-from provisioner.cli.output import printable
 from provisioner.costs.prices import MICRO, dollars
+from provisioner.printable import printable
 from provisioner.ttl import words
 
 MAX_RUNS_SHOWN = 20
@@ -121,8 +120,8 @@ class BatchView:
 
     def note(self, text: str) -> None:
         """Prints one line."""
-        shown = escape(printable(text))
-        self._console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {shown}")
+        seconds = f"{time.monotonic() - self._begin:6.1f}s"
+        self._console.print(Text.assemble((seconds, "dim"), " ", printable(text)))
 
     def stop(self) -> None:
         """Removes the live table from the terminal."""
@@ -142,7 +141,8 @@ class BatchView:
         now = time.monotonic()
         for active_run in active_runs[:MAX_RUNS_SHOWN]:
             duration = words(timedelta(seconds=now - active_run.since))
-            table.add_row(Text(_without_batch(active_run.key)), Text(active_run.phase), Text(duration))
+            key, phase = printable(_without_batch(active_run.key)), printable(active_run.phase)
+            table.add_row(Text(key), Text(phase), Text(duration))
         if len(active_runs) > MAX_RUNS_SHOWN:
             table.add_row(Text(f"and {len(active_runs) - MAX_RUNS_SHOWN} more"))
         failures = Counter(OUTCOMES[row.outcome] for row in rows if row.outcome != "scored")

@@ -18,6 +18,7 @@ from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.clouds.registry import Where
 from provisioner.errors import Interrupted, ProvisionerError
+from provisioner.printable import printable_lines
 from provisioner.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -97,9 +98,19 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
     return register
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Makes log lines printable, as libraries log what machines and clouds say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record's lines."""
+        return printable_lines(super().format(record))
+
+
 def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     """Runs a command and renders its result or error. The only place that catches all exceptions."""
-    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter(logging.BASIC_FORMAT))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, handlers=[handler])
     for chatty in ("botocore", "urllib3"):  # they log whole responses of the cloud, many per second
         logging.getLogger(chatty).setLevel(logging.WARNING if debug else logging.CRITICAL)
     _interrupts.install()
@@ -128,6 +139,6 @@ def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:
 
     _stop_progress()
     if debug:
-        traceback.print_exc(file=stderr())
+        stderr().write(f"{printable_lines(traceback.format_exc())}\n")
     render_error(error, as_json=as_json)
     return error.exit_code

@@ -21,6 +21,7 @@ from provisioner.clouds.registry import Where
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.estimate import Forecast, forecast
+from provisioner.printable import spreadsheet_cell
 from provisioner.ttl import BUILDER_TTL, words
 
 MICRO_USD = "_micro_usd"
@@ -138,5 +139,5 @@ def _csv(kind: type[Entry | Total], rows: Sequence[Entry | Total]) -> str:
     names = [name.replace(MICRO_USD, "_usd") for name in kind.model_fields]
     writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dumped)
+    writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in dumped)
     return text.getvalue().rstrip("\n")

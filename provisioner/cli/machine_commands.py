@@ -18,6 +18,7 @@ from provisioner.errors import HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.connect import connect
 from provisioner.models import Role
+from provisioner.printable import PrintableStream
 from provisioner.remote import transfer
 from provisioner.remote.login import Login
 
@@ -52,14 +53,16 @@ def execute(
     user: UserOption = None,
     as_json: bool = False,
 ) -> Result:
-    """Runs a command, passes its output on unchanged and ends with its exit code. Its stdin is empty."""
+    """Runs a command, passes its output on and ends with its exit code. Its stdin is empty.
+
+    The output is unchanged, except on a terminal, which the machine must not control.
+    """
     opened, environment = environment_session(env)
+    out, err = (None, None) if as_json else (_Output(1), _Output(2))
     with connect(opened, environment, machine, _user(user, machine)) as connection:
-        done = connection.run(
-            arguments,
-            on_stdout=None if as_json else lambda data: _write(1, data),
-            on_stderr=None if as_json else lambda data: _write(2, data),
-        )
+        done = connection.run(arguments, on_stdout=out, on_stderr=err)
+    for output in filter(None, (out, err)):
+        output.end()
     data = {
         "environment": environment.id,
         "exit_code": done.exit_code,
@@ -67,6 +70,22 @@ def execute(
         "stderr": done.stderr.decode(errors="replace"),
     }
     return Result(data, "", done.exit_code if done.exit_code >= 0 else 255)
+
+
+class _Output:
+    """Writes a command's output to a descriptor of ours: made printable if that is a terminal, otherwise unchanged."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._printable = PrintableStream() if os.isatty(descriptor) else None
+
+    def __call__(self, data: bytes) -> None:
+        _write(self._descriptor, self._printable.feed(data).encode() if self._printable else data)
+
+    def end(self) -> None:
+        """Writes what was held back."""
+        if self._printable:
+            _write(self._descriptor, self._printable.flush().encode())
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Renders a command's result as text or JSON on stdout, and makes untrusted text safe to print."""
+"""Renders a command's result as text or JSON on stdout, both safe to print and to parse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any, TextIO
 
 from provisioner.cli.streams import silence
 from provisioner.errors import HostError
+from provisioner.printable import printable, printable_lines
 
 SCHEMA = 1
+# What comes from a machine is bounded where it is read; these bound what programs have to read of us.
+MAXIMUM_STRING_CHARACTERS = 8 << 20
+MAXIMUM_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Result:
 
 
 def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
-    """Prints a result: text, or one JSON object.
+    """Prints a result: text without escape sequences and control characters, or one JSON object in ASCII.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -41,7 +45,8 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
         data = _strict({"schema": SCHEMA, "ok": result.exit_code == 0, **result.data})
         _write(json.dumps(data, indent=2, default=str, allow_nan=False), out)
     elif result.text:
-        _write(printable_lines(result.text) if out.isatty() else result.text, out)
+        # Made printable for a pipe as well, which mostly ends on a terminal. --json has every character.
+        _write(printable_lines(result.text), out)
 
 
 def _write(text: str, out: TextIO) -> None:
@@ -60,25 +65,23 @@ def unwritable(error: OSError) -> HostError:
     return HostError(f"The output could not be written: {error.strerror}.")
 
 
-def _strict(value: Any) -> Any:
-    """Replaces NaN and infinities, which JSON does not have, by null. An invalid submission's score is NaN."""
+def _strict(value: Any, depth: int = 0) -> Any:
+    """Makes a value one that every JSON parser reads.
+
+    NaN and infinities become null (an invalid submission's score is NaN), as do containers beyond MAXIMUM_DEPTH.
+    Unpaired surrogates are replaced, and strings are cut at MAXIMUM_STRING_CHARACTERS.
+    """
+    if isinstance(value, str):
+        return value[:MAXIMUM_STRING_CHARACTERS].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, (dict, list, tuple)) and depth >= MAXIMUM_DEPTH:
+        return None
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {_strict(str(key)): _strict(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
+        return [_strict(item, depth + 1) for item in value]
     return value
-
-
-def printable(line: str) -> str:
-    """Removes control characters from an untrusted line, which could otherwise control the operator's terminal."""
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line.rstrip("\r"))
-
-
-def printable_lines(text: str) -> str:
-    """Returns the text with each line made printable."""
-    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

@@ -8,14 +8,19 @@ import time
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
-from provisioner.cli.output import Result, printable, printable_lines, render
+from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.errors import HostError, ProvisionerError
+from provisioner.printable import printable, printable_lines
 
 TRANSIENT_PHASES = ("images",)
+# A machine's line that is longer is shown in pieces, and never collected whole.
+MAXIMUM_LINE_CHARACTERS = 10_000
+# How much of a line fits beside the spinner.
+SPINNER_CHARACTERS = 100
 
 
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
@@ -26,11 +31,11 @@ def render_error(error: ProvisionerError, *, as_json: bool) -> None:
         with contextlib.suppress(HostError, BrokenPipeError):  # stderr has the error anyway
             render(result, as_json=True)
     console = _console()
-    console.print(f"[bold red]error:[/] {escape(printable_lines(error.message))}")
+    console.print(Text.assemble(("error:", "bold red"), " ", printable_lines(error.message)))
     if error.details:
-        console.print(f"[dim]{escape(_indented(error.details))}[/]")
+        console.print(Text(_indented(error.details), "dim"))
     if error.hint:
-        console.print(f"[bold]hint:[/] {escape(printable_lines(error.hint))}")
+        console.print(Text.assemble(("hint:", "bold"), " ", printable_lines(error.hint)))
 
 
 def _console() -> Console:
@@ -44,6 +49,8 @@ def _indented(text: str) -> str:
 @dataclass
 class TerminalProgress:
     """Shows progress to people: with a spinner on a terminal, otherwise as plain lines.
+
+    Every text may come from a machine: it is made printable, and never parsed as Rich's markup.
 
     Args:
         console: a console on stderr.
@@ -62,7 +69,7 @@ class TerminalProgress:
             self._phase = name
             if self.console.is_terminal:
                 self.stop()
-                self._status = self.console.status(escape(name))
+                self._status = self.console.status(Text(printable(name)))
                 self._status.start()
 
     def phase_finished(self, name: str, seconds: float) -> None:
@@ -71,24 +78,28 @@ class TerminalProgress:
             self.stop()
             self._flush()
             self._phase = ""
-            self._line(f"[green]done[/] {escape(name)} [dim]({seconds:.1f} s)[/]")
+            self._line(("done", "green"), f" {printable(name)} ", (f"({seconds:.1f} s)", "dim"))
 
     def note(self, text: str) -> None:
         """Shows a line of text."""
         with self._lock:
             self._flush()
-            self._line(escape(text))
+            self._line(printable(text))
 
     def output(self, text: str) -> None:
         """Shows a machine's output line by line; on a terminal, only the last line while images are built."""
         with self._lock:
             *lines, self._half_line = (self._half_line + text).split("\n")
+            if len(self._half_line) > MAXIMUM_LINE_CHARACTERS:
+                lines.append(self._half_line)
+                self._half_line = ""
             if self._phase in TRANSIENT_PHASES:
                 if self._status and lines:
-                    self._status.update(f"{self._phase} [dim]{escape(printable(lines[-1])[:100])}[/]")
+                    shown = printable(lines[-1])[:SPINNER_CHARACTERS]
+                    self._status.update(Text.assemble(printable(self._phase), " ", (shown, "dim")))
                 return
             for line in lines:
-                self.console.print(f"[dim]  | {escape(printable(line))}[/]")
+                self._output_line(line)
 
     def stop(self) -> None:
         """Removes the spinner from the terminal."""
@@ -99,7 +110,10 @@ class TerminalProgress:
     def _flush(self) -> None:
         half, self._half_line = self._half_line, ""
         if half and self._phase not in TRANSIENT_PHASES:
-            self.console.print(f"[dim]  | {escape(printable(half))}[/]")
+            self._output_line(half)
 
-    def _line(self, text: str) -> None:
-        self.console.print(f"[dim]{time.monotonic() - self._begin:6.1f}s[/] {text}")
+    def _output_line(self, line: str) -> None:
+        self.console.print(Text(f"  | {printable(line)}", "dim"))
+
+    def _line(self, *parts: str | tuple[str, str]) -> None:
+        self.console.print(Text.assemble((f"{time.monotonic() - self._begin:6.1f}s", "dim"), " ", *parts))

@@ -48,6 +48,15 @@ class Site:
                 stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
             )  # fmt: skip
 
+    def start_worker(self, home: str) -> subprocess.Popen[str]:
+        """Starts a worker that offers what the suites of write_suite name."""
+        directory = self.directory
+        (directory / "many").mkdir(exist_ok=True)
+        (directory / "agent").mkdir(exist_ok=True)
+        return self.start(
+            home, "worker", "--families", str(directory / "many"), "--agents", str(directory / "agent")
+        )  # fmt: skip
+
     def told(self, home: str, *arguments: str) -> Any:
         process = self.start(home, *arguments, "--json")
         out, _ = process.communicate(timeout=600)
@@ -80,7 +89,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
     suite = site.suite("second", RUNS, budget=str(budget / 1_000_000))
     assert budget < RUNS * held
 
-    worker = site.start("two", "worker")
+    worker = site.start_worker("two")
     owner = site.start("one", "run", suite, "--json")
     try:
         killed: list[str] = []
@@ -120,7 +129,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
 
 
 def test_a_worker_that_is_interrupted_clears_away_and_hands_its_runs_back(site: Site) -> None:
-    worker = site.start("two", "worker")
+    worker = site.start_worker("two")
     owner = site.start("one", "run", site.suite("handed", 6), "--json")
     try:
         while owner.poll() is None and not (handed := many.working(site.directory / "two")):

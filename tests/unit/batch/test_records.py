@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.batch.records import Batch, Batches
+from provisioner.batch.records import Batch, Batches, jobs_of, suite_for
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
@@ -80,3 +80,31 @@ def test_without_workers_the_queue_alone_says_which_runs_are_cancelled(batches: 
     batches.save(alone)
     batches.note_cancelled(alone, ["a"])
     assert batches.cancelled(alone) is None
+
+
+WHOLE = Suite.model_validate(
+    {
+        "name": "s",
+        "families": [{"path": "a"}, {"path": "b"}],
+        "agents": [{"name": name, "directory": ".", "command": "true"} for name in ("one", "two")],
+        "submissions": [{"name": "three", "text": "x" * 1000}],
+    }
+)
+
+
+def run(agent: str) -> Run:
+    return Run(key=f"fam/main/{agent}/1", family="/fam", task="main", agent=agent, repetition=1)
+
+
+def test_a_job_has_only_the_part_of_the_suite_that_its_run_needs() -> None:
+    assert [agent.name for agent in suite_for(WHOLE, run("two")).agents] == ["two"]
+    assert suite_for(WHOLE, run("two")).submissions == ()
+    assert [submission.name for submission in suite_for(WHOLE, run("three")).submissions] == ["three"]
+    assert suite_for(WHOLE, run("one")).limits == WHOLE.limits
+
+
+def test_a_batch_has_a_job_for_each_run() -> None:
+    jobs = jobs_of(batch("b-1"))
+    assert list(jobs) == [RUN.key]
+    assert jobs[RUN.key].directory == "/"
+    assert jobs[RUN.key].run == RUN

@@ -81,3 +81,13 @@ def test_rows_that_were_read_are_not_read_again(ledger: Ledger) -> None:
     for _ in range(2):
         collect_rows(BATCH, states(three="done"), known, outputs, ledger)
     assert read == [[THREE], []]
+
+
+def test_a_row_that_was_changed_in_the_queue_is_a_failed_run(ledger: Ledger) -> None:
+    other = Row(key=TWO, family="fam", task="main", agent="two", repetition=1, outcome="scored", score=1.0)
+    outputs: dict[str, dict[str, object] | str] = {ONE: other.model_dump(mode="json"), TWO: {"score": 1}}
+    ended = {**states(one="done", two="done", three="done"), "odd": RunState(key="odd", state="done")}
+    rows = collect_rows(BATCH, ended, {}, lambda _: outputs, ledger)
+    assert [row.key for row in rows] == [ONE, TWO, THREE]
+    assert {row.outcome for row in rows} == {"infrastructure_failed"}
+    assert all("not one that provisioner wrote" in row.message for row in rows)

@@ -6,28 +6,7 @@ from collections.abc import Collection
 from typing import cast
 
 from provisioner.batch.engine import QueueClient, RunState
-from provisioner.batch.suite import Run, Suite
-from provisioner.batch.worker import reconcile_cancellations, suite_for
-
-SUITE = Suite.model_validate(
-    {
-        "name": "s",
-        "families": [{"path": "a"}, {"path": "b"}],
-        "agents": [{"name": name, "directory": ".", "command": "true"} for name in ("one", "two")],
-        "submissions": [{"name": "three", "text": "x" * 1000}],
-    }
-)
-
-
-def run(agent: str) -> Run:
-    return Run(key=f"fam/main/{agent}/1", family="/fam", task="main", agent=agent, repetition=1)
-
-
-def test_a_job_has_only_the_part_of_the_suite_that_its_run_needs() -> None:
-    assert [agent.name for agent in suite_for(SUITE, run("two")).agents] == ["two"]
-    assert suite_for(SUITE, run("two")).submissions == ()
-    assert [submission.name for submission in suite_for(SUITE, run("three")).submissions] == ["three"]
-    assert suite_for(SUITE, run("one")).limits == SUITE.limits
+from provisioner.batch.worker import reconcile_cancellations
 
 
 class Queue:

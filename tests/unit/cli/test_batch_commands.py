@@ -109,6 +109,16 @@ def test_a_worker_needs_a_database(provisioner: CommandLine) -> None:
     assert (done.code, "--database" in done.stderr) == (2, True)
 
 
+def test_a_worker_says_what_it_needs_to_offer(provisioner: CommandLine, tmp_path: Path) -> None:
+    database = ("--database", "postgresql://nobody:secret@127.0.0.1:1/nothing")
+    done = provisioner("batch", "worker", *database)
+    assert (done.code, "--families" in done.stderr) == (2, True)
+    done = provisioner("batch", "worker", *database, "--families", str(tmp_path / "missing"))
+    assert (done.code, "is not a directory" in done.stderr) == (2, True)
+    done = provisioner("batch", "worker", *database, "--families", str(tmp_path), "--allow", "nonsense")
+    assert (done.code, "must have the form" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("arguments", [("batch", "worker"), ("batch", "status"), ("costs",)])
 def test_what_is_no_database_is_a_mistake_in_the_command(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
@@ -124,8 +134,9 @@ def test_costs_as_csv_have_their_names_even_without_any(provisioner: CommandLine
     assert provisioner("costs", "--csv", "--by", "batch").stdout.startswith("group,launches,reserved_usd")
 
 
-def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine) -> None:
-    done = provisioner("batch", "worker", "--database", "postgresql://nobody:secret@127.0.0.1:1/nothing")
+def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine, tmp_path: Path) -> None:
+    database = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+    done = provisioner("batch", "worker", "--families", str(tmp_path), "--database", database)
     assert done.code == 5
     assert "cannot be reached" in done.stderr
     assert "secret" not in done.stderr

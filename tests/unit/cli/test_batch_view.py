@@ -71,7 +71,7 @@ def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
     view.stop()
     lines = [line.partition("s ")[2] for line in text.getvalue().splitlines()]
     assert lines == [
-        "fam/main/guess/1: Clearing away \N{REPLACEMENT CHARACTER}[31m",
+        "fam/main/guess/1: Clearing away ",
         "fam/main/guess/1: begins",
         "fam/main/guess/1: begins again (attempt 2)",
         "[1/4] fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)",

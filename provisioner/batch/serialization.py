@@ -1,0 +1,90 @@
+"""Makes dbos read and write the queue's rows as bounded JSON only, whatever a row says about itself.
+
+dbos obeys a row's own column `serialization`, which may name pickle: so anybody who can write to the database could run
+code in each process that reads it. Importing this module replaces dbos's ways of reading, for the whole process. No
+pickle is ever read or written.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dbos import DBOSPortableJSONSerializer, _dbos, _queue, _serialization
+from dbos._error import DBOSException
+
+# The longest row of ours is a job whose suite has a long submission: a suite file may have 1 MiB.
+MAXIMUM_CHARACTERS = 8 << 20
+REFUSED = "The queue's row of this run is not one that provisioner wrote: it was changed by somebody else."
+
+_JSON = DBOSPortableJSONSerializer()
+_execute = vars(_queue)["execute_dequeued_workflow"]
+
+
+class RefusedRowError(ValueError):
+    """Raised for a row that is not bounded JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSED)
+
+
+def serializer() -> DBOSPortableJSONSerializer:
+    """Returns the serializer to open the engine and its clients with."""
+    return _JSON
+
+
+def _refuse(_self: object, _data: object) -> Any:
+    raise RefusedRowError
+
+
+def _read_json(_self: object, text: str | None) -> Any:
+    """Reads a row's JSON. Each key is allowed once, so that no two readers can understand a row differently.
+
+    Raises:
+        RefusedRowError: it is too long, nested too deeply, or not JSON.
+    """
+    if text is None:
+        return None
+    if not isinstance(text, str) or len(text) > MAXIMUM_CHARACTERS:
+        raise RefusedRowError
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise RefusedRowError from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise RefusedRowError
+    return mapping
+
+
+def _execute_or_end(dbos: Any, status: Any, owner_xid: str) -> Any:
+    """Starts a run that this process has taken from the queue; ends it as failed if its row cannot be used.
+
+    dbos itself would leave most such rows assigned to this process forever, where they count as running.
+    """
+    try:
+        return _execute(dbos, status, owner_xid)
+    except (DBOSException, ValueError, TypeError, KeyError, AttributeError) as error:
+        message = _JSON.serialize(_serialization.exception_to_workflow_error_data(error))
+        dbos._sys_db.update_workflow_outcome(status["workflow_uuid"], "ERROR", error=message, owner_xid=owner_xid)
+        raise
+
+
+def _run_no_schedules(*_: object) -> None:
+    """Ends dbos's thread for schedules at once: provisioner has none, and a row must not start any."""
+
+
+def _replace() -> None:
+    """Replaces what dbos reads and writes rows with. The attack tests fail if a version of dbos has another way."""
+    vars(_serialization).pop("pickle", None)
+    for name in ("serialize", "deserialize"):
+        setattr(_serialization.DefaultSerializer, name, _refuse)
+    setattr(DBOSPortableJSONSerializer, "deserialize", _read_json)  # noqa: B010 - mypy refuses the assignment
+    setattr(_queue, "execute_dequeued_workflow", _execute_or_end)  # noqa: B010
+    setattr(_dbos, "dynamic_scheduler_loop", _run_no_schedules)  # noqa: B010
+
+
+_replace()

@@ -1,0 +1,72 @@
+"""Makes text of machines, families, records and clouds safe to show to people: on a terminal and in a spreadsheet.
+
+Nothing that this module returns has an escape sequence, a control character other than the newline and the tab, or a
+bidirectional or invisible character.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+# Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
+_UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-?]{0,32}[ -/]{0,8})?)\Z")
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def printable(text: str) -> str:
+    """Returns untrusted text as one line: its lines are joined by spaces, unprintable characters replaced."""
+    return " ".join(_clean(line) for line in text.splitlines())
+
+
+def printable_lines(text: str) -> str:
+    """Returns untrusted text with its lines, each made printable."""
+    return "\n".join(_clean(line) for line in text.splitlines())
+
+
+class PrintableStream:
+    """Makes one stream of bytes printable while it arrives, in pieces of any size. Keeps its lines."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def feed(self, data: bytes) -> str:
+        """Returns the text that may be shown now; holds back the beginning of a sequence or of a line's end."""
+        text = self._held + self._decoder.decode(data)
+        match = _UNFINISHED.search(text)
+        self._held = match.group() if match else ""
+        return _clean_block(text.removesuffix(self._held))
+
+    def flush(self) -> str:
+        """Returns what was held back. To be called at the end of the stream."""
+        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return _clean_block(text)
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Returns a value for a cell of a CSV file, in which no spreadsheet finds a formula.
+
+    Args:
+        value: numbers and None are returned as they are. Text that begins like a formula, or with white space, which
+            some spreadsheets skip, gets an apostrophe in front.
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable_lines(value)
+    return f"'{text}" if text[:1].isspace() or text.startswith(_FORMULA) else text
+
+
+def _clean_block(text: str) -> str:
+    unified = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join(_clean(line) for line in unified.split("\n"))
+
+
+def _clean(line: str) -> str:
+    """Replaces each character that is not printable by Unicode: categories C (control, format, surrogate) and Z."""
+    if line.isprintable():
+        return line
+    plain = _SEQUENCE.sub("", line)
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in plain)

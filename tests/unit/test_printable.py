@@ -1,0 +1,38 @@
+"""Text that is safe to show stays readable. What attackers try is in tests/attacks/test_terminal_words.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.printable import PrintableStream, printable, printable_lines, spreadsheet_cell
+
+ORDINARY = "naïve 日本語 🙂\tx = {}[]\\"
+
+
+def test_ordinary_text_is_unchanged() -> None:
+    assert printable(ORDINARY) == ORDINARY
+    assert printable_lines(f"{ORDINARY}\n\n  {ORDINARY}\n") == f"{ORDINARY}\n\n  {ORDINARY}"
+
+
+def test_colours_are_dropped_and_other_controls_are_marked() -> None:
+    assert printable("\x1b[1;31mred\x1b[0m \x1b]0;x\x07") == "red \ufffd]0;x\ufffd"
+
+
+def test_a_line_is_one_line() -> None:
+    assert printable("a\r\nb\rc\u2028d") == "a b c d"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_stream_in_pieces_is_the_same_as_in_one(size: int) -> None:
+    text = f"{ORDINARY}\r\n\x1b[32mgreen\x1b[0m\rnext\n\n\x1b"
+    stream, shown = PrintableStream(), ""
+    for start in range(0, len(text.encode()), size):
+        shown += stream.feed(text.encode()[start : start + size])
+    assert shown + stream.flush() == f"{ORDINARY}\ngreen\nnext\n\n\ufffd"
+
+
+def test_only_text_that_begins_like_a_formula_is_marked_in_a_cell() -> None:
+    cells = [1.5, -2, None, True, "main", "a=b", "2024-01-01", "-1", "=x"]
+    assert [spreadsheet_cell(value) for value in cells] == [
+        1.5, -2, None, True, "main", "a=b", "2024-01-01", "'-1", "'=x",
+    ]  # fmt: skip
