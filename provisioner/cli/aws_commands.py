@@ -1,4 +1,4 @@
-"""The commands `aws policy` and `aws refresh-prices`."""
+"""The commands `aws setup`, `aws policy` and `aws refresh-prices`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.aws import instance_catalogue, price_files
+from provisioner.clouds.aws import setup as account_setup
+from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.policy import policy as rights
 from provisioner.clouds.aws.pricing import PRICE_LIST
 from provisioner.config import checked, load_settings
 from provisioner.errors import UsageError
 from provisioner.store.files import write_atomically
 
+ROLES_REGION = "us-east-1"
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name="aws")
+    command(group, "setup", help="Make, once in an account, the roles that provisioner needs; for an administrator.")(
+        setup
+    )
     command(group, "policy", help="Print the IAM policy with exactly the rights that provisioner needs.")(policy)
     command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(
         refresh_prices
@@ -36,7 +43,26 @@ def _region(name: str) -> str:
     return name
 
 
+def setup(
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
+    ] = None,
+) -> Result:
+    """Makes the roles, or corrects them."""
+    settings = load_settings() if profile is None else checked(profile=profile)
+    # Roles belong to no region.
+    api = Api(settings.profile, settings.region or ROLES_REGION)
+    with asking("Asking AWS who we are"):
+        account = str(api.client("sts").get_caller_identity()["Account"])
+    done = account_setup.set_up(api.client("iam"), account)
+    return Result({"account": account, "done": done}, "\n".join(done))
+
+
 def policy(
+    *,
+    for_setup: Annotated[
+        bool, typer.Option("--setup", help="The rights that `aws setup` needs instead, for an administrator.")
+    ] = False,
     state: Annotated[
         str | None,
         typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
@@ -44,7 +70,7 @@ def policy(
 ) -> Result:
     """Prints the policy as IAM accepts it."""
     settings = load_settings() if state is None else checked(state=state)
-    document = rights(settings.state)
+    document = account_setup.policy() if for_setup else rights(settings.state)
     return Result(document, json.dumps(document, indent=2))
 
 

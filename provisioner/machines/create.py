@@ -81,18 +81,21 @@ def create_shared_network(session: Session, environment: Environment) -> None:
     if (network := cloud.shared_network(environment)) is None:
         return
     with locked(session.home.locks / f"shared-{network.stack}"):
-        if (network := cloud.shared_network(environment)) is not None:
-            session.progress.note("Creating the network that all environments there share (only once)")
-            directory = session.home.stacks / network.stack
-            stack, unfinished = Stack(directory), directory / UNFINISHED
-            if unfinished.exists():
-                session.progress.note("The last attempt was interrupted; removing what it created")
-                cloud.remove_shared_network(environment)
-            stack.write(render_network(cloud.name, network.values) | network.root_files)
-            if network.new:
-                write_atomically(unfinished, "")
-            stack.apply(session.progress.note, cloud.parallelism)
-            unfinished.unlink(missing_ok=True)
+        directory = session.home.stacks / network.stack
+        stack, unfinished = Stack(directory), directory / UNFINISHED
+        if unfinished.exists():
+            session.progress.note("The last attempt was interrupted; removing what it created")
+            cloud.remove_shared_network(environment)
+            unfinished.unlink()
+        # Another process or controller may have created it by now.
+        if (network := cloud.shared_network(environment)) is None:
+            return
+        session.progress.note("Creating the network that all environments there share (only once)")
+        stack.write(render_network(cloud.name, network.values) | network.root_files)
+        if network.new:
+            write_atomically(unfinished, "")
+        stack.apply(session.progress.note, cloud.parallelism)
+        unfinished.unlink(missing_ok=True)
 
 
 def _moved(session: Session, placed: Mapping[str, Environment], error: TerraformError) -> dict[str, Environment]:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.network import HOME_TAG, controller_networks
+from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG, controller_networks
 from provisioner.config import Settings
 from provisioner.models import Environment
 from provisioner.store.home import Home
@@ -78,7 +78,7 @@ class Account:
     def tags(self, environment: Environment) -> dict[str, str]:
         """Returns the tags of everything that an environment consists of, besides its id."""
         return {
-            tagged_resources.OWNER_TAG: self.owner,
+            OWNER_TAG: self.owner,
             HOME_TAG: self.home.identity,
             "provisioner:stack": environment.stack,
             "provisioner:batch": environment.batch or "none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.clouds.aws import policy
+from provisioner.clouds.aws import policy, schedules
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
 from provisioner.clouds.aws.clean_up import AwsCleanUp
@@ -49,20 +49,22 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsCl
         self.spot = spot
         self.networks = Networks(self.account.api)
         self.store = ImageStore(home)
+        self.regions_with_schedules = set()
         self.assigned_subnets = set()
         self.repeated = set()
         self.last_answers = {}
 
     def problems(self) -> list[tuple[str, str]]:
-        """Lists missing credentials or rights."""
+        """Lists missing credentials or rights, and what an administrator has not set up."""
+        problems = []
         try:
-            arn = self.account.identity.arn
-            refused = policy.refused(self.account.api, self.region, arn)
+            identity = self.account.identity
+            if refused := policy.refused(self.account.api, self.region):
+                problems.append((f"{identity.arn} lacks rights: {', '.join(refused)}", RIGHTS_HINT))
+            schedules.require_role(self.account.api, identity.account)
         except ProvisionerError as error:
-            return [(error.message, error.hint or "")]
-        if not refused:
-            return []
-        return [(f"{arn} lacks rights: {', '.join(refused)}", RIGHTS_HINT)]
+            problems.append((error.message, error.hint or ""))
+        return problems
 
     def notes(self) -> list[str]:
         """Says where machines start, and how old the prices are."""

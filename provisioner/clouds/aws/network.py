@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import urllib.request
 from collections.abc import Collection
 from hashlib import sha256
+from typing import Any
 
-from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, tag, tagged
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Record
 
 NETWORK_TAG = "provisioner:network"
 HOME_TAG = "provisioner:home"
+OWNER_TAG = "provisioner:owner"
 KIND_TAG = "provisioner:network-kind"
 # In each VPC. A region has two to six zones.
 ZONES = 3
@@ -32,6 +32,8 @@ class Network(Record):
         subnets: zone -> subnet id.
         controllers: networks from which controllers reach machines.
         taken: networks of the offline VPC's subnets.
+        home: the identity of the provisioner home that created it.
+        owner: that home's operator.
     """
 
     vpcs: dict[str, str]
@@ -39,6 +41,8 @@ class Network(Record):
     subnets: dict[str, dict[str, str]]
     controllers: frozenset[str]
     taken: tuple[str, ...]
+    home: str
+    owner: str
 
 
 def find_network(api: Api, region: str) -> Network | None:
@@ -46,7 +50,8 @@ def find_network(api: Api, region: str) -> Network | None:
     ec2 = api.client("ec2", region)
     of_region = tagged(NETWORK_TAG, region)
     with asking(f"Looking for the network in {region}"):
-        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=of_region)["Vpcs"]}
+        found = ec2.describe_vpcs(Filters=of_region)["Vpcs"]
+        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in found}
         if set(vpcs) != {"online", "offline"}:
             return None
         inside = [{"Name": "vpc-id", "Values": list(vpcs.values())}]
@@ -81,6 +86,8 @@ def find_network(api: Api, region: str) -> Network | None:
             route["DestinationCidrBlock"] for route in routes if route["GatewayId"].startswith("igw-")
         ),
         taken=tuple(subnet["CidrBlock"] for subnet in subnets if subnet["VpcId"] == vpcs["offline"]),
+        home=tag(found[0], HOME_TAG),
+        owner=tag(found[0], OWNER_TAG),
     )
     complete = set(network.gateways) == set(vpcs) and all(len(zones) >= 2 for zones in network.subnets.values())
     return network if complete else None
@@ -132,29 +139,30 @@ class Networks:
 
 
 def remove_network(api: Api, region: str, home: str) -> None:
-    """Removes what a home has created of a region's network. AWS refuses to remove what is in use. Safe to repeat.
+    """Removes what a home has created of a region's network, if nothing uses it. Safe to repeat.
+
+    What all homes share, the schedules' group and role, stays.
 
     Args:
         home: the identity of the provisioner home.
 
     Raises:
-        InfrastructureError: something could not be removed, because it is in use.
+        InfrastructureError: something uses it; nothing was removed.
     """
     ec2 = api.client("ec2", region)
     of_home = [*tagged(NETWORK_TAG, region), *tagged(HOME_TAG, home)]
     with asking(f"Removing the incomplete network in {region}"):
-        acls = ec2.describe_network_acls(Filters=of_home)["NetworkAcls"]
-        for acl in acls:
-            default = [{"Name": "vpc-id", "Values": [acl["VpcId"]]}, {"Name": "default", "Values": ["true"]}]
-            for association in acl["Associations"]:
-                ec2.replace_network_acl_association(
-                    AssociationId=association["NetworkAclAssociationId"],
-                    NetworkAclId=ec2.describe_network_acls(Filters=default)["NetworkAcls"][0]["NetworkAclId"],
-                )
-        # Before their route tables: a subnet takes its association along.
+        vpcs = [vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=of_home)["Vpcs"]]
+        if vpcs and (users := _users(ec2, vpcs)):
+            raise InfrastructureError(
+                f"The network in {region} cannot be made anew while it is used: {', '.join(users[:5])}.",
+                hint="Destroy these environments (`provisioner list` and `sweep`, here and on the other controllers), "
+                "and try again.",
+            )
+        # First, and with them their associations. AWS refuses if somebody has come to use one.
         for subnet in ec2.describe_subnets(Filters=of_home)["Subnets"]:
             ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-        for acl in acls:
+        for acl in ec2.describe_network_acls(Filters=of_home)["NetworkAcls"]:
             ec2.delete_network_acl(NetworkAclId=acl["NetworkAclId"])
         for table in ec2.describe_route_tables(Filters=of_home)["RouteTables"]:
             ec2.delete_route_table(RouteTableId=table["RouteTableId"])
@@ -162,24 +170,21 @@ def remove_network(api: Api, region: str, home: str) -> None:
             for attachment in gateway["Attachments"]:
                 ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=attachment["VpcId"])
             ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
-        for vpc in ec2.describe_vpcs(Filters=of_home)["Vpcs"]:
-            ec2.delete_vpc(VpcId=vpc["VpcId"])
-        _remove_scheduler(api, region, home)
+        for vpc in vpcs:
+            ec2.delete_vpc(VpcId=vpc)
 
 
-def _remove_scheduler(api: Api, region: str, home: str) -> None:
-    """Removes the schedules' group and role."""
-    with contextlib.suppress(api.client("scheduler", region).exceptions.ResourceNotFoundException):
-        api.client("scheduler", region).delete_schedule_group(Name=schedules.GROUP)
-    iam, name = api.client("iam"), schedules.role_name(region)
-    try:
-        role = iam.get_role(RoleName=name)["Role"]
-    except iam.exceptions.NoSuchEntityException:
-        return
-    if tag(role, HOME_TAG) == home:
-        for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]:
-            iam.delete_role_policy(RoleName=name, PolicyName=policy)
-        iam.delete_role(RoleName=name)
+def _users(ec2: Any, vpcs: list[str]) -> list[str]:
+    """What environments, of any home, have in VPCs."""
+    inside = [{"Name": "vpc-id", "Values": vpcs}]
+    cards = ec2.describe_network_interfaces(Filters=inside)["NetworkInterfaces"]
+    groups = ec2.describe_security_groups(Filters=inside)["SecurityGroups"]
+    subnets = ec2.describe_subnets(Filters=inside)["Subnets"]
+    return [
+        *(f"security group {group['GroupName']}" for group in groups if group["GroupName"] != "default"),
+        *(f"network interface {card['NetworkInterfaceId']}" for card in cards),
+        *(f"subnet {subnet['SubnetId']}" for subnet in subnets if not tag(subnet, NETWORK_TAG)),
+    ]
 
 
 def zones_of(api: Api, region: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rights that the aws cloud needs, as an IAM policy, and whether the credentials have them."""
+"""The rights that the aws cloud needs from day to day, as an IAM policy, and whether the credentials have them."""
 
 from __future__ import annotations
 
@@ -7,91 +7,73 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
+from provisioner.clouds.aws.images import VENDORS
+from provisioner.clouds.aws.tagged_resources import EXPIRY_TAG, LEASE_TAG
 
+# Tags of what is ours; nobody who has only these rights can put them on anything that exists already.
+OURS = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
+TAGGED_OURS = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
+EC2 = "arn:aws:ec2:*:*:"
+# Of the distributions' images: account numbers, or `amazon`.
+OWNERS = {owner for owner, _ in VENDORS.values()}
 # Read actions take no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
 READ = (
-    "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
-    "ec2:DescribeRegions", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory",
-    "ec2:DescribeInstanceAttribute", "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceTypes",
-    "ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
-    "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroupRules",
-    "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots", "ec2:DescribeSubnets", "ec2:DescribeTags",
-    "ec2:DescribeVolumes", "ec2:DescribeVpcAttribute", "ec2:DescribeVpcs", "ec2:GetConsoleOutput",
-    "pricing:GetProducts", "sts:GetCallerIdentity",
+    "ec2:DescribeAccountAttributes", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
+    "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceTypes", "ec2:DescribeInstances",
+    "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
+    "ec2:DescribeNetworkInterfaces", "ec2:DescribeRegions", "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroupRules", "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeTags",
+    "ec2:DescribeVolumes", "ec2:DescribeVpcs", "pricing:GetProducts", "scheduler:ListSchedules",
 )  # fmt: skip
-# Actions that create a resource; EC2 checks the tags that are given with it.
-CREATE = (
-    "ec2:CreateImage", "ec2:CreateInternetGateway", "ec2:CreateNetworkAcl", "ec2:CreateRouteTable",
-    "ec2:CreateSecurityGroup", "ec2:CreateSubnet", "ec2:CreateVpc", "ec2:ImportKeyPair", "ec2:RunInstances",
-)  # fmt: skip
-# Actions that change or delete a resource; allowed only on resources with our tag.
+# Actions that look into, join, change or delete what exists: every resource that they name must be ours.
 CHANGE = (
-    "ec2:AuthorizeSecurityGroupEgress", "ec2:AuthorizeSecurityGroupIngress", "ec2:CreateNetworkAclEntry",
-    "ec2:CancelSpotInstanceRequests",
-    "ec2:CreateRoute", "ec2:DeleteInternetGateway", "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl",
-    "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface", "ec2:DeleteRoute", "ec2:DeleteRouteTable",
-    "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet", "ec2:DeleteVolume", "ec2:DeleteVpc",
-    "ec2:DeregisterImage", "ec2:ModifyInstanceAttribute", "ec2:ModifyInstanceMetadataOptions",
-    "ec2:ModifySecurityGroupRules", "ec2:ModifySubnetAttribute", "ec2:ModifyVpcAttribute", "ec2:ReplaceRoute",
-    "ec2:RevokeSecurityGroupEgress", "ec2:RevokeSecurityGroupIngress", "ec2:StopInstances",
+    "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:AuthorizeSecurityGroup*",
+    "ec2:CancelSpotInstanceRequests", "ec2:CreateNetworkAclEntry", "ec2:CreateRoute", "ec2:DeleteInternetGateway",
+    "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl", "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface",
+    "ec2:DeleteRoute", "ec2:DeleteRouteTable", "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet",
+    "ec2:DeleteVolume", "ec2:DeleteVpc", "ec2:DeregisterImage", "ec2:DescribeInstanceAttribute",
+    "ec2:DescribeVpcAttribute", "ec2:DetachInternetGateway", "ec2:DisassociateRouteTable", "ec2:GetConsoleOutput",
+    "ec2:ModifyInstanceAttribute", "ec2:ModifyInstanceMetadataOptions", "ec2:ModifySubnetAttribute",
+    "ec2:ModifyVpcAttribute", "ec2:ReplaceNetworkAclAssociation", "ec2:RevokeSecurityGroup*", "ec2:StopInstances",
     "ec2:TerminateInstances",
 )  # fmt: skip
-# Actions that join two resources, one of which may be AWS's own and without our tag: a VPC's default network ACL.
-JOIN = (
-    "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:DetachInternetGateway", "ec2:DisassociateRouteTable",
-    "ec2:ReplaceNetworkAclAssociation", "ec2:ReplaceRouteTableAssociation",
-)  # fmt: skip
 IN_A_VPC = ("ec2:CreateNetworkAcl", "ec2:CreateRouteTable", "ec2:CreateSecurityGroup", "ec2:CreateSubnet")
-RULES = ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*", "ec2:ModifySecurityGroupRules")
-# Schedules carry no tags; their group says that they are ours.
+# The tags that change while machines run.
+CHANGING_TAGS = [EXPIRY_TAG, LEASE_TAG]
 SCHEDULE = (
     "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:GetSchedule", "scheduler:UpdateSchedule",
-)  # fmt: skip
-SCHEDULE_GROUP = (
-    "scheduler:CreateScheduleGroup", "scheduler:DeleteScheduleGroup", "scheduler:GetScheduleGroup",
-    "scheduler:ListTagsForResource", "scheduler:TagResource",
-)  # fmt: skip
-ROLE = (
-    "iam:CreateRole", "iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
-    "iam:ListAttachedRolePolicies", "iam:ListInstanceProfilesForRole", "iam:ListRolePolicies", "iam:PutRolePolicy",
-    "iam:TagRole",
 )  # fmt: skip
 
 
 def policy(state: str) -> dict[str, Any]:
-    """Returns the IAM policy with exactly the rights that provisioner needs.
+    """Returns the IAM policy with exactly the rights that provisioner needs from day to day.
+
+    They make no role and no user, and touch only what carries our tag from its creation on.
 
     Args:
         state: `s3://bucket/prefix` of Terraform's state, or empty if it is local.
     """
-    ours = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
-    tagged_ours = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
-    arn = "arn:aws:ec2:*:*:"
-    new = ["instance/*", "volume/*", "vpc/*", "subnet/*", "internet-gateway/*", "route-table/*", "network-acl/*"]
-    new += ["security-group/*", "security-group-rule/*", "key-pair/*", "image/*", "snapshot/*"]
-    # What RunInstances uses besides what it creates; a distribution's image is not ours.
-    start = ["key-pair/*", "security-group/*", "subnet/*", "network-interface/*", "snapshot/*", "image/*"]
-    while_creating = {"Null": {"ec2:CreateAction": "false"}}
-    for_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
-    spot = "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/*"
-    statements: list[dict[str, Any]] = [
+    statements = [
         _allow("Read", READ, "*"),
-        _allow("CreateTagged", CREATE, [arn + resource for resource in new], tagged_ours),
-        _allow("CreateIn", IN_A_VPC, f"{arn}vpc/*", ours),
-        _allow("StartFrom", ("ec2:RunInstances",), [arn + resource for resource in start] + ["arn:aws:ec2:*::image/*"]),
-        _allow("ImageOf", ("ec2:CreateImage",), f"{arn}instance/*", ours),
-        _allow("ChangeOurs", CHANGE, "*", ours),
-        _allow("RulesOfOurGroups", RULES, f"{arn}security-group-rule/*"),
-        _allow("Join", JOIN, "*"),
-        _allow("Tag", ("ec2:CreateTags",), [arn + resource for resource in new], while_creating),
-        _allow("TagOurs", ("ec2:CreateTags", "ec2:DeleteTags"), f"{arn}*", ours),
-        _allow("SchedulerRole", ROLE, "arn:aws:iam::*:role/provisioner-scheduler-*"),
-        _allow("PassRole", ("iam:PassRole",), "arn:aws:iam::*:role/provisioner-scheduler-*", for_scheduler),
-        _allow("Schedules", SCHEDULE, "arn:aws:scheduler:*:*:schedule/provisioner/*"),
-        _allow("ScheduleGroup", SCHEDULE_GROUP, "arn:aws:scheduler:*:*:schedule-group/provisioner"),
-        _allow("ListSchedules", ("scheduler:ListSchedules",), "*"),
-        _allow("FirstSpot", ("iam:CreateServiceLinkedRole",), spot),
+        *_launch(),
+        *_network(),
+        _allow("ChangeOurs", CHANGE, "*", OURS),
+        # Of a VPC's default ACL, which has no tag. AWS lets an ACL join a subnet of its own VPC only, and that is ours.
+        _allow("DefaultAcl", ("ec2:ReplaceNetworkAclAssociation",), f"{EC2}network-acl/*"),
+        # A rule's group must be ours as well.
+        _allow("Rules", ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*"), f"{EC2}security-group-rule/*"),
+        # Tags come with the creation, and none comes later but those that change.
+        _allow("TagNew", ("ec2:CreateTags",), f"{EC2}*", {"Null": {"ec2:CreateAction": "false"}}),
+        _allow(
+            "TagOurs",
+            ("ec2:CreateTags",),
+            _arns("instance", "volume"),
+            {**OURS, "ForAllValues:StringEquals": {"aws:TagKeys": CHANGING_TAGS}},
+        ),
+        *_schedules(),
     ]
     if state:
         bucket, _, prefix = state.removeprefix("s3://").partition("/")
@@ -101,18 +83,69 @@ def policy(state: str) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
+def _launch() -> list[dict[str, Any]]:
+    """Instances from our images and the distributions', in our subnets and groups, and images of our instances."""
+    run = ("ec2:RunInstances",)
+    return [
+        _allow("LaunchOurs", run, _arns("image", "key-pair", "security-group", "snapshot", "subnet"), OURS),
+        _allow("LaunchVendors", run, _arns("image", "snapshot"), {"StringEquals": {"ec2:Owner": sorted(OWNERS)}}),
+        _allow(
+            "LaunchPlain",
+            run,
+            _arns("instance"),
+            {
+                "Null": {"aws:RequestTag/provisioner:owner": "false", "ec2:InstanceProfile": "true"},
+                "StringEquals": {"ec2:MetadataHttpTokens": "required"},
+            },
+        ),
+        _allow("LaunchDisks", run, _arns("volume"), TAGGED_OURS),
+        # A card that exists already cannot be asked for a public address. Spot requests take no tags from Terraform.
+        _allow("LaunchCards", run, _arns("network-interface"), {"Null": {"ec2:AssociatePublicIpAddress": "false"}}),
+        _allow("LaunchSpot", run, _arns("spot-instances-request")),
+        _allow("Images", ("ec2:CreateImage",), _arns("image", "snapshot"), TAGGED_OURS),
+        _allow("ImagesOfOurs", ("ec2:CreateImage",), _arns("instance"), OURS),
+    ]
+
+
+def _network() -> list[dict[str, Any]]:
+    """Networks, groups and key pairs that carry our tag from the beginning, in VPCs that do."""
+    new = _arns("internet-gateway", "key-pair", "network-acl", "route-table", "security-group", "subnet")
+    return [
+        _allow("Create", (*IN_A_VPC, "ec2:CreateInternetGateway", "ec2:ImportKeyPair"), new, TAGGED_OURS),
+        _allow("CreateVpc", ("ec2:CreateVpc",), f"{EC2}vpc/*", TAGGED_OURS),
+        _allow("CreateInOurs", IN_A_VPC, f"{EC2}vpc/*", OURS),
+    ]
+
+
+def _schedules() -> list[dict[str, Any]]:
+    """Schedules in our group, which nobody deletes, with the one role that `aws setup` made for them.
+
+    Schedules carry no tags.
+    """
+    role = schedules.role_arn("*")
+    group = f"arn:aws:scheduler:*:*:schedule-group/{schedules.GROUP}"
+    passed_to = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
+    return [
+        _allow("Schedules", SCHEDULE, f"arn:aws:scheduler:*:*:schedule/{schedules.GROUP}/*"),
+        _allow("ScheduleGroup", ("scheduler:CreateScheduleGroup", "scheduler:GetScheduleGroup"), group),
+        _allow("SchedulerRole", ("iam:GetRole",), role),
+        _allow("PassSchedulerRole", ("iam:PassRole",), role, passed_to),
+    ]
+
+
+def _arns(*kinds: str) -> list[str]:
+    return [f"{EC2}{kind}/*" for kind in kinds]
+
+
 def _allow(name: str, actions: tuple[str, ...], resources: Any, condition: Any = None) -> dict[str, Any]:
     statement = {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
     return {**statement, "Condition": condition} if condition else statement
 
 
-def refused(api: Api, region: str, arn: str) -> list[str]:
+def refused(api: Api, region: str) -> list[str]:
     """Lists the actions that the credentials do not allow, as far as they can be tried without effect.
 
     EC2 answers a dry run with DryRunOperation if it would have succeeded. Actions that only read are simply called.
-
-    Args:
-        arn: the user or role.
     """
     ec2 = api.client("ec2", region)
     tags = [{"Key": "provisioner:owner", "Value": "doctor"}]

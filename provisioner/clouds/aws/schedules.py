@@ -1,31 +1,62 @@
 """Ends machines from outside: EventBridge Scheduler terminates them, whatever their root or the controller does.
 
-Each environment has a one-time schedule of its name, in the group that terraform/aws/network creates. Terraform creates
-the schedule; this module moves it, and removes one that was forgotten.
+Each environment has a one-time schedule of its name, in a group that all homes of the account share and none deletes.
+Terraform creates the schedule; this module moves it, and removes one that was forgotten. An administrator makes the
+role (setup.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws.api import Api, asking, code_of
-from provisioner.errors import InfrastructureError
+from provisioner.errors import HostError, InfrastructureError
 
 GROUP = "provisioner"
+ROLE = "provisioner-scheduler"
 NOT_FOUND = "ResourceNotFoundException"
 
 
-def role_name(region: str) -> str:
-    """Returns the name of the role with which a region's schedules terminate instances."""
-    return f"provisioner-scheduler-{region}"
+def role_arn(account: str) -> str:
+    """Returns the ARN of the role with which schedules terminate instances."""
+    return f"arn:aws:iam::{account}:role/{ROLE}"
 
 
-def role_arn(account: str, region: str) -> str:
-    """Returns the ARN of the role that terraform/aws/network creates for the schedules."""
-    return f"arn:aws:iam::{account}:role/{role_name(region)}"
+def require_role(api: Api, account: str) -> None:
+    """Checks that the schedules' role exists, without which no machine could be ended at its limit.
+
+    Raises:
+        HostError: an administrator has not set the account up.
+    """
+    iam = api.client("iam")
+    with asking(f"Looking for the role {ROLE}"):
+        try:
+            iam.get_role(RoleName=ROLE)
+        except iam.exceptions.NoSuchEntityException as error:
+            raise HostError(
+                f"The account {account} is not set up: it has no role {ROLE}, so no schedule could end a machine at "
+                "its time limit.",
+                hint="Have an administrator run `provisioner aws setup` once; `provisioner aws policy --setup` prints "
+                "the rights for it.",
+            ) from error
+
+
+def require_group(api: Api, region: str) -> None:
+    """Creates the region's group of schedules unless it exists."""
+    scheduler = api.client("scheduler", region)
+    with asking(f"Looking for the group of schedules in {region}"):
+        try:
+            scheduler.get_schedule_group(Name=GROUP)
+        except ClientError as error:
+            if code_of(error) != NOT_FOUND:
+                raise
+            # Another controller may have been faster.
+            with contextlib.suppress(scheduler.exceptions.ConflictException):
+                scheduler.create_schedule_group(Name=GROUP)
 
 
 def moment(when: datetime) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from provisioner.clouds.aws import images, schedules, tagged_resources, user_data
+from provisioner.clouds.aws import images, schedules, user_data
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.network import HOME_TAG, NETWORK_TAG, Networks, find_network, remove_network, zones_of
+from provisioner.clouds.aws.network import HOME_TAG, NETWORK_TAG, OWNER_TAG, Networks, find_network, remove_network, zones_of
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.errors import HostError
@@ -54,6 +54,8 @@ class AwsStacks(Stacks):
     account: Account
     networks: Networks
     store: ImageStore
+    regions_with_schedules: set[str]
+    """Where this process knows that the schedules' role and group exist."""
     module_variables = AwsVariables
     parallelism = PARALLELISM
 
@@ -78,7 +80,7 @@ class AwsStacks(Stacks):
             spot=placement["market"] == "spot",
             allowlist=allowlist,
             expires_at=schedules.moment(environment.expires_at),
-            scheduler_role_arn=schedules.role_arn(account.identity.account, placement["region"]),
+            scheduler_role_arn=schedules.role_arn(account.identity.account),
             tags=account.tags(environment),
         )
         machines = environment.machines.items()
@@ -94,10 +96,14 @@ class AwsStacks(Stacks):
     def shared_network(self, environment: Environment) -> SharedNetwork | None:
         """Returns the region's network if it is missing, incomplete, or closed to this controller's address.
 
+        The schedules' group is created here if it is missing, as it belongs to no network and no home.
+
         Raises:
-            HostError: another controller created it, and its state is not shared.
+            HostError: another controller created it, and its state is not shared; or an administrator has not set the
+                account up.
         """
         account, region = self.account, environment.placement["region"]
+        self._require_schedules(region)
         network = find_network(account.api, region)
         known = network.controllers if network else frozenset()
         stack = f"network-aws-{account.identity.account}-{region}"
@@ -106,7 +112,8 @@ class AwsStacks(Stacks):
         if network and account.controllers <= known and not interrupted:
             self.networks.keep(region, network)
             return None
-        if network and not account.state and not directory.exists():
+        owned = directory.exists() and network is not None and network.home == account.home.identity
+        if network and not account.state and not owned and not interrupted:
             raise HostError(
                 f"The network in {region} was created by another controller, and lets in only "
                 f"{', '.join(sorted(known))}.",
@@ -120,16 +127,24 @@ class AwsStacks(Stacks):
             "controller_cidrs": sorted(known | account.controllers),
             "tags": {
                 NETWORK_TAG: region,
-                HOME_TAG: account.home.identity,
-                tagged_resources.OWNER_TAG: account.owner,
+                # Whoever adds an address does not take the network over.
+                HOME_TAG: network.home if network else account.home.identity,
+                OWNER_TAG: network.owner if network else account.owner,
             },
         }
         return SharedNetwork(
             stack=stack,
             values=values,
             root_files=account.root_files(region, stack),
-            new=network is None or interrupted,
+            new=network is None,
         )
+
+    def _require_schedules(self, region: str) -> None:
+        """Makes sure, once, that machines in a region can be ended from outside."""
+        if region not in self.regions_with_schedules:
+            schedules.require_role(self.account.api, self.account.identity.account)
+            schedules.require_group(self.account.api, region)
+            self.regions_with_schedules.add(region)
 
     def remove_shared_network(self, environment: Environment) -> None:
         """Removes what this home has created of the region's network."""

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
-from provisioner.clouds.aws.network import HOME_TAG
+from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG
 from provisioner.clouds.cloud import EnvironmentResources
 
 ENVIRONMENT_TAG = "provisioner:environment"
@@ -20,7 +20,6 @@ CREATED_TAG = "provisioner:created-at"
 # Only on instances and volumes, where it can be changed later.
 EXPIRY_TAG = "provisioner:expires-at"
 LEASE_TAG = "provisioner:lease-until"
-OWNER_TAG = "provisioner:owner"
 GONE_SECONDS = 300
 POLL_SECONDS = 2.0
 # EC2 returns at most 1,000 rows at once.

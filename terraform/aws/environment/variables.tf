@@ -158,7 +158,7 @@ variable "expires_at" {
 }
 
 variable "scheduler_role_arn" {
-  description = "ARN of the module network's role with which EventBridge Scheduler terminates the machines."
+  description = "ARN of the role with which EventBridge Scheduler terminates the machines, made once in an account."
   type        = string
   nullable    = false
 }

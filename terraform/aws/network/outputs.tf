@@ -16,8 +16,3 @@ output "gateways" {
   description = "Id of each VPC's internet gateway, by kind."
   value       = { for kind, gateway in aws_internet_gateway.this : kind => gateway.id }
 }
-
-output "scheduler_role_arn" {
-  description = "ARN of the role with which schedules terminate instances at the end of their time to live."
-  value       = aws_iam_role.scheduler.arn
-}

@@ -20,7 +20,7 @@ variables {
   tags             = { "provisioner:owner" = "tests", "provisioner:stack" = "family-task-bcdfgh" }
   expires_at       = "2026-01-31T23:59:59"
 
-  scheduler_role_arn = "arn:aws:iam::123456789012:role/provisioner-scheduler-eu-west-1"
+  scheduler_role_arn = "arn:aws:iam::123456789012:role/provisioner-scheduler"
 
   machines = {
     primary = { image = "ami-1", cpus = 2, memory_gib = 2, disk_gib = 16, public_key = "ssh-ed25519 AAAA" }

@@ -1,11 +1,4 @@
-mock_provider "aws" {
-  mock_data "aws_iam_policy_document" {
-    defaults = { json = "{\"Version\": \"2012-10-17\", \"Statement\": []}" }
-  }
-  mock_resource "aws_iam_role" {
-    defaults = { arn = "arn:aws:iam::123456789012:role/provisioner-scheduler" }
-  }
-}
+mock_provider "aws" {}
 
 variables {
   region             = "eu-west-1"
