@@ -57,7 +57,10 @@ def test_a_flooded_console_stays_bounded_on_disk(machine: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, cwd=machine, env=environment) as watchdog:
         try:
-            sizes = [(machine / "serial.log").stat().st_size for _ in range(800) if not time.sleep(0.01)]
+            sizes = []
+            for _ in range(800):
+                time.sleep(0.01)
+                sizes.append((machine / "serial.log").stat().st_size)
         finally:
             watchdog.kill()
     assert sum(after < before for before, after in itertools.pairwise(sizes)) > 1, "it was not cut again and again"
@@ -101,7 +104,8 @@ def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     victim.write_bytes(b"x" * (2 << 20))
     (tmp_path / "qemu.log").symlink_to(victim)
     os.mkfifo(tmp_path / "network.log")
-    done = threading.Event()
-    threading.Thread(target=lambda: (machine_logs.trim_all(tmp_path), done.set()), daemon=True).start()
-    assert done.wait(5), "a pipe in place of a log stopped the watchdog"
+    trimming = threading.Thread(target=machine_logs.trim_all, args=[tmp_path], daemon=True)
+    trimming.start()
+    trimming.join(5)
+    assert not trimming.is_alive(), "a pipe in place of a log stopped the watchdog"
     assert victim.stat().st_size == 2 << 20
