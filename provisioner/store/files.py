@@ -31,6 +31,20 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
         raise
 
 
+def read_end(path: Path, limit_bytes: int) -> bytes:
+    """Returns at most the last `limit_bytes` of a file, however long it is; nothing if there is no file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(limit_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read(limit_bytes)  # it may be growing
+    except FileNotFoundError:
+        return b""
+
+
 def remove_tree(directory: Path) -> None:
     """Removes a directory tree. Does nothing if it does not exist.
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from provisioner.errors import TerraformError
 from provisioner.signals import go_on
-from provisioner.store.files import write_atomically
+from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, Message
@@ -88,10 +88,7 @@ class Stack:
 
     def log_text(self) -> str:
         """Returns the last 1 MiB of Terraform's output in all runs. The log is removed with the stack."""
-        with contextlib.suppress(FileNotFoundError), (self._directory / LOG).open("rb") as log:
-            log.seek(-min(LOG_LIMIT_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
-            return log.read().decode(errors="replace")
-        return ""
+        return read_end(self._directory / LOG, LOG_LIMIT_BYTES).decode(errors="replace")
 
     def write(self, files: Mapping[str, str]) -> None:
         """Writes the root's files, each atomically, and main.tf last, which marks the stack as complete."""

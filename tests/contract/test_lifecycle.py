@@ -69,7 +69,7 @@ def _end_at_its_limit(session: Session, environment: Environment) -> None:
         stopped = connection.run(["systemctl", "stop", "provisioner-ttl.timer"])
         assert stopped.exit_code == 0, stopped.stderr
         session.cloud.move_ttl(session.environments.update(environment, expires_at=now() + timedelta(seconds=10)))
-        # A local machine's watchdog acts every half minute, the scheduler of the tests' account more often.
+        # A watchdog looks twice a second; the scheduler of the tests' account acts less often.
         with pytest.raises(MachineLostError):
             connection.run(["sleep", "180"])
     deadline = time.monotonic() + 30

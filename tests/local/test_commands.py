@@ -92,6 +92,16 @@ def test_logs_hold_console_terraform_and_operations(lab: Lab) -> None:
     assert TOKEN not in json.dumps(logs)
 
 
+def test_a_flood_on_the_console_leaves_a_short_log_with_its_beginning_and_end(lab: Lab) -> None:
+    log = lab.session.environments.directory(lab.environment.id) / "aux" / "serial.log"
+    lab.run("timeout 25 sh -c 'yes ttyS0-is-full > /dev/ttyS0'; echo the-flood-is-over > /dev/ttyS0", "aux")
+    assert log.stat().st_size < 2 << 20
+    console = answer(lab.session.home, "logs", lab.environment.id)["logs"]["console-aux"]
+    assert "Linux version" in console
+    assert "ttyS0-is-full" in console
+    assert "the-flood-is-over" in console
+
+
 def test_score_takes_a_submission(lab: Lab, env_file: str) -> None:
     scored = answer(lab.session.home, "score", lab.environment.id, "--submission", "0.25", "--env-file", env_file)
     assert (scored["status"], scored["score"]) == ("scored", 0.25)

@@ -6,7 +6,6 @@ lives is asked of the kernel (locks, processes), never of a record.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
-from provisioner.clouds.local import host, images, kvm, machine, orphans, qemu, sizing, watchdog
+from provisioner.clouds.local import host, images, kvm, machine, machine_logs, orphans, qemu, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
@@ -24,14 +23,13 @@ from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair
-from provisioner.store.files import write_atomically
+from provisioner.store.files import read_end, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources
 
-CONSOLE_LIMIT_BYTES = 1 << 20
 KVM_ANSWER = "kvm.json"
 HOST_KEY = "host_key.pub"
 # User networking's gateway and name server (QEMU documentation, "User mode networking").
@@ -150,10 +148,8 @@ class LocalCloud(Cloud):
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""
-        path = self._directory(environment, role) / "serial.log"
-        with contextlib.suppress(FileNotFoundError):
-            return path.read_bytes()[-CONSOLE_LIMIT_BYTES:].decode(errors="replace")
-        return ""
+        path = self._directory(environment, role) / machine_logs.SERIAL
+        return read_end(path, machine_logs.LIMIT_BYTES).decode(errors="replace")
 
     def gateways(self, environment: Environment) -> list[str]:
         """Lists the management card's gateway and name server, and passt's gateway."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clouds.local import qemu
+from provisioner.store.files import read_end
 from provisioner.store.locks import holders
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
@@ -136,7 +137,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
     _start_program("provisioner.clouds.local.watchdog")
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
     # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
-    with Path("qemu.log").open("wb") as log, Path(OPEN_FILE).open("wb") as inherited:
+    with Path("qemu.log").open("ab") as log, Path(OPEN_FILE).open("wb") as inherited:
         process = subprocess.Popen(
             qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             pass_fds=[inherited.fileno(), *([internet.fileno()] if internet else [])],
@@ -147,7 +148,8 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
         process.kill()
-        raise MachineError(f"QEMU did not start: {Path('qemu.log').read_text(errors='replace')[-2000:]}") from error
+        said = read_end(Path("qemu.log"), 2000).decode(errors="replace")
+        raise MachineError(f"QEMU did not start: {said}") from error
 
 
 def _smbios_strings(public_key: str) -> tuple[str, ...]:

@@ -72,7 +72,9 @@ def command(launch: Launch) -> list[str]:
         *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
-        *("-serial", "file:serial.log", "-pidfile", "qemu.pid"),
+        # Appending, so that the watchdog can shorten the file.
+        *("-chardev", "file,id=serial,path=serial.log,append=on", "-serial", "chardev:serial"),
+        *("-pidfile", "qemu.pid"),
         *("-qmp", "unix:qmp.sock,server=on,wait=off", "-sandbox", SANDBOX),
         *("-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"),
         *("-device", _card("management", MANAGEMENT_MAC)),

@@ -1,8 +1,8 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
-One small process per machine, which starts before QEMU and ends with it. The file `expires_at` in the machine's
-directory, its working directory, says when: seconds since the epoch. To move it, replace the file. Standard library
-only.
+One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short. The
+file `expires_at` in the machine's directory, its working directory, says when the machine ends: seconds since the
+epoch. To move it, replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds.local import machine, qemu
+from provisioner.clouds.local import machine, machine_logs, qemu
 
 EXPIRY = "expires_at"
-# Clocks are set and files replaced while it waits.
-LOOK_SECONDS = 30.0
+# How often it looks. Meanwhile the machine may write to its logs without a bound: half a mebibyte or so.
+LOOK_SECONDS = 0.5
 # QEMU starts a moment later.
 START_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
@@ -32,6 +32,7 @@ def main() -> int:
     deadline = time.monotonic() + START_SECONDS
     seen = False
     while True:
+        machine_logs.trim_all(Path())
         pid = qemu.live_pid(pidfile)
         seconds_left = _seconds_left()
         if pid is None:
@@ -41,7 +42,7 @@ def main() -> int:
             time.sleep(PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
             seen = True
-            with contextlib.suppress(machine.MachineError):  # then the next round tries again
+            with contextlib.suppress(machine.MachineError, OSError):  # then the next round tries again
                 machine.end(lambda: qemu.live_pid(pidfile))
         else:
             seen = True

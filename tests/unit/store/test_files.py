@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store.files import remove_tree, write_atomically
+from provisioner.store.files import read_end, remove_tree, write_atomically
 
 
 def test_a_file_is_replaced_completely_and_private(tmp_path: Path) -> None:
@@ -39,3 +39,10 @@ def test_a_tree_is_removed_and_a_missing_one_is_not_an_error(tmp_path: Path) -> 
     remove_tree(tmp_path / "tree")
     remove_tree(tmp_path / "tree")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "end"), [(3, b"def"), (6, b"abcdef"), (99, b"abcdef")])
+def test_the_end_of_a_file_is_read(tmp_path: Path, limit: int, end: bytes) -> None:
+    (tmp_path / "log").write_bytes(b"abcdef")
+    assert read_end(tmp_path / "log", limit) == end
+    assert read_end(tmp_path / "missing", limit) == b""
