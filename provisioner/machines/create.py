@@ -84,7 +84,8 @@ def create_shared_network(session: Session, environment: Environment) -> None:
         if (network := cloud.shared_network(environment)) is not None:
             session.progress.note("Creating the network that all environments there share (only once)")
             directory = session.home.stacks / network.stack
-            stack, unfinished = Stack(directory), directory / UNFINISHED
+            stack = Stack(directory, cloud_variables=cloud.terraform_variables)
+            unfinished = directory / UNFINISHED
             if unfinished.exists():
                 session.progress.note("The last attempt was interrupted; removing what it created")
                 cloud.remove_shared_network(environment)

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from provisioner import child_environment
 from provisioner.clouds.local import confinement
 from provisioner.clouds.local.egress_rules import (
     GATEWAY,
@@ -95,7 +96,7 @@ def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[
             *("--address", GUEST_ADDRESS, "--netmask", str(PREFIX_LENGTH)),
             *("--gateway", GATEWAY, "--mac-addr", GATEWAY_MAC, *options),
         ]
-        os.execvp(command[0], command)  # noqa: S606 - no shell wanted
+        os.execvpe(command[0], command, child_environment.for_program(os.environ))  # noqa: S606 - no shell wanted
     except BaseException as error:
         os.write(2, f"passt was not started: {error}\n".encode())
     finally:
