@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from provisioner import child_environment
 from provisioner.cli.command import command
 from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
 from provisioner.cli.output import Result
@@ -99,7 +100,8 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
     login = opened.environments.login(environment, machine, _user(user, machine))
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
     try:
-        os.execvp("ssh", _ssh_command(login, known_hosts))  # noqa: S606 - no shell wanted
+        command = _ssh_command(login, known_hosts)
+        os.execvpe("ssh", command, child_environment.for_terminal(os.environ))  # noqa: S606 - no shell wanted
     except FileNotFoundError as error:
         raise HostError("ssh is not installed.", hint="sudo apt-get install openssh-client") from error
 

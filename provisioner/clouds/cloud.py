@@ -208,6 +208,8 @@ class Stacks(ABC):
     """The variables that only this cloud's module takes."""
     parallelism: int | None = None
     """How many resources Terraform may create at once; None for Terraform's default."""
+    terraform_variables: Sequence[str] = ()
+    """How the names of the environment variables begin that this cloud's provider and state backend read."""
 
     @abstractmethod
     def stack_values(self, environment: Environment) -> StackValues:

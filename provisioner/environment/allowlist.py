@@ -16,6 +16,9 @@ from provisioner.validation import shown
 _REFUSED = (
     ("127.0.0.0/8", "loopback: the machine itself"),
     ("169.254.0.0/16", "link-local: the cloud's metadata and credentials"),
+    ("100.100.100.200/32", "Alibaba Cloud's metadata and credentials"),
+    ("168.63.129.16/32", "Azure's wire server"),
+    ("192.0.0.0/24", "special purpose: metadata on Oracle Cloud Classic"),
     ("224.0.0.0/4", "multicast"),
     ("240.0.0.0/4", "reserved"),
     ("0.0.0.0/8", "this network"),

@@ -82,7 +82,8 @@ def create_shared_network(session: Session, environment: Environment) -> None:
         return
     with locked(session.home.locks / f"shared-{network.stack}"):
         directory = session.home.stacks / network.stack
-        stack, unfinished = Stack(directory), directory / UNFINISHED
+        stack = Stack(directory, cloud_variables=cloud.terraform_variables)
+        unfinished = directory / UNFINISHED
         if unfinished.exists():
             session.progress.note("The last attempt was interrupted; removing what it created")
             cloud.remove_shared_network(environment)

@@ -12,7 +12,8 @@ NETWORK_STACK = "network-"
 
 def stack_of(session: Session, environment: Environment) -> Stack:
     """Returns the Terraform root that the environment belongs to."""
-    return Stack(session.home.stacks / environment.stack, check=session.check)
+    variables = session.cloud.terraform_variables
+    return Stack(session.home.stacks / environment.stack, check=session.check, cloud_variables=variables)
 
 
 def discard_unused_stacks(session: Session) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from provisioner import child_environment
+
 
 def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
     """Replaces a file so that a reader sees either the old or the new contents, never a part.
@@ -58,7 +60,8 @@ def remove_tree(directory: Path) -> None:
     if directory.exists() and os.geteuid() != 0:
         argv = ["unshare", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(directory)]
         subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        )
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
     if directory.exists():
         shutil.rmtree(directory)

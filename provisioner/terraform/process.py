@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from python_terraform import IsFlagged, Terraform
 
+from provisioner import child_environment
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
 from provisioner.store.locks import holders, is_locked
@@ -28,8 +29,6 @@ from provisioner.terraform.requirements import terraform_program
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
-# Variables that would change the meaning of our commands.
-FOREIGN = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_LOG", "TF_DATA_DIR")
 TERMINATE_SECONDS = 10.0
 POLL_SECONDS = 0.02
 
@@ -44,6 +43,7 @@ def run(
     patience_seconds: float,
     parallelism: int | None = None,
     check: Callable[[], None] = go_on,
+    cloud_variables: Sequence[str] = (),
 ) -> int:
     """Runs one Terraform command in a root and returns its exit code.
 
@@ -55,6 +55,7 @@ def run(
         patience_seconds: how long Terraform may take to finish once this thread is interrupted.
         parallelism: how many resources an apply creates at once; None for Terraform's default.
         check: called regularly; an exception from it interrupts Terraform.
+        cloud_variables: prefixes of the environment variables that only this root's cloud needs.
 
     Raises:
         HostError: Terraform is not installed.
@@ -62,7 +63,7 @@ def run(
     """
     with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
         reader.seek(0, os.SEEK_END)
-        process = _start(directory, command, log, parallelism)
+        process = _start(directory, command, log, parallelism, cloud_variables)
         try:
             return _follow(process, reader, take, check)
         except BaseException:
@@ -108,13 +109,14 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
     return False
 
 
-def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
+def terraform_environment(ours: Mapping[str, str], cloud_variables: Sequence[str] = ()) -> dict[str, str]:
     """Returns the environment variables for Terraform's processes. Reads no file, but checks whether one exists.
 
     Args:
         ours: the controller's environment variables.
+        cloud_variables: prefixes of those that only this root's cloud needs.
     """
-    theirs = {name: value for name, value in ours.items() if not name.startswith(FOREIGN)}
+    theirs = child_environment.for_terraform(ours, cloud_variables)
     if not os.access(theirs.get("TF_CLI_CONFIG_FILE", os.devnull), os.R_OK):
         del theirs["TF_CLI_CONFIG_FILE"]
     package = str(Path(__file__).parents[2])
@@ -131,10 +133,13 @@ def terraform_environment(ours: Mapping[str, str]) -> dict[str, str]:
 class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
     """Uses python-terraform for the command line only: it cannot start a process with a session, lock and log."""
 
-    def __init__(self, program: str, directory: Path, log: IO[bytes], lock: int) -> None:
+    def __init__(
+        self, program: str, directory: Path, log: IO[bytes], lock: int, environment: Mapping[str, str]
+    ) -> None:
         super().__init__(working_dir=str(directory), terraform_bin_path=program)
         self._log = log
         self._lock = lock
+        self._environment = environment
 
     def read_state_file(self, file_path: str | None = None) -> None:
         """Does nothing: only Terraform reads its state."""
@@ -144,7 +149,7 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
         return subprocess.Popen(
             cast("list[str]", self.generate_cmd_string(cmd, *args, **options)),
             cwd=self.working_dir,
-            env=terraform_environment(os.environ),
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -153,7 +158,9 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
         )
 
 
-def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | None) -> subprocess.Popen[bytes]:
+def _start(
+    directory: Path, command: str, log: IO[bytes], parallelism: int | None, cloud_variables: Sequence[str]
+) -> subprocess.Popen[bytes]:
     program = terraform_program(os.environ)
     if program is None:
         raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to install it.")
@@ -165,7 +172,8 @@ def _start(directory: Path, command: str, log: IO[bytes], parallelism: int | Non
             raise TerraformError(
                 f"Another Terraform works in {directory}.", hint="Try again when it is done."
             ) from None
-        launcher = _Launcher(program, directory, log, lock.fileno())
+        environment = terraform_environment(os.environ, cloud_variables)
+        launcher = _Launcher(program, directory, log, lock.fileno(), environment)
         # var=None: given the default, an empty dictionary, python-terraform leaves a file in /tmp.
         common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}
         if command == "apply":

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,14 +67,20 @@ class Stack:
         directory: the stack's directory; created by `write`.
         patience_seconds: how long an interrupted Terraform may take to finish its current step.
         check: called regularly while Terraform runs; an exception from it interrupts Terraform.
+        cloud_variables: prefixes of the environment variables that the cloud's provider and state backend read.
     """
 
     def __init__(
-        self, directory: Path, patience_seconds: float = PATIENCE_SECONDS, check: Callable[[], None] = go_on
+        self,
+        directory: Path,
+        patience_seconds: float = PATIENCE_SECONDS,
+        check: Callable[[], None] = go_on,
+        cloud_variables: Sequence[str] = (),
     ) -> None:
         self._directory = directory
         self._patience_seconds = patience_seconds
         self._check = check
+        self._cloud_variables = cloud_variables
 
     @property
     def exists(self) -> bool:
@@ -256,7 +262,13 @@ class Stack:
         for pause_seconds in (*RETRY_SECONDS, None):
             transcript = _Transcript()
             code = process.run(
-                self._directory, command, transcript.take, self._patience_seconds, parallelism, self._check
+                self._directory,
+                command,
+                transcript.take,
+                self._patience_seconds,
+                parallelism,
+                self._check,
+                self._cloud_variables,
             )
             if code == 0:
                 return transcript

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local import egress_rules
+from tests.unit.clouds.local import frame_maker
 
 SILENCE_SECONDS = 0.5
 START_SECONDS = 8.0
@@ -40,20 +41,8 @@ print(*struct.unpack("!Q", answer.read(8)), len(answer.read()))
 """
 
 
-def checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
-    data += bytes(len(data) % 2)
-    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
-
 class Machine:
     """A machine's card and the proxy at its other end."""
-
-    MAC = bytes.fromhex("525400000003")
-    GATEWAY_MAC = bytes.fromhex(egress_rules.GATEWAY_MAC.replace(":", ""))
 
     def __init__(self, *options: str) -> None:
         self.card, theirs = socket.socketpair()
@@ -68,22 +57,26 @@ class Machine:
             ]
             self.proxy = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._stream = b""
-        self._arp()
+        self.arp()
 
-    def _arp(self) -> None:
+    def arp(self) -> None:
         """Asks for the gateway until it answers: then passt works."""
-        question = struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + self.MAC + socket.inet_aton(egress_rules.GUEST_ADDRESS)
+        question = (
+            struct.pack("!HHBBH", 1, 0x800, 6, 4, 1) + frame_maker.MAC + socket.inet_aton(egress_rules.GUEST_ADDRESS)
+        )
         question += bytes(6) + socket.inet_aton(egress_rules.GATEWAY)
         self._send(b"\xff" * 6, 0x806, question)
-        answer = self._receive(lambda frame: frame[12:14] == b"\x08\x06", START_SECONDS)
+        answer = self.receive(lambda frame: frame[12:14] == b"\x08\x06", START_SECONDS)
         assert answer is not None, "no answer from the gateway"
-        assert answer[6:12] == self.GATEWAY_MAC
+        assert answer[6:12] == frame_maker.GATEWAY_MAC
 
     def _send(self, target: bytes, kind: int, payload: bytes) -> None:
-        frame = target + self.MAC + struct.pack("!H", kind) + payload
+        self.send_frame(target + frame_maker.MAC + struct.pack("!H", kind) + payload)
+
+    def send_frame(self, frame: bytes) -> None:
         self.card.sendall(struct.pack("!I", len(frame)) + frame)
 
-    def _receive(self, matches: Callable[[bytes], bool], seconds: float) -> bytes | None:
+    def receive(self, matches: Callable[[bytes], bool], seconds: float) -> bytes | None:
         deadline = time.monotonic() + seconds
         while True:
             while len(self._stream) >= 4 and len(self._stream) >= (end := 4 + int.from_bytes(self._stream[:4], "big")):
@@ -97,42 +90,28 @@ class Machine:
                 return None
             self._stream += data
 
-    def _ip(self, protocol: int, address: str, make: Callable[[bytes], bytes]) -> None:
-        ends = socket.inet_aton(egress_rules.GUEST_ADDRESS) + socket.inet_aton(address)
-        payload = make(ends)
-        header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 1, 0x4000, 64, protocol, 0)
-        header = header[:10] + struct.pack("!H", checksum(header + ends)) + ends
-        self._send(self.GATEWAY_MAC, 0x800, header + payload)
-
     def connect(self, address: str, port: int) -> str:
         """Sends a SYN: "accepted", "refused", or "silence"."""
         source = random.randrange(20000, 60000)
 
-        def segment(ends: bytes) -> bytes:
-            plain = struct.pack("!HHIIBBHHH", source, port, 1000, 0, 0x50, 0x02, 64000, 0, 0)
-            summed = checksum(ends + struct.pack("!HH", 6, len(plain)) + plain)
-            return plain[:16] + struct.pack("!H", summed) + plain[18:]
-
-        self._ip(6, address, segment)
+        plain = struct.pack("!HHIIBBHHH", source, port, 1000, 0, 0x50, 0x02, 64000, 0, 0)
+        ends = socket.inet_aton(egress_rules.GUEST_ADDRESS) + socket.inet_aton(address)
+        summed = frame_maker.checksum(ends + struct.pack("!HH", 6, len(plain)) + plain)
+        segment = plain[:16] + struct.pack("!H", summed) + plain[18:]
+        self.send_frame(frame_maker.ipv4(6, address, segment))
         mine = struct.pack("!H", source)
-        answer = self._receive(lambda frame: frame[23:24] == b"\x06" and frame[36:38] == mine, SILENCE_SECONDS)
+        answer = self.receive(lambda frame: frame[23:24] == b"\x06" and frame[36:38] == mine, SILENCE_SECONDS)
         if answer is None:
             return "silence"
         return "refused" if answer[47] & 0x04 else "accepted"
 
     def datagram(self, address: str, port: int) -> None:
-        def packet(ends: bytes) -> bytes:
-            plain = struct.pack("!HHHH", 23456, port, 13, 0) + b"hello"
-            summed = checksum(ends + struct.pack("!HH", 17, len(plain)) + plain)
-            return plain[:6] + struct.pack("!H", summed) + plain[8:]
-
-        self._ip(17, address, packet)
+        self.send_frame(frame_maker.udp(address, port, 23456, b"hello"))
 
     def ping(self, address: str) -> bool:
         """Whether an echo request is answered."""
-        plain = struct.pack("!BBHHH", 8, 0, 0, 7, 1)
-        self._ip(1, address, lambda _: plain[:2] + struct.pack("!H", checksum(plain)) + plain[4:])
-        return self._receive(lambda frame: frame[23:24] == b"\x01", SILENCE_SECONDS) is not None
+        self.send_frame(frame_maker.ping(address, 7))
+        return self.receive(lambda frame: frame[23:24] == b"\x01", SILENCE_SECONDS) is not None
 
     def passt(self) -> int:
         pid = self.proxy.pid

@@ -89,5 +89,4 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     program.write_text(f"#!{sys.executable}\n{source}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setenv("PROVISIONER_TEST_JOURNAL", str(tmp_path / "journal"))
     return Site(tmp_path, Stack(tmp_path / "stack"))

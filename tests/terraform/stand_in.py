@@ -20,7 +20,7 @@ def main() -> int:
     assert sys.argv[1:3] == ["-m", "provisioner.clouds.local.machine"], sys.argv
     operation = sys.argv[3]
     directory = Path(os.environ["PROVISIONER_MACHINE_DIRECTORY"])
-    journal = Path(os.environ["PROVISIONER_TEST_JOURNAL"])
+    journal = Path(__file__).with_name("journal")  # it is copied to the site
     entry = {
         "operation": operation,
         "machine": f"{directory.parent.name}/{directory.name}",

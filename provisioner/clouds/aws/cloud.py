@@ -32,6 +32,7 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsCl
     """
 
     name = "aws"
+    terraform_variables = ("AWS_",)
 
     def __init__(
         self,

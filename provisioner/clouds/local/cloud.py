@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from provisioner import child_environment
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
 from provisioner.clouds.local import host, images, kvm, machine, machine_logs, orphans, qemu, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
@@ -104,7 +105,7 @@ class LocalCloud(Cloud):
         backing = f"../{base.parent.name}/{base.name}"
         subprocess.run(
             ["qemu-img", "rebase", "-q", "-u", "-b", backing, "-F", "raw", "disk.qcow2"],
-            cwd=destination, check=True, stdin=subprocess.DEVNULL,
+            cwd=destination, check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ),
         )  # fmt: skip
         for file_name in images.BOOT_FILES:
             os.link(base.parent / file_name, destination / file_name)

@@ -38,6 +38,12 @@ def give_up_privileges() -> None:
     _libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_open_files(count: int) -> None:
+    """Limits how many files and sockets this process, and what it becomes, may have open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
 
 
 def end_with_parent(parent: int) -> None:

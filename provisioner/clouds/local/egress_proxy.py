@@ -9,9 +9,10 @@ sockets; this process starts it, watches over it and ends with it. The machine i
   (AnyIP). The listeners are created in the namespace and handed to this process, which connects each accepted
   connection to its original destination. IPv4 and TCP only. Since the listener accepts first, a destination that
   refuses looks to the machine like a connection that is reset at once.
---full-internet: passt runs beside this process, and frames to the host itself are dropped before passt sees them.
-  passt alone does not: `--no-map-gw` closes the gateway's address only, and root in the machine reaches the host's
-  loopback by packets sent straight to 127.0.0.1, 0.0.0.0 or one of the host's own addresses.
+--full-internet: passt runs beside this process and carries TCP. Frames to the host itself are dropped before passt
+  sees them. passt alone does not: `--no-map-gw` closes the gateway's address only, and root in the machine reaches the
+  host's loopback by packets sent straight to 127.0.0.1, 0.0.0.0 or one of the host's own addresses. UDP and pings are
+  carried here (datagram_flows.py): passt would bind each of the machine's ports on all addresses of the host.
 
 Either way it ends when QEMU closes its end, and passt is killed when this process ends, whatever ends it.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import array
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -28,27 +30,33 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from provisioner import child_environment
 from provisioner.clouds.local import confinement
+from provisioner.clouds.local.card import Card
+from provisioner.clouds.local.datagram_flows import DatagramFlows
 from provisioner.clouds.local.egress_rules import (
+    CHUNK_BYTES,
     GATEWAY,
     GATEWAY_MAC,
     GUEST_ADDRESS,
     MAX_RULES,
     PREFIX_LENGTH,
-    RESOLVER,
     FrameFilter,
     Rule,
     allows,
     host_networks,
     parse_allow,
 )
+from provisioner.clouds.local.resolvers import Resolvers, parse_resolv_conf
 
 MAX_CONNECTIONS = 512
 CONNECT_SECONDS = 30
 IDLE_SECONDS = 3600
-CHUNK_BYTES = 1 << 16
 HOST_ADDRESSES_SECONDS = 2
+# passt uses up to two descriptors for a connection, and refuses further connections when none is left.
+PASST_DESCRIPTORS = 1024
 HOST_ADDRESSES = Path("/proc/net/fib_trie")
+RESOLV_CONF = Path("/etc/resolv.conf")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,14 +96,15 @@ def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[
     try:
         confinement.end_with_parent(parent)
         prepare()
+        confinement.limit_open_files(PASST_DESCRIPTORS)
         os.set_inheritable(link.fileno(), True)
         command = [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link.fileno())),
-            *("--no-map-gw", "--no-dhcp", "--tcp-ports", "none", "--udp-ports", "none"),
+            *("--no-map-gw", "--no-dhcp", "--tcp-ports", "none", "--no-udp", "--no-icmp"),
             *("--address", GUEST_ADDRESS, "--netmask", str(PREFIX_LENGTH)),
             *("--gateway", GATEWAY, "--mac-addr", GATEWAY_MAC, *options),
         ]
-        os.execvp(command[0], command)  # noqa: S606 - no shell wanted
+        os.execvpe(command[0], command, child_environment.for_program(os.environ))  # noqa: S606 - no shell wanted
     except BaseException as error:
         os.write(2, f"passt was not started: {error}\n".encode())
     finally:
@@ -114,16 +123,21 @@ async def _until_end(pid: int) -> int:
 
 
 async def _full_internet(qemu: socket.socket) -> int:
-    """Runs passt on a second socket pair, and passes every frame of the machine through the filter."""
+    """Runs passt on a second socket pair, and passes every frame of the machine through the filter.
+
+    The way out: QEMU, `frames`, and then passt or `flows`. The way in: passt or `flows`, `card`, QEMU.
+    """
     ours, theirs = socket.socketpair()
-    pid = _start_passt(theirs, ["--dns-forward", RESOLVER], qemu.close)
+    pid = _start_passt(theirs, [], qemu.close)
     theirs.close()
     for end in (qemu, ours):
         end.setblocking(False)
-    frames = FrameFilter()
-    frames.deny(host_networks(HOST_ADDRESSES.read_text()))
-    work = (_copy(qemu, ours, frames.feed), _copy(ours, qemu, bytes), _follow_host_addresses(frames))
-    tasks = [asyncio.create_task(task) for task in work]
+    card, resolvers = Card(qemu), Resolvers()
+    flows = DatagramFlows(card.offer, resolvers)
+    frames = FrameFilter(flows.take)
+    _read_host(frames, resolvers)
+    work = (_filter(qemu, ours, frames), card.copy(ours), card.write_offered(), flows.expire())
+    tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers))]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
@@ -134,18 +148,24 @@ async def _full_internet(qemu: socket.socket) -> int:
     return await _until_end(pid)
 
 
-async def _copy(source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
-    """Copies until the end of `source`, each chunk as `change` returns it."""
+async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter) -> None:
+    """Copies to passt, until QEMU closes its end, what the filter lets through."""
     loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(source, CHUNK_BYTES):
-        await loop.sock_sendall(sink, change(data))
+    while data := await loop.sock_recv(qemu, CHUNK_BYTES):
+        await loop.sock_sendall(passt, frames.feed(data))
 
 
-async def _follow_host_addresses(frames: FrameFilter) -> None:
-    """Keeps the filter up to date while the host gains and loses addresses."""
+async def _follow_host(frames: FrameFilter, resolvers: Resolvers) -> None:
+    """Follows the host while it gains and loses addresses and resolvers."""
     while True:
         await asyncio.sleep(HOST_ADDRESSES_SECONDS)
-        frames.deny(host_networks(HOST_ADDRESSES.read_text()))
+        _read_host(frames, resolvers)
+
+
+def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
+    frames.deny(host_networks(HOST_ADDRESSES.read_text()))
+    with contextlib.suppress(OSError):
+        resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
 
 
 async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
@@ -163,7 +183,7 @@ async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
             end.close()
 
     # lo, because passt copies the configuration of the default route's card, and there is no such route here.
-    options = ["--interface", "lo", "--dns", "none", "--no-udp", "--no-icmp"]
+    options = ["--interface", "lo", "--dns", "none"]
     pid = _start_passt(qemu, options, prepare)
     for end in (theirs, qemu):
         end.close()

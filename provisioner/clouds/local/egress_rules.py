@@ -1,13 +1,19 @@
 """Decides what a local machine may send and reach: allowlist entries, the host's own networks, Ethernet frames. Pure.
 
 Standard library only. The machine is hostile: it may send any frame.
+
+Clouds offer metadata and credentials at link-local addresses: 169.254.169.254 (AWS, Azure, Google, Oracle and most
+others), 169.254.170.2 and .23 (AWS's containers), 169.254.0.23 (Tencent), 169.254.42.42 (Scaleway). Others do not:
+100.100.100.200 (Alibaba Cloud, "View instance metadata"), 168.63.129.16 (Azure, "What is IP address 168.63.129.16?",
+whose wire server hands out extensions' secrets), 192.0.0.192 (Oracle Cloud Classic, in IANA's special-purpose
+192.0.0.0/24). IPv6, with fd00:ec2::254 (AWS) and fd20:ce::254 (Google), is not carried at all.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # Static configuration of the machine's internet card: this address, prefix length and default route, no DHCP.
@@ -16,18 +22,26 @@ GUEST_ADDRESS = "10.0.3.15"
 PREFIX_LENGTH = 24
 GATEWAY = "10.0.3.2"
 GATEWAY_MAC = "52:54:00:00:03:02"
-# With full internet, DNS over UDP to this address goes to the host's resolver (TEST-NET-2: never a real host).
+# With full internet, DNS over UDP to this address goes to the host's resolvers (TEST-NET-2: never a real host).
 RESOLVER = "198.51.100.53"
 
-# Never reachable and never allowlisted: this host, link-local services (cloud metadata), multicast, reserved.
+# Never reachable and never allowlisted: this host, multicast, reserved, and where clouds offer a host its metadata and
+# credentials. The module's docstring names the clouds.
 NEVER = tuple(
-    ipaddress.IPv4Network(cidr) for cidr in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
+    ipaddress.IPv4Network(cidr)
+    for cidr in (
+        *("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"),
+        *("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.0/24"),
+    )
 )
 
 # A message carries at most 253 descriptors (SCM_MAX_FD), and a socket filter at most 4096 instructions.
 MAX_RULES = 200
 MAX_FRAME_BYTES = 1 << 17
 MAX_VERDICTS = 4096
+# How much of a stream of frames is read at once.
+CHUNK_BYTES = 1 << 16
+_TCP, _DATAGRAMS = 6, (17, 1)  # UDP, ICMP
 
 
 @dataclass(frozen=True)
@@ -79,14 +93,35 @@ def host_networks(fib_trie: str) -> tuple[ipaddress.IPv4Network, ...]:
     return tuple(sorted(networks))
 
 
-class FrameFilter:
-    """Drops what a machine with full internet must not send: everything but ARP, and IPv4 to permitted addresses.
+def whole_frames(stream: bytes) -> int:
+    """Returns how many bytes at the beginning of a stream are whole frames.
 
-    Ethernet frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's stream format).
+    Raises:
+        ValueError: a frame is longer than any that QEMU or passt sends, so the stream cannot be followed further.
+    """
+    end = 0
+    while len(stream) - end >= 4:
+        length = int.from_bytes(stream[end : end + 4], "big")
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes")
+        if end + 4 + length > len(stream):
+            break
+        end += 4 + length
+    return end
+
+
+class FrameFilter:
+    """Sorts what a machine with full internet sends: frames for passt, datagrams, and what is dropped.
+
+    Only ARP passes, and IPv4 to permitted addresses: without options, in one piece, and TCP, UDP or ICMP. Ethernet
+    frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's stream format).
+
+    Args:
+        take_datagram: takes each frame with UDP or ICMP; passt never sees those.
     """
 
-    def __init__(self) -> None:
-        """Starts with only NEVER denied."""
+    def __init__(self, take_datagram: Callable[[bytes], None]) -> None:
+        self._take_datagram = take_datagram
         self._pending = b""
         self._verdicts: dict[bytes, bool] = {}
         self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
@@ -97,30 +132,31 @@ class FrameFilter:
         self._verdicts.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next bytes of the machine's stream, and returns the frames that are now complete and may pass.
+        """Takes the next bytes of the machine's stream, and returns the frames that are now complete and are passt's.
 
         Raises:
             ValueError: a frame is longer than any that QEMU sends, so the stream cannot be followed further.
         """
         stream = self._pending + data
-        passing, start = [], 0
-        while len(stream) - start >= 4:
-            length = int.from_bytes(stream[start : start + 4], "big")
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            end = start + 4 + length
-            if end > len(stream):
-                break
-            if self._passes(stream[start + 4 : end]):
-                passing.append(stream[start:end])
-            start = end
-        self._pending = stream[start:]
+        passing, start, end = [], 0, whole_frames(stream)
+        while start < end:
+            after = start + 4 + int.from_bytes(stream[start : start + 4], "big")
+            frame = stream[start + 4 : after]
+            if self._passes(frame):
+                if frame[12:14] == b"\x08\x00" and frame[23] != _TCP:
+                    self._take_datagram(frame)
+                else:
+                    passing.append(stream[start:after])
+            start = after
+        self._pending = stream[end:]
         return b"".join(passing)
 
     def _passes(self, frame: bytes) -> bool:
         if frame[12:14] == b"\x08\x06":
             return True
-        if frame[12:14] != b"\x08\x00" or len(frame) < 34 or frame[14] >> 4 != 4:
+        if frame[12:15] != b"\x08\x00\x45" or len(frame) < 34 or frame[20] & 0x3F or frame[21]:
+            return False
+        if frame[23] != _TCP and frame[23] not in _DATAGRAMS:
             return False
         destination = frame[30:34]
         if destination not in self._verdicts:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from provisioner import child_environment
 from provisioner.clouds.local import kvm
 
 # program -> Debian package
@@ -56,4 +57,7 @@ def notes(kvm_answer: Path) -> list[str]:
 
 def _user_namespaces_work() -> bool:
     probe = ["unshare", "--map-root-user", "--map-auto", "--mount", "true"]
-    return subprocess.run(probe, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    done = subprocess.run(
+        probe, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
+    )
+    return done.returncode == 0

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from provisioner import child_environment
 from provisioner.clock import now
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
 from provisioner.errors import HostError, ImageBuildError
@@ -145,12 +146,12 @@ def _contained() -> list[str]:
 def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     # What a killed mmdebstrap leaves behind is removed with the directory.
-    environment = {**os.environ, "LC_ALL": "C", "PATH": path, "TMPDIR": str(directory)}
+    own = {"LC_ALL": "C", "PATH": path, "TMPDIR": str(directory)}
     lines: list[str] = []
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", env=environment,
+            text=True, errors="replace", env=child_environment.for_download(os.environ) | own,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise HostError(f"{argv[0]} is not installed.", hint="`provisioner doctor` says how to get it.") from error

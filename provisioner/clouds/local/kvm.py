@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from provisioner import child_environment
 from provisioner.store.files import write_atomically
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.
@@ -61,7 +62,10 @@ def _boots(kernel: Path) -> bool:
         *("-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"),
     ]
     try:
-        trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS, check=False)
+        trial = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
     except (subprocess.TimeoutExpired, OSError):
         return False
     # QEMU returns 0 when a signal ends it, too.

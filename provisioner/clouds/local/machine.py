@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from provisioner import child_environment
 from provisioner.clouds.local import qemu
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -80,7 +81,7 @@ def _prepare(directory: Path) -> None:
         subprocess.run(
             ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", backing_format, "disk.qcow2",
              f"{settings['disk_gib']}G"],
-            cwd=directory, check=True, stdin=subprocess.DEVNULL,
+            cwd=directory, check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ),
         )  # fmt: skip
 
 
@@ -141,6 +142,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         process = subprocess.Popen(
             qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             pass_fds=[inherited.fileno(), *([internet.fileno()] if internet else [])],
+            env=child_environment.for_program(os.environ),
         )  # fmt: skip
     if internet:
         internet.close()
@@ -183,7 +185,10 @@ def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ())
     """Starts one of our programs in the machine's directory, to outlive this one, and returns its pid."""
     argv = [sys.executable, "-m", module, *arguments]
     null = subprocess.DEVNULL
-    return subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=pass_fds).pid
+    return subprocess.Popen(
+        argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=pass_fds,
+        env=child_environment.for_python(os.environ),
+    ).pid  # fmt: skip
 
 
 def _start_time(pid: int) -> str | None:

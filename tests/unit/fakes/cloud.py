@@ -76,6 +76,7 @@ class FakeCloud(Cloud):
     name = "local"  # stacks are rendered with this cloud's modules, which the fake Terraform does not read
     parallelism: int | None = None
     module_variables = LocalVariables
+    terraform_variables = ("FAKE_CLOUD",)
 
     def __init__(self, directory: Path, home: Home, usd: Decimal = Decimal(0), region: str = CRATER) -> None:
         self.directory, self.home, self.usd, self.region = directory, home, usd, region

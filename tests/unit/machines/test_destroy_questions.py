@@ -23,6 +23,7 @@ class CountingCloud:
 
     name = "moon"
     region = "crater"
+    terraform_variables = ()
 
     def __init__(self, answers: Sequence[list[str] | Exception] = ()) -> None:
         self._answers = list(answers)

@@ -46,6 +46,10 @@ def test_an_allowlist_entry_is_a_network_and_a_port(text: str, network: str, por
         "0.0.0.0/32:443",
         "64.0.0.0/2:443",
         "169.254.169.254/32:80",
+        "100.100.100.200/32:80",
+        "100.64.0.0/10:80",
+        "168.63.129.16/32:32526",
+        "192.0.0.192/32:80",
         "224.0.0.1/32:80",
         "255.255.255.255/32:80",
         "203.0.113.7/32:443\n",
@@ -95,10 +99,9 @@ def test_the_hosts_own_addresses_are_read_from_the_kernels_table() -> None:
     ]
 
 
-def ipv4(destination: str, version: int = 4) -> bytes:
-    packet = (
-        struct.pack("!BBHHHBBH", version << 4 | 5, 0, 20, 0, 0, 64, 6, 0) + ipaddress.IPv4Address("10.0.3.15").packed
-    )
+def ipv4(destination: str, first: int = 0x45, protocol: int = 6, place: int = 0) -> bytes:
+    packet = struct.pack("!BBHHHBBH", first, 0, 20, 0, place, 64, protocol, 0)
+    packet += ipaddress.IPv4Address("10.0.3.15").packed
     return bytes(12) + b"\x08\x00" + packet + ipaddress.IPv4Address(destination).packed
 
 
@@ -107,8 +110,13 @@ def framed(frame: bytes) -> bytes:
 
 
 @pytest.fixture
-def frames() -> egress_rules.FrameFilter:
-    frames = egress_rules.FrameFilter()
+def datagrams() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def frames(datagrams: list[bytes]) -> egress_rules.FrameFilter:
+    frames = egress_rules.FrameFilter(datagrams.append)
     frames.deny([ipaddress.IPv4Network("192.0.2.2/32")])
     return frames
 
@@ -126,7 +134,12 @@ def frames() -> egress_rules.FrameFilter:
         (ipv4("169.254.169.254"), False),
         (ipv4("239.1.1.1"), False),
         (ipv4("255.255.255.255"), False),
-        (ipv4("203.0.113.7", version=6), False),
+        (ipv4("203.0.113.7", first=0x65), False),
+        (ipv4("203.0.113.7", first=0x46), False),  # options
+        (ipv4("203.0.113.7", place=0x2000), False),  # a first fragment
+        (ipv4("203.0.113.7", place=1), False),
+        (ipv4("203.0.113.7", place=0x4000), True),
+        (ipv4("203.0.113.7", protocol=47), False),
         (ipv4("203.0.113.7")[:33], False),
         (bytes(12) + b"\x86\xdd" + bytes(60), False),
         (bytes(12) + b"\x81\x00\x00\x01" + ipv4("127.0.0.1")[12:], False),
@@ -152,6 +165,20 @@ def test_a_new_address_of_the_host_is_denied_at_once(frames: egress_rules.FrameF
     assert frames.feed(frame) == frame
     frames.deny([ipaddress.IPv4Network("203.0.113.7/32")])
     assert frames.feed(frame) == b""
+
+
+@pytest.mark.parametrize("protocol", [17, 1], ids=["udp", "icmp"])
+def test_datagrams_never_reach_passt(frames: egress_rules.FrameFilter, datagrams: list[bytes], protocol: int) -> None:
+    permitted, denied = ipv4("203.0.113.7", protocol=protocol), ipv4("127.0.0.1", protocol=protocol)
+    assert frames.feed(framed(permitted) + framed(denied)) == b""
+    assert datagrams == [permitted]
+
+
+def test_whole_frames_end_before_one_that_is_not_all_there() -> None:
+    stream = framed(b"abc") + framed(b"") + framed(b"longer")
+    assert egress_rules.whole_frames(stream) == len(stream)
+    assert egress_rules.whole_frames(stream[:-1]) == 11
+    assert egress_rules.whole_frames(stream[:3]) == 0
 
 
 def test_a_stream_with_an_impossible_length_is_given_up(frames: egress_rules.FrameFilter) -> None:
