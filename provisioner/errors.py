@@ -17,6 +17,7 @@ ProvisionerError                 1
 │   └── StillThereError              some of an environment's resources outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or returned an invalid result
+│   ├── CommandTimeoutError          a command in a machine did not end in time
 │   └── SubmissionError              the agent's submission cannot be read
 ├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
@@ -144,6 +145,10 @@ class TaskError(ProvisionerError):
     """The family's own code failed, hung or returned a result that the Task Standard forbids."""
 
     exit_code = 7
+
+
+class CommandTimeoutError(TaskError, TimeoutError):
+    """A command in a machine did not end in time. What ran there decides that, so it is no infrastructure's failure."""
 
 
 class SubmissionError(TaskError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import IO, Protocol
 
+from provisioner.errors import CommandTimeoutError
 from provisioner.remote.output_buffer import BoundedBuffer
 
 SENT_BYTES_AT_ONCE = 1 << 15
@@ -99,10 +100,10 @@ class Deadline:
         """Checks that the deadline has not passed.
 
         Raises:
-            TimeoutError: the deadline has passed.
+            CommandTimeoutError: the deadline has passed.
         """
         if self._timeout_seconds is not None and time.monotonic() - self._begin > self._timeout_seconds:
-            raise TimeoutError(f"{self._command} did not end within {self._timeout_seconds:g} s")
+            raise CommandTimeoutError(f"{self._command} did not end within {self._timeout_seconds:g} s.")
 
 
 class InputFeeder:
@@ -230,7 +231,7 @@ class Exchange:
 
         Raises:
             ConnectionError: the connection broke before the exit status came.
-            TimeoutError: the deadline has passed.
+            CommandTimeoutError: the deadline has passed.
         """
         while not self._advance():
             pass
@@ -275,7 +276,7 @@ class Exchange:
         """Returns whether to collect more output. Complete output is finite, so it may be collected late.
 
         Raises:
-            TimeoutError: the deadline has passed.
+            CommandTimeoutError: the deadline has passed.
         """
         self._check()
         if self._channel.eof_received:

@@ -1,6 +1,7 @@
-"""Connects to machines by SSH with a pinned host key, runs commands, sends files. The only importer of paramiko.
+"""Connects to machines by SSH with a pinned host key, runs commands, sends files.
 
-Knows nothing of tasks. Output is untrusted: its size is bounded here, its content checked elsewhere.
+Knows nothing of tasks. The machine is not trusted: whatever it does, each call here ends in time and in little memory.
+The content of output is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -11,26 +12,34 @@ import shlex
 import socket
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, ParamSpec, Self
 
 import paramiko
 
-from provisioner.errors import MachineLostError
+from provisioner.errors import MachineLostError, ProvisionerError, TaskError
 from provisioner.models import Endpoint
+from provisioner.remote.bounded_transport import BoundedTransport, ProtocolViolation
 from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
 from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on
+from provisioner.validation import shown
 
 # A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
 # later. So a new attempt starts after this time, beside the earlier ones.
 ATTEMPT_SECONDS = 0.7
 ATTEMPTS_AT_ONCE = 4
+# For each answer of sshd itself: the handshake, the login, the start of a command.
 HANDSHAKE_SECONDS = 60
-# curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
-KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
+# What our own side does in a moment: copies of a few bytes, a result read, a file of some megabytes written.
+SMALL_CALL_SECONDS = 120.0
+# The largest copy, 4 GiB, at a bit more than 1 MiB/s.
+COPY_SECONDS = 3600.0
+# A command that has not ended although its time is over is cut off with its connection after this time.
+CUT_OFF_SECONDS = 10.0
 
 Arguments = ParamSpec("Arguments")
 
@@ -65,22 +74,21 @@ class Connection:
         where = f"{login.user}@{login.endpoint.host}:{login.endpoint.port}"
         deadline = time.monotonic() + wait_seconds
         self._via = Connection(login.via, wait_seconds, alive, check) if login.via else None
+        stream: socket.socket | paramiko.Channel | None = None
         try:
             stream = (
                 self._via._channel_to(login.endpoint, deadline, worth_waiting, where)
                 if self._via
                 else _answering_socket(login.endpoint, deadline, worth_waiting, where)
             )
-            self._transport = paramiko.Transport(stream)
-            try:
+            self._transport = _transport(stream, login, where)
+            with self._cut_off_after(3 * HANDSHAKE_SECONDS):
                 self._handshake(where)
-            except BaseException:
-                self._transport.close()
-                stream.close()  # a transport that was never started leaves it open
-                raise
         except BaseException:
             if self._via:
                 self._via.close()
+            if stream:
+                stream.close()  # its transport's thread ends with it
             raise
 
     def _channel_to(
@@ -89,36 +97,30 @@ class Connection:
         """Waits for another machine's sshd, at its address as seen from this machine, and opens a channel to it."""
         while time.monotonic() < deadline and alive():
             try:
-                return self._transport.open_channel(
-                    "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=HANDSHAKE_SECONDS
-                )
-            except paramiko.SSHException:  # it does not listen yet
+                with self._cut_off_after(2 * HANDSHAKE_SECONDS):
+                    return self._transport.open_channel(
+                        "direct-tcpip", (endpoint.host, endpoint.port), ("127.0.0.1", 0), timeout=HANDSHAKE_SECONDS
+                    )
+            except Exception:  # it does not listen yet
                 if not self._transport.is_active():
                     raise self._lost() from None
             time.sleep(ATTEMPT_SECONDS)
         raise _no_ssh(where, alive)
 
     def _handshake(self, where: str) -> None:
-        self._transport.banner_timeout = HANDSHAKE_SECONDS
-        self._transport.auth_timeout = HANDSHAKE_SECONDS
-        options = self._transport.get_security_options()
-        options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex) or options.kex
-        key_type = self.login.host_key.split()[0]
-        try:
-            options.key_types = (key_type,)
-        except ValueError as error:
-            raise MachineLostError(
-                f"{where} answers, but SSH fails: host keys of type {key_type} are not supported."
-            ) from error
         try:
             self._transport.start_client(timeout=HANDSHAKE_SECONDS)
-            shown = self._transport.get_remote_server_key()
-            if f"{shown.get_name()} {shown.get_base64()}" != self.login.host_key:
+            host_key = self._transport.get_remote_server_key()
+            if f"{host_key.get_name()} {host_key.get_base64()}" != self.login.host_key:
                 raise MachineLostError(f"{where} shows a host key that is not the machine's: refusing to go on.")
             key = paramiko.Ed25519Key.from_private_key_file(str(self.login.private_key))
             self._transport.auth_publickey(self.login.user, key)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise MachineLostError(f"{where} answers, but SSH fails: {error}") from error
+        except ProvisionerError:
+            raise
+        except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
+            if violation := self._transport.violation:
+                raise _refused(where, violation) from error
+            raise MachineLostError(f"{where} answers, but SSH fails: {shown(str(error))}") from error
         self._transport.set_keepalive(15)
 
     def __enter__(self) -> Self:
@@ -128,10 +130,22 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection. Safe to repeat."""
-        self._transport.close()
+        """Ends the connection, and whatever waits for it. Safe to repeat, and never waits for the machine."""
+        # The outermost socket goes first: a machine in between may take no more messages.
         if self._via:
             self._via.close()
+        self._transport.close()
+
+    @contextlib.contextmanager
+    def _cut_off_after(self, seconds: float) -> Iterator[None]:
+        """Cuts the connection off if the context has not ended after a time: a machine may keep any call waiting."""
+        timer = threading.Timer(seconds, self.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def run(
         self,
@@ -140,7 +154,7 @@ class Connection:
         stdin: bytes | IO[bytes] = b"",
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
-        timeout_seconds: float | None = None,
+        timeout_seconds: float | None = SMALL_CALL_SECONDS,
         limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> Completed:
         """Runs a command and waits for its end, but not for processes that it left in the background.
@@ -149,18 +163,26 @@ class Connection:
             argv: the command and its arguments; quoted here for the login shell.
             stdin: the command's whole input.
             on_stdout, on_stderr: called with each piece of output as it arrives.
-            timeout_seconds: None waits for as long as it takes.
+            timeout_seconds: when the command must have ended, at the latest. None waits for as long as it takes, which
+                is for commands that somebody watches, or that may last until the machine's end.
             limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
 
         Raises:
             MachineLostError: the connection broke.
-            TimeoutError: the command did not end in time. The channel is closed, which ends its input and output.
+            CommandTimeoutError: the command did not end in time. The channel is closed, which ends its input and
+                output; if the machine lets even that wait, the connection is cut off.
+            TaskError: the machine's sshd sent what no honest one sends; the connection is closed.
             Exception: a listener or the connection's check raised it. The channel is closed as well.
         """
         deadline = Deadline(argv[0], timeout_seconds)
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         callers = _CallersErrors()
-        with self._channel(argv, callers) as channel:
+        in_time = (
+            contextlib.nullcontext()
+            if timeout_seconds is None
+            else self._cut_off_after(timeout_seconds + CUT_OFF_SECONDS)
+        )
+        with in_time, self._channel(argv, callers, deadline) as channel:
             return Exchange(
                 channel=channel,
                 feeder=InputFeeder(channel, source),
@@ -176,35 +198,68 @@ class Connection:
             ).finish()
 
     @contextlib.contextmanager
-    def _channel(self, argv: Sequence[str], callers: _CallersErrors) -> Iterator[paramiko.Channel]:
+    def _channel(self, argv: Sequence[str], callers: _CallersErrors, deadline: Deadline) -> Iterator[paramiko.Channel]:
+        start = Deadline(f"The start of {argv[0]}", HANDSHAKE_SECONDS)
         try:
-            channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
-            try:
+            with self._cut_off_after(2 * HANDSHAKE_SECONDS):
+                channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
                 channel.exec_command(shlex.join(argv))
-                yield channel
-            finally:
-                channel.close()
+        except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
+            start.require()
+            raise self._lost() from error
+        try:
+            yield channel
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
             if error is callers.raised:
                 raise
+            deadline.require()
             raise self._lost() from error
+        finally:
+            with self._cut_off_after(CUT_OFF_SECONDS), contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                channel.close()
 
-    def _lost(self) -> MachineLostError:
-        endpoint = self.login.endpoint
-        return MachineLostError(f"The connection to the machine at {endpoint.host}:{endpoint.port} broke.")
+    def _lost(self) -> ProvisionerError:
+        where = f"{self.login.endpoint.host}:{self.login.endpoint.port}"
+        if violation := self._transport.violation:
+            return _refused(where, violation)
+        return MachineLostError(f"The connection to the machine at {where} broke.")
 
     def send_tree(self, tar_argv: Sequence[str], members: Callable[[tarfile.TarFile], None]) -> Completed:
-        """Streams a tar archive into a command of the machine.
+        """Streams a tar archive into a command of the machine, for an hour at most.
 
         Args:
             tar_argv: the command that reads the archive, such as `tar -x -C DIRECTORY`.
             members: called with the open archive; adds the members.
+
+        Raises:
+            MachineLostError: the connection broke.
+            CommandTimeoutError: the command did not end in time.
         """
         with tempfile.TemporaryFile() as spool:
             with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
                 members(archive)
             spool.seek(0)
-            return self.run(tar_argv, stdin=spool)
+            return self.run(tar_argv, stdin=spool, timeout_seconds=COPY_SECONDS)
+
+
+def _transport(stream: socket.socket | paramiko.Channel, login: Login, where: str) -> BoundedTransport:
+    """Returns a transport that is not connected yet."""
+    key_type = login.host_key.split()[0]
+    try:
+        transport = BoundedTransport(stream, key_type)
+    except ValueError as error:
+        raise MachineLostError(
+            f"{where} answers, but SSH fails: host keys of type {key_type} are not supported."
+        ) from error
+    transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = HANDSHAKE_SECONDS
+    return transport
+
+
+def _refused(where: str, violation: ProtocolViolation) -> TaskError:
+    return TaskError(
+        f"The sshd of the machine at {where} breaks the rules of SSH: {violation}.",
+        hint="No honest sshd does that; somebody has put another in its place.",
+    )
 
 
 class _CallersErrors:

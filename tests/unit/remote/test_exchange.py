@@ -176,7 +176,7 @@ def test_output_held_open_by_a_background_process_is_not_awaited(channel: Script
 
 
 def test_a_command_that_does_not_end_in_time_raises_a_timeout(channel: ScriptedChannel) -> None:
-    with pytest.raises(TimeoutError, match=r"^cat did not end within 0\.1 s$"):
+    with pytest.raises(TimeoutError, match=r"^cat did not end within 0\.1 s\.$"):
         exchange(channel, timeout_seconds=0.1)
 
 
