@@ -275,6 +275,18 @@ class Machines(ABC):
         """Tells other controllers that this one looks after the environment. By default there are no others."""
 
 
+class Isolation:
+    """What the cloud itself knows of what an environment's machines can reach, whatever the machines say."""
+
+    def isolation_differences(self, environment: Environment) -> list[str]:
+        """Compares what the cloud sees with what the task's permission calls for. Called after the probes have run.
+
+        Returns:
+            a line for each difference. By default none: the cloud sees nothing that the probes do not.
+        """
+        return []
+
+
 class CleanUp(ABC):
     """What really exists, whatever Terraform and the records say, and its removal."""
 
@@ -311,7 +323,7 @@ class CleanUp(ABC):
         """
 
 
-class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, CleanUp):
+class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, CleanUp):
     """A place where machines run: `name` says which, and terraform/NAME holds its modules."""
 
     name: str

@@ -6,10 +6,13 @@ The only module that knows their order. It times them and cleans up after a fail
 from __future__ import annotations
 
 import contextlib
+import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from provisioner.clock import now
+from provisioner.clouds.guest_files import GUEST
 from provisioner.environment import operations
 from provisioner.errors import CapacityError, ProvisionerError
 from provisioner.family.env_file import check_required
@@ -35,7 +38,8 @@ from provisioner.models import (
     SetupData,
     TaskSetup,
 )
-from provisioner.remote import isolation
+from provisioner.remote import isolation, probes
+from provisioner.remote.canary import Canary
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
@@ -229,24 +233,24 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
 def prove_isolation(
     session: Session, environment: Environment, connections: dict[Role, Connection]
 ) -> tuple[ProbeResult, ...]:
-    """Runs the probes in all machines at once.
+    """Has all machines probe at once, then asks the cloud what it sees from outside.
 
     Raises:
         IsolationError: the machines can reach more, or less, than the permission promises.
     """
     gateways = session.cloud.gateways(environment)
-    with isolation.canary() as canary:
-        results_by_role = on_all_machines(
-            connections,
-            lambda role, _: isolation.run(
-                connections[role],
-                role,
-                isolation.request(environment, role, canary.port, gateways),
-                environment.full_internet,
-            ),
-        )
-        results = tuple(result for role in connections for result in results_by_role[role])
-        isolation.require(results, canary.visited)
+    program = (GUEST / "probe.py").read_text()
+    words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
+    with Canary(words) as canary:
+
+        def probe(role: Role, _: threading.Event) -> tuple[ProbeResult, ...]:
+            asked = probes.questions(environment, role, words[role], canary.ports, gateways)
+            return isolation.probe(connections[role], asked, program)
+
+        results_by_role = on_all_machines(environment.machines, probe)
+        visitors = canary.visitors()
+    results = tuple(result for role in environment.machines for result in results_by_role[role])
+    probes.require(results, visitors, session.cloud.isolation_differences(environment))
     return results
 
 

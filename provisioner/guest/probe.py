@@ -1,17 +1,18 @@
-"""Probes, inside a machine, everything that its task's permission forbids or promises.
+"""Probes, inside a machine, what the controller asks for: one attempt for each probe, and one answer for each.
 
-Runs as root and uses only the standard library. Reads one JSON object from stdin:
+Never read from the machine's disk: the controller sends this text to `python3 -I -`, followed by a call of `main`.
+Runs as root and uses only the standard library, from Python 3.8 on (Ubuntu 20.04). The request is an object:
 
-    {"devices": [[device, gateway], ...],   routes to force, in addition to the machine's own routing table
-     "canary_ports": [port, ...],           listeners on the controller's loopback
-     "gateways": [address, ...],            addresses at which the controller's loopback might answer
-     "peer": address or null,               the neighbour on the environment's own link
-     "allowed": [[address, port], ...],     allowlisted destinations
-     "agent": bool}                         whether to probe as user agent too
+    {"word": str,                       returned with the answers
+     "cards": [address, ...],           root gets a default route through the card that leads to each address
+     "probes": {user: [[name, card or null, method, *arguments], ...]}}   users: root, agent
 
-and writes one JSON array of {"user", "probe", "reached", "detail"} to stdout. The controller judges them.
+`main` writes [word, [[user, name, outcome, detail], ...]] as JSON to stdout. An outcome is `reached`, `not reached`, or
+`impossible` if the probe could not be sent. The controller judges them.
 """
 
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -22,15 +23,19 @@ import threading
 import time
 
 SECONDS = 2.0
-PUBLIC_TCP = (("1.1.1.1", 443), ("8.8.8.8", 53))
-PUBLIC_DNS = ("1.1.1.1", "8.8.8.8")
-PUBLIC_IPV6 = "2606:4700:4700::1111"
-PUBLIC_NAMES = (("deb.debian.org", 80), ("pypi.org", 443))
-# Amazon's page "Instance metadata", ECS task credentials, and the VPC resolver's link-local address.
-METADATA = ("169.254.169.254", "169.254.170.2")
-RESOLVERS = ("169.254.169.253", "10.0.2.3")
-S3 = ("s3.amazonaws.com", "52.216.0.1")
+DETAIL_CHARACTERS = 200
+SIOCGIFADDR = 0x8915
 QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
+# What the network answers, or this machine's own routes. Any other error means that no packet was sent: no device, no
+# permission, no memory, a firewall of the machine's own.
+NOT_REACHED = (
+    errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE,
+    errno.ETIMEDOUT, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN,
+)  # fmt: skip
+
+
+class NotReachedError(Exception):
+    """The other side accepted, but gave no answer that counts."""
 
 
 def _socket(family, kind, device=None, protocol=0):
@@ -41,130 +46,146 @@ def _socket(family, kind, device=None, protocol=0):
     return connection
 
 
-def _tcp(address, port, device=None):
-    with _socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+def _connect(address, port, device):
+    connection = _socket(socket.AF_INET, socket.SOCK_STREAM, device)
+    try:
+        connection.connect((address, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def tcp(device, address, port):
+    """Connects."""
+    with _connect(address, port, device):
+        return "connected"
+
+
+def tcp6(device, address, port):
+    """Connects by IPv6. A machine without IPv6 reaches nothing by it."""
+    try:
+        connection = _socket(socket.AF_INET6, socket.SOCK_STREAM, device)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            raise NotReachedError("no IPv6") from error
+        raise
+    with connection:
         connection.connect((address, port))
     return "connected"
 
 
-def _allowed(address, port):
-    # A proxy on the way may accept first and hang up when the destination refuses.
-    with _socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
-        connection.connect((address, port))
+def allowed(device, address, port):
+    """Connects through a proxy, which may accept first and hang up when the destination refuses."""
+    with _connect(address, port, device) as connection:
         try:
             if not connection.recv(1):
-                raise OSError("closed at once")
-        except TimeoutError:
+                raise NotReachedError("closed at once")
+        except socket.timeout:  # noqa: UP041 - they are not the same before Python 3.10
             pass  # the server waits for the client's first bytes
         return "connected"
 
 
-def _metadata(address, device=None):
-    # Without a token, whose answer may be lost merely by the hop limit. Even a 401 is an answer.
-    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
-        connection.connect((address, 80))
+def metadata(device, address):
+    """Asks without a token, whose answer may be lost merely by the hop limit. Even a 401 is an answer."""
+    with _connect(address, 80, device) as connection:
         connection.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
         answer = connection.recv(64).decode("latin-1")
         if answer[8:13] == " 403 ":  # EC2's answer if the service is switched off
-            raise OSError("switched off")
+            raise NotReachedError("switched off")
         return answer
 
 
-def _udp(address, port, device=None):
+def udp(device, address, port):
+    """Sends a DNS query and waits for any answer."""
     with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         connection.sendto(QUERY, (address, port))
         return f"{len(connection.recv(512))} bytes"
 
 
-def _dns_tcp(address, device=None):
-    with _socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
-        connection.connect((address, 53))
+def dns_tcp(device, address):
+    """Sends a DNS query over TCP and waits for any answer."""
+    with _connect(address, 53, device) as connection:
         connection.sendall(struct.pack("!H", len(QUERY)) + QUERY)
-        answer = connection.recv(2)
-        if not answer:
-            raise OSError("closed")
+        if not connection.recv(2):
+            raise NotReachedError("closed")
         return "answered"
 
 
-def _ping(address, device=None):
-    # A raw socket as root, otherwise unprivileged ICMP if the kernel allows it.
-    raw = os.geteuid() == 0
-    kind = socket.SOCK_RAW if raw else socket.SOCK_DGRAM
-    with _socket(socket.AF_INET, kind, device, socket.IPPROTO_ICMP) as connection:
+def ping(device, address):
+    """Sends an ICMP echo, as root only, and waits for its reply."""
+    with _socket(socket.AF_INET, socket.SOCK_RAW, device, socket.IPPROTO_ICMP) as connection:
         body = b"\x08\x00\x00\x00\x13\x37\x00\x01"
         total = sum(struct.unpack("!4H", body))
         connection.sendto(body[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + body[4:], (address, 0))
-        while True:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
             answer, sender = connection.recvfrom(256)
-            if sender[0] == address and (answer[20] if raw else answer[0]) == 0:
+            if sender[0] == address and answer[20:21] == b"\0":
                 return "echo"
+        raise NotReachedError("no echo")
 
 
-def _resolve(name, port):
-    addresses = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
-    return addresses[0][4][0]
+def knock(device, address, port, word):
+    """Connects to the canary and says the word."""
+    with _connect(address, port, device) as connection:
+        connection.sendall(word.encode())
+        return "connected"
 
 
-def _get_out(names):
-    """Connects to the first of the public names that answers."""
+def knock_udp(device, address, port, word):
+    """Sends the word to the canary, which never answers: it knows whether the word arrived."""
+    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
+        connection.sendto(word.encode(), (address, port))
+        return f"{len(connection.recv(64))} bytes"
+
+
+def resolve(_device, name):
+    """Resolves a name as the machine's programs do."""
+    return socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+
+
+def tcp_by_name(device, *targets):
+    """Connects to the first of the names that answers. Takes pairs of name and port."""
     failures = []
-    for name, port in names:
+    for name, port in targets:
         try:
-            return f"{name}: {_tcp(_resolve(name, port), port)}"
+            return f"{name}: {tcp(device, resolve(device, name), port)}"
         except OSError as error:
-            failures.append(f"{name}: {error}")
-    raise OSError("; ".join(failures))
+            failures.append(error)
+    impossible = [error for error in failures if _outcome(error) == "impossible"]
+    raise (impossible or failures)[0]
 
 
-def _probes(request):
-    yield "resolve a public name", lambda: _resolve("example.com", 80)
-    yield "reach the internet by name", lambda: _get_out(PUBLIC_NAMES)
-    yield "s3 by name", lambda: _tcp(_resolve(S3[0], 443), 443)
-    yield "ipv6", lambda: _tcp(PUBLIC_IPV6, 443)
-    for address in METADATA:
-        yield f"metadata {address}", lambda a=address: _metadata(a)
-    for address, port in request["allowed"]:
-        yield f"allowed {address}:{port}", lambda a=address, p=port: _allowed(a, p)
-    if request["peer"]:
-        yield f"neighbour {request['peer']}", lambda: _tcp(request["peer"], 22)
-    yield from _probes_via(None, request)
-    if os.geteuid() == 0:
-        for device, _ in request["devices"]:
-            yield from _probes_via(device, request)
+METHODS = {
+    method.__name__: method
+    for method in (
+        tcp, tcp6, allowed, metadata, udp, dns_tcp, ping, knock, knock_udp, resolve, tcp_by_name,
+    )
+}  # fmt: skip
 
 
-def _probes_via(device, request):
-    """What is tried through each card; None for whatever the routes say."""
-    via = f" via {device}" if device else ""
-    for address, port in PUBLIC_TCP:
-        yield f"tcp {address}:{port}{via}", lambda a=address, p=port: _tcp(a, p, device)
-    yield f"s3 {S3[1]}{via}", lambda: _tcp(S3[1], 443, device)
-    for address in PUBLIC_DNS + RESOLVERS + tuple(request["gateways"]):
-        yield f"dns udp {address}{via}", lambda a=address: _udp(a, 53, device)
-    for address in PUBLIC_DNS[:1] + RESOLVERS:
-        yield f"dns tcp {address}{via}", lambda a=address: _dns_tcp(a, device)
-    yield f"udp 1.1.1.1:443{via}", lambda: _udp("1.1.1.1", 443, device)
-    yield f"ping 1.1.1.1{via}", lambda: _ping("1.1.1.1", device)
-    if device:
-        yield f"metadata 169.254.169.254{via}", lambda: _metadata("169.254.169.254", device)
-    for address in request["gateways"]:
-        for port in request["canary_ports"]:
-            yield f"controller's loopback via {address}{via}", lambda a=address, p=port: _tcp(a, p, device)
+def _outcome(error):
+    """Whether a probe's error shows that its target was not reached, or merely that it could not be tried."""
+    expected = isinstance(error, (NotReachedError, socket.timeout, socket.gaierror))
+    if expected or (isinstance(error, OSError) and error.errno in NOT_REACHED):
+        return "not reached"
+    return "impossible"
 
 
-def _try_all(request, user):
+def _try_all(probes, devices, user):
     """Runs all probes at once, so that together they take no longer than one time-out."""
-    results = []
+    results = {}
 
-    def attempt(name, probe):
+    def attempt(name, card, method, *arguments):
         try:
-            reached, detail = True, str(probe())
-        except (OSError, IndexError) as error:
-            reached, detail = False, str(error)
-        results.append({"user": user, "probe": name, "reached": reached, "detail": detail[:200]})
+            if card and not devices.get(card):
+                raise LookupError(f"no route through the card that leads to {card}")
+            results[name] = ("reached", str(METHODS[method](devices.get(card), *arguments)))
+        except Exception as error:
+            results[name] = (_outcome(error), f"{error}" or type(error).__name__)
 
     threading.stack_size(256 << 10)
-    probes = list(_probes(request))
     threads = [threading.Thread(target=attempt, args=probe, daemon=True) for probe in probes]
     for thread in threads:
         thread.start()
@@ -172,55 +193,68 @@ def _try_all(request, user):
     for thread in threads:
         # The C library's resolver has its own, longer time-outs.
         thread.join(max(0, deadline - time.monotonic()))
-    answered = list(results)
-    named = {result["probe"] for result in answered}
-    silent = [name for name, _ in probes if name not in named]
-    return answered + [{"user": user, "probe": name, "reached": False, "detail": "no answer"} for name in silent]
+    answered = dict(results)
+    names = [probe[0] for probe in probes]
+    outcomes = [(name, *answered.get(name, ("not reached", "no answer"))) for name in names]
+    return [[user, name, outcome, detail[:DETAIL_CHARACTERS]] for name, outcome, detail in outcomes]
 
 
-def _as_agent(request):
-    """Runs all probes as user agent, in a child process that gives up root first."""
+def _as_agent(probes):
+    """Runs probes as user agent, in a child process that gives up root first."""
     import pwd
 
     entry = pwd.getpwnam("agent")
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        os.setgroups([entry.pw_gid])
-        os.setgid(entry.pw_gid)
-        os.setuid(entry.pw_uid)
-        with os.fdopen(writer, "w") as file:
-            json.dump(_try_all(request, "agent"), file)
-            file.flush()
+        try:
+            os.close(reader)
+            os.setgroups([entry.pw_gid])
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+            with os.fdopen(writer, "w") as file:
+                json.dump(_try_all(probes, {}, "agent"), file)
+        finally:
             os._exit(0)
     os.close(writer)
     return child, os.fdopen(reader)
 
 
-def _route(action, devices):
-    for number, (device, gateway) in enumerate(devices):
-        route = ["default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
-        command = ["ip", "route", action, *route]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _device_to(address):
+    """Returns the device through which the machine's routes lead to an address; None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        try:
+            query.connect((address, 9))
+            source = socket.inet_aton(query.getsockname()[0])
+        except OSError:
+            return None
+        for _, device in socket.if_nameindex():
+            try:
+                if fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", device.encode()))[20:24] == source:
+                    return device
+            except OSError:  # it has no address
+                continue
+    return None
 
 
-def main():
-    """Reads the request, runs the probes and writes the results."""
-    request = json.load(sys.stdin)
-    present = [pair for pair in request["devices"] if os.path.exists("/sys/class/net/" + pair[0])]
-    request["devices"] = present
-    _route("add", present)
+def _route(action, number, device, gateway):
+    route = ["default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
+    null = subprocess.DEVNULL
+    return subprocess.run(["ip", "route", action, *route], stdin=null, stdout=null, stderr=null).returncode == 0
+
+
+def main(request):
+    """Runs the probes and writes the answers."""
+    found = [(number, _device_to(card), card) for number, card in enumerate(request["cards"])]
+    routed = [route for route in found if route[1] and _route("replace", *route)]
+    probes = request["probes"]
     try:
-        agent = _as_agent(request) if request["agent"] else None
-        results = _try_all(request, "root")
+        agent = _as_agent(probes["agent"]) if "agent" in probes else None
+        answers = _try_all(probes["root"], {card: device for _, device, card in routed}, "root")
         if agent:
-            results += json.load(agent[1])
+            answers += json.load(agent[1])
             os.waitpid(agent[0], 0)
     finally:
-        _route("delete", present)
-    json.dump(results, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+        for route in routed:
+            _route("delete", *route)
+    json.dump([request["word"], answers], sys.stdout)

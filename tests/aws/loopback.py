@@ -39,6 +39,7 @@ from moto.ec2.responses.general import General
 
 from tests.aws.ec2.server import AMIS_VARIABLE, describe_amis
 from tests.aws.proxy import Fault, serving
+from tests.unit.fakes.probes import honest_answers, request_in
 
 ROOT = Path(__file__).parents[2]
 PORT = 22
@@ -64,7 +65,6 @@ class TaskFamily:
     def score(t, submission):
         return 1.0
 """
-PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody answers"}]
 
 
 class Machines:
@@ -176,8 +176,8 @@ class _Login(paramiko.ServerInterface):
 
     def _answer(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
         words = " ".join(argv)
-        if argv[:2] == ["python3", "-I"] and argv[2].endswith("probe.py"):
-            return 0, json.dumps(PROBES).encode()
+        if argv == ["python3", "-I", "-"]:
+            return 0, honest_answers(request_in(stdin))
         if argv[:2] == ["python3", "-I"] and argv[2].endswith("helper.py"):
             request = json.loads(stdin)
             self._results[request["result"]] = json.dumps({"status": "ok", "value": _value(request["operation"])})

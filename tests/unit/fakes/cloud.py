@@ -54,6 +54,7 @@ class Faults:
         places: the next places if Terraform fails; None if the failure is not about capacity.
         lost_images: names of images that the cloud has lost.
         refuses_to_harden: hardening a machine fails.
+        differences: how the environments' isolation differs from what the permission calls for.
     """
 
     unreachable: bool = False
@@ -61,6 +62,7 @@ class Faults:
     places: list[tuple[str, dict[str, str]]] | None = None
     lost_images: set[str] = field(default_factory=set)
     refuses_to_harden: bool = False
+    differences: list[str] = field(default_factory=list)
 
 
 class FakeCloud(Cloud):
@@ -326,6 +328,9 @@ class FakeCloud(Cloud):
 
     def gateways(self, environment: Environment) -> list[str]:
         return ["192.0.2.1"]
+
+    def isolation_differences(self, environment: Environment) -> list[str]:
+        return self.faults.differences
 
     def fallback(self) -> FakeCloud | None:
         return self.next_cloud

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.unit.fakes.probes import honest_answers, request_in
 from tests.unit.fakes.sshd import Call, in_a_shell
 
-PROBES = [{"user": "root", "probe": "dns", "reached": False, "detail": "nobody answers"}]
 SETUP = {"standard_version": "0.5.0", "tasks": {"main": {"instructions": "Do it."}}, "has_score": True}
 
 
@@ -35,6 +35,7 @@ class Guest:
     Attributes:
         values: the return value of each operation of the helper; Fails for an exception. Others are unexpected.
         says: the output of operations, by operation.
+        probes: answers the isolation probes' request.
         requests: the requests to the helper, in order.
         trees, files: the files that root copied into the machine, by destination.
         ran_as: the users as whom root ran commands.
@@ -52,7 +53,7 @@ class Guest:
         }
     )  # fmt: skip
     says: dict[str, str] = field(default_factory=dict)
-    probes: Any = field(default_factory=lambda: PROBES)
+    probes: Callable[[dict[str, Any]], bytes] = honest_answers
     journal: str = "a journal\n"
     requests: list[dict[str, Any]] = field(default_factory=list)
     probe_requests: list[dict[str, Any]] = field(default_factory=list)
@@ -97,9 +98,9 @@ class Guest:
         argv = call.argv
         if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/helper.py"):
             return 0, *self._help(json.loads(stdin))
-        if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/probe.py"):
-            self.probe_requests.append(json.loads(stdin))
-            return 0, self.probes if isinstance(self.probes, bytes) else json.dumps(self.probes).encode(), b""
+        if argv == ["python3", "-I", "-"]:
+            self.probe_requests.append(request_in(stdin))
+            return 0, self.probes(self.probe_requests[-1]), b""
         if argv[:3] == ["python3", "-I", "-c"]:  # the search for secrets
             assert json.loads(stdin), "there is nothing to look for"
             return 0, "\n".join(self.secrets_left).encode(), b""

@@ -1,56 +1,51 @@
-"""Tests how the probes' results are judged. tests/local tests the probes themselves."""
+"""Tests how one machine is probed: the program and the questions that it is sent, and what counts as an answer."""
 
 from __future__ import annotations
 
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
-from pydantic import TypeAdapter
 
-from provisioner.errors import IsolationError
-from provisioner.models import ProbeResult
-from provisioner.remote.isolation import _ProbeReport, judge, require
+from provisioner.clouds.guest_files import GUEST
+from provisioner.errors import IsolationError, MachineLostError
+from provisioner.remote import isolation
+from provisioner.remote.exchange import Completed
+from tests.unit.fakes.probes import honest_answers, request_in
+from tests.unit.remote.test_probes import asked
+
+PROGRAM = (GUEST / "probe.py").read_text()
 
 
-def reports(probe: str, reached: bool, user: str = "root") -> list[_ProbeReport]:
-    answer = [{"user": user, "probe": probe, "reached": reached, "detail": "connected"}]
-    return TypeAdapter(list[_ProbeReport]).validate_python(answer)
+@dataclass
+class Machine:
+    """Stands for a connection; `answer` is given to whatever is run."""
+
+    answer: bytes | Exception | None = None
+    ran: list[list[str]] = field(default_factory=list)
+
+    def run(self, argv: list[str], *, stdin: bytes, limit_bytes: int, **_: Any) -> Completed:
+        self.ran.append(argv)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        answer = honest_answers(request_in(stdin)) if self.answer is None else self.answer
+        return Completed(0, io.BytesIO(answer).read(limit_bytes), b"")
 
 
-NEVER = ["metadata 169.254.169.254", "controller's loopback via 10.0.2.2", "ipv6"]
-OFFLINE = ["tcp 1.1.1.1:443", "dns udp 8.8.8.8", "dns tcp 169.254.169.253 via eth0", "ping 1.1.1.1", "s3 by name",
-           "resolve a public name", "reach the internet by name", "udp 1.1.1.1:443"]  # fmt: skip
-ALWAYS = ["neighbour 10.213.0.3", "allowed 203.0.113.7:443"]
+def test_the_program_is_sent_and_runs_from_no_file_of_the_machine() -> None:
+    machine: Any = Machine()
+    results = isolation.probe(machine, asked(), PROGRAM)
+    assert machine.ran == [["python3", "-I", "-"]]
+    assert {result.user for result in results} == {"root", "agent"}
 
 
 @pytest.mark.parametrize(
-    ("probe", "full_internet", "promised"),
-    [
-        *((probe, False, False) for probe in [*OFFLINE, *NEVER]),
-        *((probe, True, False) for probe in NEVER),
-        *((probe, online, True) for probe in ALWAYS for online in (False, True)),
-        ("reach the internet by name", True, True),
-        ("a probe of tomorrow", False, False),
-    ],
+    "answer",
+    [b"", b"killed", b"[" * 100_000, b"x" * (2 << 20), TimeoutError(), MachineLostError("gone")],
+    ids=["empty", "text", "deep", "long", "silent", "lost"],
 )
-def test_reaching_more_or_less_than_promised_is_an_error_that_names_the_probe(
-    probe: str, full_internet: bool, promised: bool
-) -> None:
-    require(judge("primary", reports(probe, promised), full_internet), canary_visited=False)
-    with pytest.raises(IsolationError, match="1 of 1 probes differ") as raised:
-        require(judge("primary", reports(probe, not promised, "agent"), full_internet), canary_visited=False)
-    assert f"primary machine, as agent: {probe}" in (raised.value.details or "")
-    assert raised.value.exit_code == 6
-
-
-def test_with_internet_only_promised_and_forbidden_probes_are_judged() -> None:
-    assert judge("aux", reports("tcp 1.1.1.1:443", False), full_internet=True) == ()
-
-
-def test_results_without_any_probe_are_an_error() -> None:
-    with pytest.raises(IsolationError, match="No isolation probe"):
-        require((), canary_visited=False)
-
-
-def test_a_visit_to_the_canary_is_an_error_even_if_the_machine_reports_none() -> None:
-    quiet = ProbeResult(machine="aux", user="root", probe="ipv6", reached=False, expected=False, detail="")
-    with pytest.raises(IsolationError, match="loopback"):
-        require((quiet,), canary_visited=True)
+def test_no_valid_answer_counts_as_open(answer: bytes | Exception) -> None:
+    machine: Any = Machine(answer)
+    with pytest.raises(IsolationError, match="primary machine"):
+        isolation.probe(machine, asked(), PROGRAM)

@@ -1,0 +1,80 @@
+"""Another user of the controller's host knocks on the canary while an environment's isolation is being proved.
+
+Knocks without a word, with wrong words, by the hundred and without end must neither fail the environment nor keep the
+canary from noticing a machine's word, nor cost the controller memory, descriptors or a processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner.models import Role
+from provisioner.remote.canary import VISITORS_AT_ONCE, Canary
+from provisioner.remote.probes import CanaryPorts
+
+WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2}
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def knocking(ports: CanaryPorts, said: bytes) -> Iterator[None]:
+    """Knocks as fast as it can, by TCP and UDP, and leaves its connections open as long as it may."""
+    over = threading.Event()
+
+    def knock() -> None:
+        visits: list[socket.socket] = []
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            while not over.is_set():
+                visits.append(socket.create_connection(("127.0.0.1", ports.tcp), 5))
+                visits[-1].sendall(said)
+                datagrams.sendto(said, ("127.0.0.1", ports.udp))
+                if len(visits) > 200:
+                    visits.pop(0).close()
+        for visit in visits:
+            visit.close()
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"f" * 32, b"x" * 100_000], ids=["silence", "http", "wrong", "long"]
+)
+def test_a_local_users_knock_changes_nothing_and_a_machines_word_is_still_heard(said: bytes) -> None:
+    with Canary(WORDS) as canary, knocking(canary.ports, said):
+        time.sleep(0.3)
+        assert canary.visitors() == []
+        # The knocking holds up to 201 descriptors of its own.
+        assert descriptors() < 201 + VISITORS_AT_ONCE + 100
+        with socket.create_connection(("127.0.0.1", canary.ports.tcp), 5) as machine:
+            machine.sendall(WORDS["primary"].encode())
+            deadline = time.monotonic() + 10
+            while not canary.visitors() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert canary.visitors() == ["primary"]
+
+
+def test_an_idle_canary_with_a_crowd_that_stays_costs_no_processor() -> None:
+    with Canary(WORDS) as canary, contextlib.ExitStack() as crowd:
+        for _ in range(VISITORS_AT_ONCE - 1):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", canary.ports.tcp), 5))
+        time.sleep(0.1)
+        begin = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - begin < 0.25
+        assert canary.visitors() == []

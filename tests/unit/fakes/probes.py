@@ -1,0 +1,33 @@
+"""Answers the isolation probes' request as a machine would whose isolation is as promised. No probe is sent."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+PROMISED = ("neighbour ", "allowed ")
+
+
+def request_in(script: bytes) -> dict[str, Any]:
+    """Returns the request in the text that is sent to the machine's Python."""
+    call = ast.parse(script).body[-1]
+    [text] = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+    request: dict[str, Any] = json.loads(str(text))
+    return request
+
+
+def answers(request: dict[str, Any]) -> list[list[str]]:
+    """Returns the answers to all questions of a request."""
+    online = not any(name == "s3 by name" for name, *_ in request["probes"]["root"])
+    promised = (*PROMISED, "reach the internet") if online else PROMISED
+    return [
+        [user, name, "reached" if name.startswith(promised) else "not reached", "said by a fake"]
+        for user, probes in request["probes"].items()
+        for name, *_ in probes
+    ]
+
+
+def honest_answers(request: dict[str, Any]) -> bytes:
+    """Returns what the machine sends."""
+    return json.dumps([request["word"], answers(request)]).encode()

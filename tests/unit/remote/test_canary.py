@@ -1,0 +1,57 @@
+"""Tests which visitors the canary takes for machines."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner.models import Role
+from provisioner.remote import canary
+from provisioner.remote.canary import Canary
+
+WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2, "aux": "fedcba9876543210" * 2}
+
+
+@pytest.fixture
+def listening() -> Iterator[Canary]:
+    with Canary(WORDS) as listener:
+        yield listener
+
+
+def seen(listener: Canary, count: int) -> list[Role]:
+    deadline = time.monotonic() + 5
+    while len(listener.visitors()) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return listener.visitors()
+
+
+def test_a_word_names_its_machine(listening: Canary) -> None:
+    with socket.create_connection(("127.0.0.1", listening.ports.tcp)) as visitor:
+        visitor.sendall(WORDS["aux"][:10].encode())
+        time.sleep(0.05)
+        assert listening.visitors() == []
+        visitor.sendall(WORDS["aux"][10:].encode())
+        assert seen(listening, 1) == ["aux"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(WORDS["primary"].encode(), ("127.0.0.1", listening.ports.udp))
+        assert seen(listening, 2) == ["aux", "primary"]
+
+
+def test_a_silent_visitor_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "VISIT_SECONDS", 0.05)
+    with Canary(WORDS) as listener, socket.create_connection(("127.0.0.1", listener.ports.tcp)) as visitor:
+        visitor.settimeout(5)
+        assert visitor.recv(1) == b""
+
+
+def test_it_ends_at_once_and_frees_its_ports() -> None:
+    with Canary(WORDS) as listener:
+        visitor = socket.create_connection(("127.0.0.1", listener.ports.tcp))
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 1
+    visitor.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listener.ports.tcp))
