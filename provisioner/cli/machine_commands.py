@@ -148,18 +148,24 @@ def cp(
         if from_machine:
             downloaded = transfer.download(connection, remote, Path(destination))
         else:
-            downloaded = transfer.Downloaded(transfer.upload(connection, Path(source), remote or "."), ())
-    data = {"environment": environment.id, "files": downloaded.files, "skipped": list(downloaded.skipped)}
-    return Result(data, "\n".join([f"{downloaded.files} files copied", *_skipped(downloaded.skipped)]))
+            downloaded = transfer.Downloaded(transfer.upload(connection, Path(source), remote or "."), (), 0)
+    data = {
+        "environment": environment.id,
+        "files": downloaded.files,
+        "skipped": list(downloaded.skipped),
+        "skipped_count": downloaded.skipped_count,
+    }
+    return Result(data, "\n".join([f"{downloaded.files} files copied", *_skipped(downloaded)]))
 
 
-def _skipped(paths: tuple[str, ...]) -> list[str]:
+def _skipped(downloaded: transfer.Downloaded) -> list[str]:
     """Lists the paths that were not copied, on at most one screen."""
-    if not paths:
+    count = downloaded.skipped_count
+    if not count:
         return []
-    more = [f"  and {len(paths) - SHOWN_PATHS} more"] if len(paths) > SHOWN_PATHS else []
-    named = [f"  {path}" for path in paths[:SHOWN_PATHS]]
-    return [f"{len(paths)} links and special files skipped:", *named, *more]
+    more = [f"  and {count - SHOWN_PATHS} more"] if count > SHOWN_PATHS else []
+    named = [f"  {path}" for path in downloaded.skipped[:SHOWN_PATHS]]
+    return [f"{count} links, special files and names with control characters skipped:", *named, *more]
 
 
 def _is_remote(path: str) -> bool:

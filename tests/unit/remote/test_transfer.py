@@ -1,141 +1,171 @@
-"""Tests downloads from a hostile machine."""
+"""Tests copies between the controller and a machine."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import tarfile
-from collections.abc import Callable, Sequence
+import os
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from provisioner.errors import TaskError, UsageError
-from provisioner.remote import transfer
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
+from provisioner.errors import HostError, TaskError, UsageError
+from provisioner.remote import transfer, tree_writer
+from provisioner.remote.copy_program import PIECE_BYTES
+from tests.unit.fakes.copies import HostileMachine, ThisHost, file, pieces, tree
 
 
-class HostileMachine:
-    """Answers every command with the same bytes."""
-
-    def __init__(self, answer: bytes, exit_code: int = 0) -> None:
-        self._answer, self._exit_code = answer, exit_code
-
-    def run(self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int) -> Completed:
-        for start in range(0, len(self._answer), 4096):
-            on_stdout(self._answer[start : start + 4096])
-        return Completed(self._exit_code, b"", b"tar: no such file")
-
-
-def archive(*members: tarfile.TarInfo, content: bytes = b"content") -> bytes:
-    spool = io.BytesIO()
-    with tarfile.open(fileobj=spool, mode="w") as tar:
-        for member in members:
-            member.size = len(content) if member.isfile() else 0
-            tar.addfile(member, io.BytesIO(content))
-    return spool.getvalue()
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """Returns a tree with what can be copied."""
+    origin = tmp_path / "origin"
+    (origin / "deep" / "ä b").mkdir(parents=True)
+    (origin / "deep" / "$(id)").write_bytes(b"\0\xff")
+    for size in (0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES):
+        (origin / f"size{size}").write_bytes(b"x" * size)
+    (origin / "program").write_text("#!/bin/sh\n")
+    (origin / "program").chmod(0o6755)
+    return origin
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode, info.uid = kind, link, 0o4777, 0
-    return info
-
-
-def download(answer: bytes, tmp_path: Path, exit_code: int = 0) -> transfer.Downloaded:
-    machine = cast(Connection, HostileMachine(answer, exit_code))
-    return transfer.download(machine, "/home/agent/wanted", tmp_path / "inside" / "copy")
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def inside(tmp_path: Path) -> Path:
+    """Returns the directory to which the tests copy."""
     (tmp_path / "inside").mkdir()
     return tmp_path / "inside"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(archive(member("../outside")), id="a parent"),
-        pytest.param(archive(member("wanted", tarfile.DIRTYPE), member("wanted/../../outside")), id="a parent below"),
-        pytest.param(archive(member("wanted"), member("wanted")), id="the same name twice"),
-        pytest.param(archive(member("wanted"), member("beside")), id="another file beside"),
-        pytest.param(archive(member("/outside")), id="an absolute path"),
-        pytest.param(archive(member("wanted", tarfile.SYMTYPE, "/etc/shadow")), id="a link out"),
-        pytest.param(archive(member("wanted", tarfile.SYMTYPE, "../../outside"), member("wanted/file")), id="through"),
-        pytest.param(archive(member("wanted", tarfile.LNKTYPE, "/etc/hostname")), id="a hard link"),
-        pytest.param(archive(member("wanted", tarfile.CHRTYPE)), id="a device"),
-        pytest.param(archive(member("wanted", tarfile.FIFOTYPE)), id="a fifo"),
-        pytest.param(archive(member("another")), id="another name"),
-        pytest.param(archive(member("wanted"), member("wanted/file")), id="a file below a file"),
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\0" * 10240, id="zeros"),
-        pytest.param(b"not an archive" * 1000, id="text"),
-        pytest.param(gzip.compress(archive(member("wanted"))), id="compressed"),
-    ],
-)
-def test_nothing_is_written_from_an_invalid_or_hostile_archive(answer: bytes, tmp_path: Path, inside: Path) -> None:
-    with pytest.raises(TaskError):
-        download(answer, tmp_path)
-    assert list(tmp_path.iterdir()) == [inside]
-    assert list(inside.iterdir()) == []
+def contents(top: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
 
 
-def test_a_file_is_copied_without_owner_and_special_bits(tmp_path: Path, inside: Path) -> None:
-    assert download(archive(member("wanted")), tmp_path) == transfer.Downloaded(1, ())
-    copy = inside / "copy"
-    assert copy.read_bytes() == b"content"
-    assert copy.stat().st_mode & 0o7022 == 0
-    assert copy.stat().st_mode & 0o100 == 0o100
+def download(source: Path, destination: Path) -> transfer.Downloaded:
+    return transfer.download(ThisHost().connection, str(source), destination)
 
 
-def test_files_of_a_directory_are_copied_and_skipped_links_reported(tmp_path: Path, inside: Path) -> None:
-    answer = archive(
-        member("wanted", tarfile.DIRTYPE),
-        member("wanted/file"),
-        member("wanted/link", tarfile.SYMTYPE, "/etc/passwd"),
-        member("wanted/again", tarfile.LNKTYPE, "wanted/file"),
-        member("wanted/deep", tarfile.DIRTYPE),
-        member("wanted/deep/file"),
-    )
-    assert download(answer, tmp_path) == transfer.Downloaded(2, ("wanted/link", "wanted/again"))
-    names = sorted(str(path.relative_to(inside / "copy")) for path in (inside / "copy").rglob("*"))
-    assert names == ["deep", "deep/file", "file"]
+def upload(source: Path, destination: object) -> int:
+    return transfer.upload(ThisHost().connection, source, str(destination))
 
 
-def test_a_download_above_the_limit_is_refused_while_it_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_tree_comes_down_without_special_permissions(origin: Path, inside: Path) -> None:
+    assert download(origin, inside / "copy") == transfer.Downloaded(8, (), 0)
+    assert contents(inside / "copy") == contents(origin)
+    assert (inside / "copy" / "program").stat().st_mode & 0o7100 == 0o100
+    assert (inside / "copy" / "size1").stat().st_mode & 0o7111 == 0
+    assert [path.name for path in inside.iterdir()] == ["copy"]
+
+
+def test_a_file_comes_down_to_a_directory_or_in_the_place_of_a_file(
+    origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "DOWNLOAD_LIMIT_BYTES", 20_000)
+    monkeypatch.chdir(inside)
+    download(origin / "program", Path())
+    assert download(origin / "size1", inside / "program") == transfer.Downloaded(1, (), 0)
+    assert (inside / "program").read_text() == "x"
+    download(origin / "deep", Path("../inside/./"))
+    assert sorted(contents(inside)) == ["deep", "deep/$(id)", "deep/ä b", "program"]
+
+
+def test_what_is_not_copied_is_named(origin: Path, inside: Path) -> None:
+    (origin / "deep" / "link").symlink_to("/etc")
+    (origin / "new\nline").touch()
+    downloaded = download(origin, inside)
+    assert (downloaded.files, downloaded.skipped_count) == (8, 2)
+    assert downloaded.skipped == ("origin/deep/link", "origin/new\\nline")
+
+
+@pytest.mark.parametrize("existing", ["directory", "link"])
+def test_only_a_file_is_replaced(origin: Path, inside: Path, existing: str) -> None:
+    if existing == "directory":
+        (inside / "size1").mkdir()
+    else:
+        (inside / "size1").symlink_to(origin / "size0")
+    with pytest.raises(UsageError, match="size1 exists and is a"):
+        download(origin / "size1", inside)
+    assert contents(inside).keys() == {"size1"}
+    assert (origin / "size0").read_bytes() == b""
+
+
+def test_a_directory_does_not_replace_a_file(origin: Path, inside: Path) -> None:
+    (inside / "copy").write_text("mine")
+    with pytest.raises(UsageError, match="cannot be written"):
+        download(origin, inside / "copy")
+    assert contents(inside) == {"copy": b"mine"}
+
+
+@pytest.mark.parametrize("destination", ["missing/copy", "file/copy"])
+def test_a_destination_without_a_directory_is_refused(origin: Path, inside: Path, destination: str) -> None:
+    (inside / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        download(origin, inside / destination)
+
+
+@pytest.mark.parametrize("source", ["missing", "link", "fifo"])
+def test_what_cannot_be_sent_is_said_with_the_machines_words(origin: Path, inside: Path, source: str) -> None:
+    (origin / "link").symlink_to("program")
+    os.mkfifo(origin / "fifo")
+    with pytest.raises(UsageError, match="could not be read in the machine") as raised:
+        download(origin / source, inside)
+    assert raised.value.details
+    assert "Traceback" not in raised.value.details
+    assert contents(inside) == {}
+
+
+def test_a_tree_above_the_limit_is_refused_while_it_arrives(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.remote.tree_reader.LIMIT_BYTES", 100_000)
     with pytest.raises(TaskError, match="larger than"):
-        download(archive(member("wanted"), content=b"x" * 100_000), tmp_path)
+        transfer.download(HostileMachine(pieces(tree(file(b"a", b"x" * 200_000)))).connection, "a", inside)
+    assert contents(inside) == {}
 
 
-def test_the_error_for_a_missing_file_shows_the_machines_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="could not be read") as raised:
-        download(b"", tmp_path, exit_code=2)
-    assert raised.value.details == "tar: no such file"
+def test_a_nearly_full_disk_is_not_filled(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_writer, "FREE_BYTES", 1 << 60)
+    with pytest.raises(HostError, match="does not fit"):
+        transfer.download(HostileMachine(pieces(tree(file(b"a")))).connection, "a", inside)
+    assert contents(inside) == {}
 
 
-def test_a_directory_of_the_controller_is_not_overwritten(tmp_path: Path, inside: Path) -> None:
-    (inside / "copy" / "wanted").mkdir(parents=True)
-    with pytest.raises(UsageError, match="exists and is a directory"):
-        download(archive(member("wanted")), tmp_path)
+def test_a_transfer_without_an_end_fails(inside: Path) -> None:
+    class SlowMachine(HostileMachine):
+        def run(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            raise TimeoutError
+
+    with pytest.raises(TaskError, match="4 hours"):
+        transfer.download(SlowMachine([]).connection, "a", inside)
 
 
-def test_what_takes_little_to_send_and_much_to_keep_is_refused(tmp_path: Path, inside: Path) -> None:
-    sparse = member("wanted", tarfile.GNUTYPE_SPARSE)
-    block = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
-    block[386:398], block[398:410] = b"00000000000\0", b"00000000000\0"  # one piece, of no bytes
-    block[483:495] = b"07777777777\0"  # a gibibyte, all of it a hole
-    block[148:156] = b" " * 8
-    block[148:155] = b"%06o\0" % sum(block)
-    nested = [member("/".join(["wanted", *["d"] * depth]), tarfile.DIRTYPE) for depth in range(200)]
-    header = tarfile.TarInfo("wanted")
-    header.pax_headers = {"comment": "x" * (2 << 20)}
-    for answer in (bytes(block) + b"\0" * 10240, archive(*nested), archive(header)):
-        with pytest.raises(TaskError, match="cannot be unpacked"):
-            download(answer, tmp_path)
-        assert list(inside.iterdir()) == []
+def test_an_interrupted_download_leaves_nothing(inside: Path) -> None:
+    def interrupted() -> object:
+        yield tree(file(b"a", b"x" * 200_000))[:100_000]
+        assert list(inside.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transfer.download(HostileMachine(interrupted()).connection, "a", inside)  # type: ignore[arg-type]
+    assert contents(inside) == {}
+
+
+def test_a_tree_goes_up(origin: Path, inside: Path) -> None:
+    (origin / "link").symlink_to("program")
+    assert upload(origin, inside / "copy") == 8
+    assert contents(inside / "copy") == contents(origin)
+    assert (inside / "copy" / "link").is_symlink()
+    assert [path.name for path in inside.iterdir()] == ["copy"]
+
+
+def test_a_file_goes_up_to_a_directory_a_new_one_or_in_the_place_of_anything(origin: Path, inside: Path) -> None:
+    upload(origin / "size1", inside)
+    upload(origin / "size1", f"{inside}/new/er/")
+    upload(origin, inside / "size1")
+    upload(origin / "size0", inside / "size1" / "deep" / "ä b" / "..")
+    upload(origin / "program", inside / "size1" / "size1")
+    assert (inside / "size1" / "size1").read_text() == "#!/bin/sh\n"
+    assert (inside / "size1" / "deep" / "size0").exists()
+    assert (inside / "new" / "er" / "size1").read_text() == "x"
+    assert sorted(path.name for path in inside.iterdir()) == ["new", "size1"]
+
+
+def test_what_cannot_go_up_is_said_in_one_line(origin: Path, inside: Path) -> None:
+    with pytest.raises(UsageError, match="could not be written in the machine") as raised:
+        upload(origin, inside / "missing" / "copy")
+    assert raised.value.details == "missing: No such file or directory\n"
+    with pytest.raises(UsageError, match="does not exist"):
+        upload(origin / "missing", inside)

@@ -1,0 +1,88 @@
+"""Machines for copies of files: one that answers with any bytes, and one that is this host. Builds such answers."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+
+from provisioner.remote.copy_program import DIRECTORY, END, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, UP
+from provisioner.remote.exchange import Completed
+from provisioner.remote.ssh import Connection
+
+
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
+    """Returns one frame."""
+    return FRAME_HEADER.pack(kind, len(payload)) + payload
+
+
+def file(name: bytes, content: bytes = b"content", kind: bytes = FILE) -> bytes:
+    """Returns the frames of a file."""
+    begins = range(0, len(content) + 1, PIECE_BYTES)
+    return frame(kind, name) + b"".join(frame(PIECE, content[begin : begin + PIECE_BYTES]) for begin in begins)
+
+
+def directory(name: bytes, *entries: bytes) -> bytes:
+    """Returns the frames of a directory with entries."""
+    return frame(DIRECTORY, name) + b"".join(entries) + frame(UP)
+
+
+def tree(*entries: bytes) -> bytes:
+    """Returns the whole answer for a directory with entries."""
+    return directory(b"", *entries) + frame(END)
+
+
+class HostileMachine:
+    """Answers every command with the same bytes, whatever it is asked."""
+
+    def __init__(self, answer: Iterable[bytes], exit_code: int = 0) -> None:
+        self._answer, self._exit_code = answer, exit_code
+
+    @property
+    def connection(self) -> Connection:
+        """Returns the connection to it."""
+        return cast(Connection, self)
+
+    def run(
+        self, _: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int, timeout_seconds: float
+    ) -> Completed:
+        """Passes the answer to the listener."""
+        assert limit_bytes < 1 << 20
+        assert 0 < timeout_seconds <= 24 * 3600
+        for piece in self._answer:
+            on_stdout(piece)
+        return Completed(self._exit_code, b"", b"no such file")
+
+
+class ThisHost:
+    """Runs commands here, as this process's user."""
+
+    @property
+    def connection(self) -> Connection:
+        """Returns the connection to it."""
+        return cast(Connection, self)
+
+    def run(self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], **_: float) -> Completed:
+        """Runs a command whose output the listener takes."""
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            while data := process.stdout.read(1 << 16):
+                on_stdout(data)
+            said = process.stderr.read()
+        return Completed(process.returncode, b"", said)
+
+    def send_tree(self, argv: Sequence[str], members: Callable[[tarfile.TarFile], None], **_: float) -> Completed:
+        """Runs a command with an archive as its input."""
+        spool = io.BytesIO()
+        with tarfile.open(fileobj=spool, mode="w") as archive:
+            members(archive)
+        done = subprocess.run(argv, input=spool.getvalue(), capture_output=True, check=False)
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def pieces(answer: bytes, size: int = 4096) -> Iterator[bytes]:
+    """Cuts an answer into pieces, as a connection does."""
+    return (answer[begin : begin + size] for begin in range(0, len(answer), size))
