@@ -6,6 +6,7 @@ Nothing else may come out of a parser: no other exception, no record that cannot
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import Callable
 from ipaddress import IPv4Address
@@ -19,7 +20,8 @@ from pydantic import BaseModel
 from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
-from provisioner.clouds.local.egress_rules import NEVER, FrameFilter, parse_allow
+from provisioner.clouds.local import datagrams
+from provisioner.clouds.local.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
 from provisioner.errors import InfrastructureError, ProvisionerError, TaskFamilyError, UsageError
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
@@ -205,8 +207,11 @@ FRAMES = st.one_of(
     st.binary(max_size=80),
     st.builds(_frame, st.sampled_from((b"\x08\x06", b"\x08\x00", b"\x86\xdd")), st.binary(max_size=60)),
     st.builds(
-        lambda start, destination: _frame(b"\x08\x00", start + bytes(15) + destination + b"data"),
+        lambda start, protocol, destination: _frame(
+            b"\x08\x00", start + bytes(8) + protocol + bytes(6) + destination + b"data"
+        ),
         st.sampled_from((b"\x45", b"\x46", b"\x60", b"\x4f")),
+        st.sampled_from((b"\x01", b"\x06", b"\x11", b"\x84")),
         st.sampled_from((b"\x7f\0\0\1", b"\xa9\xfe\xa9\xfe", b"\x08\x08\x08\x08", b"\xc0\0\2\1", b"\xff" * 4)),
     ),
 )
@@ -219,18 +224,22 @@ def test_frames_of_machines() -> None:
         frames, cuts = drawn
         stream = b"".join(struct.pack(">I", len(frame)) + frame for frame in frames)
         parts = [stream[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), len(stream)], strict=True)]
-        whole, cut = FrameFilter(), FrameFilter()
+        taken: list[bytes] = []
+        taken_in_parts: list[bytes] = []
+        whole, cut = FrameFilter(taken.append), FrameFilter(taken_in_parts.append)
         passed = whole.feed(stream)
         assert b"".join(map(cut.feed, parts)) == passed
-        rest = passed
+        assert taken_in_parts == taken
+        rest, passing = passed, list(taken)
         while rest:
             length = struct.unpack_from(">I", rest)[0]
             frame, rest = rest[4 : 4 + length], rest[4 + length :]
             assert len(frame) == length
+            passing.append(frame)
+        for frame in passing:
             assert frame in frames
             if frame[12:14] != b"\x08\x06":
-                assert frame[12:14] == b"\x08\x00"
-                assert frame[14] >> 4 == 4
+                assert frame[12:15] == b"\x08\x00\x45"
                 assert not any(IPv4Address(frame[30:34]) in network for network in NEVER)
 
     fuzz(st.tuples(st.lists(FRAMES, max_size=8), st.lists(st.integers(0, 400), max_size=4)), check)
@@ -238,10 +247,33 @@ def test_frames_of_machines() -> None:
 
 def test_streams_that_are_no_frames_end_the_connection_and_take_no_memory() -> None:
     def check(data: bytes) -> None:
-        frames = FrameFilter()
+        frames = FrameFilter(lambda _: None)
         try:
             assert len(frames.feed(data)) <= len(data)
         except ValueError:
             assert data
 
     fuzz(st.binary(max_size=300), check)
+
+
+def test_datagrams_of_machines() -> None:
+    """A datagram is a part of its frame, has an address to go to, and its answer is a frame that is not too long."""
+
+    def check(frame: bytes) -> None:
+        datagram = datagrams.parse(frame)
+        if datagram is None:
+            return
+        assert datagram.payload in frame
+        assert datagram.flow.protocol in (datagrams.UDP, datagrams.ICMP)
+        for answer in datagrams.frames(datagram.flow, datagram.mac, datagram.payload, 7):
+            assert len(answer) <= datagrams.MTU + 14
+
+    valid = [
+        answer
+        for flow in (datagrams.Flow(datagrams.UDP, 40000, b"\x08\x08\x08\x08", 53),)
+        for answer in datagrams.frames(flow, b"\x52\x54\0\0\3\x15", b"x" * 40, 1)
+    ]
+    guest = socket.inet_aton(GUEST_ADDRESS)
+    sent = tuple(frame[:26] + guest + frame[26:30] + frame[34:] for frame in valid)
+    assert all(datagrams.parse(frame) for frame in sent)
+    fuzz(damaged(*sent) | FRAMES, check)
