@@ -1,0 +1,60 @@
+"""What scripts/setup installs: exact versions with hashes, and no index that the files name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = {name: f"requirements{name and '-'}{name}.lock" for name in ("", "build", "dev", "scan")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+GROUPS = PROJECT["dependency-groups"]
+WANTED = {
+    "": PROJECT["project"]["dependencies"],
+    "build": [*GROUPS["build"], *PROJECT["build-system"]["requires"]],
+    "dev": [*PROJECT["project"]["dependencies"], *GROUPS["dev"]],
+    "scan": GROUPS["scan"],
+}
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions in a lock file; fails for a line that is not exact, or has no hash."""
+    text = (ROOT / LOCKS[name]).read_text().replace("\\\n", " ")
+    versions: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([\w.-]+)==([\w.+!]+)( ; [^\\#]+?)?((?: +--hash=sha256:[0-9a-f]{64})+) *", line)
+        assert match, line[:100]
+        versions[canonicalize_name(match[1])] = match[2]
+    return versions
+
+
+@pytest.mark.parametrize("name", LOCKS, ids=lambda name: name or "run")
+def test_each_line_is_one_version_with_hashes_and_all_that_is_wanted_is_there(name: str) -> None:
+    versions = locked(name)
+    assert "://" not in (ROOT / LOCKS[name]).read_text()
+    for text in WANTED[name]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), text
+
+
+def test_the_files_of_one_virtual_environment_agree() -> None:
+    run, build, dev = locked(""), locked("build"), locked("dev")
+    assert run.items() <= dev.items()
+    assert {name: version for name, version in build.items() if name in dev}.items() <= dev.items()
+
+
+def test_setup_and_the_policy_scan_install_only_what_has_a_hash() -> None:
+    for script in ("setup", "policy-scan"):
+        text = (ROOT / "scripts" / script).read_text().replace("\\\n", " ")
+        installs = [line for line in text.splitlines() if 'pip" install' in line]
+        assert installs
+        for line in installs:
+            assert "--require-hashes" in line or "${locked[@]}" in line or "--no-index" in line, line
+    assert "locked=(--require-hashes " in (ROOT / "scripts" / "setup").read_text()
