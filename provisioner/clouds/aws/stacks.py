@@ -6,7 +6,15 @@ from typing import Annotated
 
 from provisioner.clouds.aws import images, schedules, user_data
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.network import HOME_TAG, NETWORK_TAG, OWNER_TAG, Networks, find_network, remove_network, zones_of
+from provisioner.clouds.aws.network import (
+    HOME_TAG,
+    NETWORK_TAG,
+    OWNER_TAG,
+    Networks,
+    find_network,
+    remove_network,
+    zones_of,
+)
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.errors import HostError
