@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 from moto.ec2.models.amis import AMIS
 
 from provisioner.clock import now
@@ -20,7 +20,7 @@ from provisioner.session import Session
 from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
 from provisioner.ttl import DEFAULT_TTL
-from tests.aws.proxy import INSPECTOR
+from tests.aws.rights.judge import inspector
 from tests.aws.rights.world import AMAZON
 from tests.homes import new_home
 
@@ -60,7 +60,7 @@ class Account:
         self._directory = directory
 
     def client(self, service: str = "ec2", region: str = REGION) -> Any:
-        return boto3.client(service, region_name=region, aws_access_key_id=INSPECTOR, aws_secret_access_key="x")
+        return inspector(os.environ["AWS_ENDPOINT_URL"], service, region)
 
     def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
         """Returns the session of a controller with its own home, which has a finished image."""

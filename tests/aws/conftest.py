@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.aws.setup import set_up
 from tests.aws.account import NOTHING, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import FaultyApi, serving
-from tests.aws.rights.requests import ACCOUNT
+from tests.aws.rights.judge import administer
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +30,12 @@ def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     opened = Account(tmp_path)
-    set_up(opened.client("iam"), ACCOUNT)
+    administer(api.url)  # the last test may have reset the account
     yield opened
-    refused = api.refused.copy()
+    refused = api.judge.refused.copy()
     api.faults.clear()
     api.requests.clear()
-    api.refused.clear()
+    api.judge.refused.clear()
     left = opened.everything()
     if left != NOTHING:  # the next test must not fail because of this one
         urllib.request.urlopen(urllib.request.Request(f"{api.url}/moto-api/reset", method="POST")).close()

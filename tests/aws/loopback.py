@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import boto3
 import paramiko
 from moto.core.responses import ActionResult
 from moto.core.types import Base64EncodedString
@@ -38,10 +37,8 @@ from moto.ec2.models import EC2Backend, ec2_backends, elastic_network_interfaces
 from moto.ec2.models.instances import StateReason
 from moto.ec2.responses.general import General
 
-from provisioner.clouds.aws.setup import set_up
 from tests.aws.ec2.server import AMIS_VARIABLE, describe_amis
-from tests.aws.proxy import INSPECTOR, Fault, serving
-from tests.aws.rights.requests import ACCOUNT
+from tests.aws.proxy import Fault, serving
 
 ROOT = Path(__file__).parents[2]
 PORT = 22
@@ -249,8 +246,6 @@ def main() -> None:
 
     setattr(EC2Backend, "create_image", create_tagged)  # noqa: B010
     with serving() as api:
-        keys = {"aws_access_key_id": INSPECTOR, "aws_secret_access_key": "x"}
-        set_up(boto3.client("iam", endpoint_url=api.url, region_name="us-east-1", **keys), ACCOUNT)
         print(api.url, flush=True)
         for line in sys.stdin:
             event, target = line.split()

@@ -1,7 +1,4 @@
-"""Serves moto's API, refuses what the printed policy does not allow, and makes chosen requests fail as AWS does.
-
-Tests that look around in the account do so with a key of their own, INSPECTOR, whose calls are not judged.
-"""
+"""Serves moto's API, refuses what the printed policy does not allow, and makes chosen requests fail as AWS does."""
 
 from __future__ import annotations
 
@@ -18,16 +15,10 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from provisioner.clouds.aws.policy import policy
 from tests.aws.moto_gaps import close_gaps, take_time
 from tests.aws.rights import calls
-from tests.aws.rights.evaluator import allowed
-from tests.aws.rights.requests import requests
-from tests.aws.rights.world import MotoWorld
+from tests.aws.rights.judge import Judge, administer, refusal
 
-INSPECTOR = "inspector"
-# Where the tests that keep Terraform's state in S3 keep it.
-STATE = "s3://provisioner-tests-state/team"
 Request = dict[str, str]
 ERROR = (
     '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
@@ -62,17 +53,14 @@ class FaultyApi:
     Attributes:
         faults: what is injected.
         requests: what came.
-        allowed: the actions for which the policy was asked, and which it allowed.
-        refused: what it did not allow; not even attempted.
+        judge: refuses what the policy does not allow.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.allowed: set[str] = set()
-        self.refused: list[str] = []
-        self._policy = policy(STATE)
+        self.judge = Judge()
         self._lock = threading.Lock()
         # moto's backends are not made for threads: a request may fail half done, and is then repeated.
         self._one_at_a_time = threading.Lock()
@@ -88,13 +76,12 @@ class FaultyApi:
             answered.append(status)
             return start_response(status, *rest)
 
+        with self._one_at_a_time:
+            refused = self.judge.refuses(environ, body)
+        if refused:
+            return refusal(start_response)
         call = calls.read(environ, body)
         region = call.region if call else ""
-        if call and call.key != INSPECTOR and (refusal := self._refusal(call)):
-            self.refused.append(refusal)
-            answer = ERROR.format(code="UnauthorizedOperation").encode()
-            start_response("403 Forbidden", [("Content-Type", "text/xml"), ("Content-Length", str(len(answer)))])
-            return [answer]
         if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
             if fault.done:
                 with self._one_at_a_time:
@@ -112,16 +99,6 @@ class FaultyApi:
             excerpt = b"".join(chunks)[:2000]
             print(f"moto failed: {body[:300]!r}: {answered[0]}: {excerpt!r}", file=sys.stderr)
         return chunks
-
-    def _refusal(self, call: calls.Call) -> str:
-        """What the policy says to a call; empty if it allows it."""
-        with self._one_at_a_time:
-            asked = list(requests(call, MotoWorld()))
-        for request in asked:
-            if not allowed(self._policy, request):
-                return f"{call}: {request}"
-        self.allowed |= {request.action for request in asked}
-        return ""
 
     def inject(self, fault: Fault) -> Fault:
         """Adds a fault."""
@@ -144,7 +121,7 @@ class FaultyApi:
 
 @contextmanager
 def serving() -> Iterator[FaultyApi]:
-    """The API, listening on a port of the loopback."""
+    """The API of an account that is set up, listening on a port of the loopback."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     close_gaps()
     api = FaultyApi()
@@ -152,6 +129,7 @@ def serving() -> Iterator[FaultyApi]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     api.url = f"http://127.0.0.1:{server.server_port}"
+    administer(api.url)
     yield api
     server.shutdown()
     thread.join()

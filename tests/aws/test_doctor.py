@@ -51,6 +51,7 @@ def test_without_the_role_nothing_is_created_and_it_says_who_can_help(
     code, said = doctor(tmp_path)
     [problem] = said["problems"]
     assert (code, "provisioner aws setup" in problem["remedy"]) == (3, True)
+    api.requests.clear()
     session = account.session()
     record = environment(session)
     with pytest.raises(HostError, match="is not set up") as caught:

@@ -3,6 +3,7 @@
 - calls.py reads a call as it came over HTTP;
 - requests.py says what IAM is asked before AWS obeys it: an action on each resource, with the values of condition keys;
 - evaluator.py answers by a policy;
+- judge.py stands in front of moto and refuses;
 - world.py knows the tags of moto's resources.
 
 ec2_actions.json is an excerpt of the Service Authorization Reference, "Actions, resources, and condition keys for
