@@ -66,7 +66,7 @@ def build(
             result = fill(_driver(session, builder, environment, connection), connection)
             _require_no_secrets(session, connection)
             session.cloud.keep_when_off(environment)
-            _clean_and_power_off(connection)
+            _seal_and_power_off(session, environment, connection)
         _wait_until_off(session, environment)
         session.cloud.capture(environment, name, directory)
     return result
@@ -150,19 +150,26 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
         )
 
 
-def _clean_and_power_off(connection: Connection) -> None:
-    """Removes the builder's own files, which do not belong in the image, and powers it off."""
-    script = """
-    rm -rf /var/lib/provisioner /var/lib/provisioner-ttl /run/provisioner
-    rm -rf /etc/ssh/authorized_keys.d /etc/ssh/ssh_host_* /root/.cache/pip
-    rm -f /root/.bash_history /home/*/.bash_history /root/.python_history /var/log/apt/* /var/log/dpkg.log
-    : > /etc/machine-id
-    rm -rf /var/lib/cloud/instance /var/lib/cloud/instances /var/lib/cloud/data /var/lib/cloud/sem /var/log/cloud-init*
-    apt-get clean
-    sync
-    systemctl --no-block poweroff
+def _seal_and_power_off(session: Session, builder: Environment, connection: Connection) -> None:
+    """Removes what belongs to the builder and not to the image, and powers it off.
+
+    Raises:
+        ImageBuildError: something would have stayed.
     """
-    connection.run(["sh", "-c", script])
+    # Neither logs nor random numbers are saved any more when the builder is switched off.
+    script = """
+    (journalctl --relinquish-var; systemctl stop systemd-random-seed.service; apt-get clean) > /dev/null 2>&1
+    exec sh -c "$1" seal / "$2"
+    """
+    program = (GUEST / "seal.sh").read_text()
+    key = session.environments.key(builder.id, "controller").public
+    sealed = connection.run(["sh", "-c", script, "sh", program, key])
+    if sealed.exit_code != 0:
+        raise ImageBuildError(
+            "The builder's own keys and logs could not be removed from the image.",
+            details=sealed.stderr.decode(errors="replace")[-500:],
+        )
+    connection.run(["sh", "-c", "sync; systemctl --no-block poweroff"])
 
 
 def _wait_until_off(session: Session, builder: Environment) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 from moto.ec2.models.amis import AMIS
 
 from provisioner.clock import now
@@ -20,13 +20,15 @@ from provisioner.session import Session
 from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
 from provisioner.ttl import DEFAULT_TTL
+from tests.aws.rights.judge import inspector
+from tests.aws.rights.world import AMAZON
 from tests.homes import new_home
 
 REGION = "us-east-1"
 CONTROLLER = "203.0.113.10/32"
 IMAGE = "family-tests-0000000000000000"
 # One of Amazon's images: listing them all takes moto seconds.
-AMI = next(ami["ami_id"] for ami in AMIS if ami["architecture"] == "x86_64")
+AMI = next(ami["ami_id"] for ami in AMIS if ami["architecture"] == "x86_64" and ami["owner_id"] in AMAZON)
 TYPES = ("t3.small", "t3.medium")
 
 
@@ -58,7 +60,7 @@ class Account:
         self._directory = directory
 
     def client(self, service: str = "ec2", region: str = REGION) -> Any:
-        return boto3.client(service, region_name=region)
+        return inspector(os.environ["AWS_ENDPOINT_URL"], service, region)
 
     def session(self, name: str = "home", regions: tuple[str, ...] = (REGION,), **options: Any) -> Session:
         """Returns the session of a controller with its own home, which has a finished image."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.aws.account import NOTHING, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import FaultyApi, serving
+from tests.aws.rights.judge import administer
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +30,17 @@ def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     opened = Account(tmp_path)
+    administer(api.url)  # the last test may have reset the account
     yield opened
+    refused = api.judge.refused.copy()
     api.faults.clear()
     api.requests.clear()
+    api.judge.refused.clear()
     left = opened.everything()
     if left != NOTHING:  # the next test must not fail because of this one
         urllib.request.urlopen(urllib.request.Request(f"{api.url}/moto-api/reset", method="POST")).close()
     assert left == NOTHING
+    assert refused == [], "the printed policy does not allow what provisioner does"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 - An instance that was launched with a network interface is in that interface's groups, where moto shows none.
 - ModifyInstanceAttribute does not know what becomes of an instance that is switched off.
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
+- CreateServiceLinkedRole says InvalidInput where the role exists.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
 It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
@@ -25,6 +26,8 @@ from moto.ec2.models.instance_types import InstanceTypeBackend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
+from moto.iam.exceptions import EntityAlreadyExists, InvalidInput
+from moto.iam.models import IAMBackend
 
 # AWS is no faster. The provider's SDK closes a request's body as soon as the answer begins; where the transport has not
 # yet looked for the body's end, it takes that for a failure to send and drops the answer, and the SDK calls again.
@@ -45,6 +48,7 @@ def close_gaps() -> None:
     _switching_off()
     _deleted_subnets()
     _own_tags()
+    _spot_role()
     sold: Any = InstanceTypeBackend
     sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
     dispatch: Any = responses
@@ -106,6 +110,18 @@ def _deleted_subnets() -> None:
         return deleted
 
     setattr(EC2Backend, "delete_subnet", patched_delete_subnet)  # noqa: B010
+
+
+def _spot_role() -> None:
+    create: Any = IAMBackend.create_service_linked_role
+
+    def patched(self: Any, *arguments: Any) -> Any:
+        try:
+            return create(self, *arguments)
+        except EntityAlreadyExists as error:
+            raise InvalidInput("Service role name X has been taken in this account.") from error
+
+    setattr(IAMBackend, "create_service_linked_role", patched)  # noqa: B010
 
 
 def _own_tags() -> None:

@@ -1,10 +1,9 @@
-"""Serves moto's API and makes chosen requests fail as AWS does."""
+"""Serves moto's API, refuses what the printed policy does not allow, and makes chosen requests fail as AWS does."""
 
 from __future__ import annotations
 
 import io
 import logging
-import re
 import sys
 import threading
 import urllib.parse
@@ -17,6 +16,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 from tests.aws.moto_gaps import close_gaps, take_time
+from tests.aws.rights import calls
+from tests.aws.rights.judge import Judge, administer, refusal
 
 Request = dict[str, str]
 ERROR = (
@@ -47,12 +48,19 @@ class Fault:
 
 
 class FaultyApi:
-    """The API as a WSGI application. Attributes: `faults` that are injected, `requests` that came."""
+    """The API as a WSGI application.
+
+    Attributes:
+        faults: what is injected.
+        requests: what came.
+        judge: refuses what the policy does not allow.
+    """
 
     def __init__(self) -> None:
         self.url = ""
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        self.judge = Judge()
         self._lock = threading.Lock()
         # moto's backends are not made for threads: a request may fail half done, and is then repeated.
         self._one_at_a_time = threading.Lock()
@@ -68,8 +76,12 @@ class FaultyApi:
             answered.append(status)
             return start_response(status, *rest)
 
-        signed_for = re.search(r"Credential=[^/]+/\d+/([a-z0-9-]+)/", environ.get("HTTP_AUTHORIZATION", ""))
-        region = signed_for[1] if signed_for else ""
+        with self._one_at_a_time:
+            refused = self.judge.refuses(environ, body)
+        if refused:
+            return refusal(start_response)
+        call = calls.read(environ, body)
+        region = call.region if call else ""
         if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
             if fault.done:
                 with self._one_at_a_time:
@@ -109,7 +121,7 @@ class FaultyApi:
 
 @contextmanager
 def serving() -> Iterator[FaultyApi]:
-    """The API, listening on a port of the loopback."""
+    """The API of an account that is set up, listening on a port of the loopback."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     close_gaps()
     api = FaultyApi()
@@ -117,6 +129,7 @@ def serving() -> Iterator[FaultyApi]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     api.url = f"http://127.0.0.1:{server.server_port}"
+    administer(api.url)
     yield api
     server.shutdown()
     thread.join()

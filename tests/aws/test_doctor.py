@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.aws.schedules import ROLE
+from provisioner.clouds.aws.setup import POLICY
+from provisioner.errors import HostError
+from provisioner.machines.create import create_machines
+from provisioner.machines.destroy import destroy_machines
 from provisioner.store.home import Home
-from tests.aws.account import Account
+from tests.aws.account import Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
 from tests.command_line import provisioner
 
@@ -35,6 +40,26 @@ def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Accou
     [problem] = said["problems"]
     assert "ec2:CreateVpc" in problem["problem"]
     assert "aws policy" in problem["remedy"]
+
+
+def test_without_the_role_nothing_is_created_and_it_says_who_can_help(
+    api: FaultyApi, account: Account, environment: MakeEnvironment, tmp_path: Path
+) -> None:
+    iam = account.client("iam")
+    iam.delete_role_policy(RoleName=ROLE, PolicyName=POLICY)
+    iam.delete_role(RoleName=ROLE)
+    code, said = doctor(tmp_path)
+    [problem] = said["problems"]
+    assert (code, "provisioner aws setup" in problem["remedy"]) == (3, True)
+    api.requests.clear()
+    session = account.session()
+    record = environment(session)
+    with pytest.raises(HostError, match="is not set up") as caught:
+        create_machines(session, [record])
+    assert "provisioner aws setup" in (caught.value.hint or "")
+    written = ("Run", "Create", "Import", "Put", "Attach", "Modify", "POST /schedule")
+    assert [request["Action"] for request in api.requests if request["Action"].startswith(written)] == []
+    destroy_machines(session, record)
 
 
 def test_without_credentials_it_says_how_to_log_in(

@@ -63,7 +63,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     abandon(session, record)
     session.environments.forget(record.id)
     orphans = [f"tests-orphan-{number}" for number in range(6)]
-    tags = {"provisioner:home": session.home.identity}
+    tags = {"provisioner:home": session.home.identity, "provisioner:owner": "me"}
     ours = {start_strangers(account, 1, {**tags, "provisioner:environment": name})[0] for name in orphans}
     ours.add(record.endpoints["primary"].instance_id or "")
     # EC2 answers in pages. They are small here, so that there are several.

@@ -43,7 +43,7 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
     ids = sorted(endpoint.instance_id or "" for endpoint in record.endpoints.values())
     assert sorted(json.loads(schedule["Target"]["Input"])["InstanceIds"]) == ids
-    role = account.client("iam").get_role(RoleName=f"provisioner-scheduler-{REGION}")["Role"]
+    role = account.client("iam").get_role(RoleName="provisioner-scheduler")["Role"]
     assert schedule["Target"]["RoleArn"] == role["Arn"]
     trusted = [s["Principal"]["Service"] for s in role["AssumeRolePolicyDocument"]["Statement"]]
     assert trusted == ["scheduler.amazonaws.com"]

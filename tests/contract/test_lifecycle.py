@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clock import now
+from provisioner.clouds.aws import user_data
 from provisioner.environment import extend, lifecycle, operations
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.family.loader import load_family
@@ -38,6 +41,8 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     try:
         assert session.environments.find(environment.id[-6:]).status == "ready"
         assert environment.probes
+        _assert_booting_told_nothing_that_matters(session, environment)
+        _assert_no_builder_is_let_in(session, environment)
         done = operations.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment)[1].score == 0.75
@@ -61,6 +66,34 @@ def test_an_unknown_task_creates_nothing(session: Session) -> None:
     with pytest.raises(UsageError, match="main"):
         lifecycle.up(session, load_family(HERE / "families" / "echo"), "mainn")
     assert session.environments.all() == before
+
+
+def _assert_booting_told_nothing_that_matters(session: Session, environment: Environment) -> None:
+    """Reads what a unit of the image found in the metadata service before it was switched off."""
+    with connect(session, environment, "primary") as connection:
+        found = connection.run(["cat", "/root/metadata.json"]).stdout
+    if session.cloud.name == "local":  # which has no such service
+        assert found == b""
+        return
+    told = json.loads(found)
+    # What we told it: see tests/attacks/test_machine_metadata.py.
+    assert told.pop("user-data") == user_data.path(session.home, environment, "primary").read_text()
+    controller = session.environments.key(environment.id, "controller").public
+    assert {value.strip() for path, value in told.items() if "public-keys" in path} == {controller.strip()}
+    # The rest describes the machine. There are neither credentials nor tags.
+    assert not [path for path in told if re.search("credential|iam|tags", path)]
+    assert "PRIVATE" not in found.decode()
+
+
+def _assert_no_builder_is_let_in(session: Session, environment: Environment) -> None:
+    """Checks that nothing of the builders, of the base image's and the family's, is on the disk."""
+    script = "cat /root/.ssh/authorized_keys /home/*/.ssh/authorized_keys /etc/ssh/authorized_keys.d/*; true"
+    with connect(session, environment, "primary") as connection:
+        keys = connection.run(["sh", "-c", script]).stdout.decode()
+        instances = connection.run(["ls", "/var/lib/cloud/instances"]).stdout.decode().split()
+    controller = session.environments.key(environment.id, "controller").public.split()[1]
+    assert [line for line in keys.splitlines() if line.strip() and controller not in line] == []
+    assert instances == ([] if session.cloud.name == "local" else [environment.endpoints["primary"].instance_id])
 
 
 def _end_at_its_limit(session: Session, environment: Environment) -> None:

@@ -61,11 +61,12 @@ class Api:
 
 
 @contextlib.contextmanager
-def asking(what: str) -> Iterator[None]:
+def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
     """Turns AWS's errors into ours while the block runs.
 
     Args:
         what: what the request does, as in "Listing instances".
+        rights_hint: what to do where the credentials lack a right.
 
     Raises:
         HostError: there are no credentials, or AWS does not accept them, or they lack a right.
@@ -79,7 +80,7 @@ def asking(what: str) -> Iterator[None]:
         code = code_of(error)
         message = f"{what} failed: {code}: {str(error.response['Error'].get('Message', ''))[:300]}"
         if code in REFUSED:
-            raise HostError(message, hint=RIGHTS_HINT) from error
+            raise HostError(message, hint=rights_hint) from error
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
         raise InfrastructureError(message) from error

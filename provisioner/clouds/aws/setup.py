@@ -18,6 +18,7 @@ POLICY = "terminate-provisioner-instances"
 SPOT_SERVICE = "spot.amazonaws.com"
 SPOT_ROLE = f"arn:aws:iam::*:role/aws-service-role/{SPOT_SERVICE}/AWSServiceRoleForEC2Spot"
 VERSION = "2012-10-17"
+RIGHTS_HINT = "This takes an administrator: `provisioner aws policy --setup` prints the rights that are needed."
 
 
 def policy() -> dict[str, Any]:
@@ -72,7 +73,7 @@ def set_up(iam: Any, account: str) -> list[str]:
         HostError: AWS refuses these credentials.
         InfrastructureError: any other failure.
     """
-    with asking(f"Setting up the role {ROLE}"):
+    with asking(f"Setting up the role {ROLE}", RIGHTS_HINT):
         return [_scheduler_role(iam, account), _spot_role(iam)]
 
 

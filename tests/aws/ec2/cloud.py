@@ -19,11 +19,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import IO, Any, Self
 
-import boto3
-
 from provisioner.clouds.local import qemu
 from tests.aws.ec2 import ami
 from tests.aws.ec2.server import DEBIAN_AMI_ID, Settings
+from tests.aws.rights.judge import inspector
 
 CHECKOUT = Path(__file__).parents[3]
 REGION = "us-east-1"
@@ -101,7 +100,10 @@ class Ec2Cloud:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Returns environment variables that make the AWS SDKs, CLI and Terraform's provider use this cloud."""
+        """Returns environment variables that make the AWS SDKs, CLI and Terraform's provider use this cloud.
+
+        They have the rights of the printed policy.
+        """
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_REGION": self.region,
@@ -111,14 +113,8 @@ class Ec2Cloud:
         }
 
     def client(self, service: str = "ec2") -> Any:
-        """Returns a boto3 client of one of this cloud's services."""
-        return boto3.client(
-            service,
-            endpoint_url=self.endpoint_url,
-            region_name=self.region,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-        )
+        """Returns a boto3 client of one of this cloud's services, with all rights."""
+        return inspector(self.endpoint_url, service, self.region)
 
     def machines(self) -> dict[str, int]:
         """Returns the QEMU process id of each instance that has one."""

@@ -16,6 +16,7 @@ from provisioner.config import load_settings
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.aws.ec2.cloud import Ec2Cloud
+from tests.aws.rights.judge import administer
 from tests.homes import cache, new_home
 
 REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
@@ -34,6 +35,7 @@ def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
                 for name, value in cloud.variables.items():
                     patch.setenv(name, value)
                 patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)
+                administer(cloud.endpoint_url)
                 yield home
                 _prune(home)
                 assert cloud.left() == [], "tests left instances behind"

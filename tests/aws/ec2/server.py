@@ -7,6 +7,7 @@ Prints one line of JSON, {"port": N}, when it listens on 127.0.0.1.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -66,6 +67,7 @@ def main() -> None:
     from tests.aws.ec2.fabric import Fabric
     from tests.aws.ec2.reconciler import Reconciler
     from tests.aws.moto_gaps import take_time
+    from tests.aws.rights.judge import Judge, refusal
 
     fabric = Fabric(IPv4Address(settings.controller_address), silent_when_off=settings.silent_when_off)
     outside = {(IPv4Address(end.split(":")[0]), int(end.split(":")[1])): p for end, p in settings.outside.items()}
@@ -74,11 +76,17 @@ def main() -> None:
         plugin.install(reconciler)
         moto = DomainDispatcherApplication(create_backend_app)
         one_at_a_time = threading.Lock()
+        judge = Judge()
 
         def app(environ: Any, start_response: Any) -> Any:
             take_time()
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            environ["wsgi.input"] = io.BytesIO(body)
             # moto's backends are not thread-safe. A request that fails half-way is repeated.
             with one_at_a_time:
+                if judge.refuses(environ, body):
+                    print(judge.refused[-1], file=sys.stderr, flush=True)
+                    return refusal(start_response)
                 return moto(environ, start_response)
 
         server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)

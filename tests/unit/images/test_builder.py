@@ -75,6 +75,28 @@ def test_a_secret_left_in_the_builder_prevents_the_image(session: Session, cloud
     assert_nothing_is_left(session, cloud)
 
 
+def test_the_builders_key_is_removed_before_the_disk_is_captured(
+    session: Session, cloud: FakeCloud, image: Path
+) -> None:
+    keys = []
+
+    def fill(*_: object) -> None:
+        [record] = session.environments.all()
+        keys.append((cloud.guest(), session.environments.key(record.id, "controller").public))
+
+    build(session, BUILDER, "family-1", image, fill)
+    [(guest, key)] = keys
+    assert guest.sealed_with == key
+
+
+def test_an_image_that_would_keep_the_builders_key_is_none(session: Session, cloud: FakeCloud, image: Path) -> None:
+    cloud.guest_defaults = {"seal_exit_code": 1}
+    with pytest.raises(ImageBuildError, match="could not be removed from the image"):
+        build(session, BUILDER, "family-1", image, nothing)
+    assert list(image.iterdir()) == []
+    assert_nothing_is_left(session, cloud)
+
+
 def test_short_values_are_not_searched_for(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"secrets_left": ["/etc/passwd: A"]}
     build(replace(session, variables={"A": "short"}), BUILDER, "family-1", image, nothing)

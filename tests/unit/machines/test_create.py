@@ -150,6 +150,22 @@ def test_a_shared_network_whose_creation_was_interrupted_is_created_again(sessio
     assert not marker.exists()
 
 
+def test_a_network_that_another_controller_created_in_the_meantime_is_used(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.network = NETWORK
+    cloud.terraform_fails(summary="Killed")
+    env = saved_with_place(session)
+    with pytest.raises(TerraformError, match="Killed"):
+        create_shared_network(session, env)
+    runs, network = cloud.runs(), cloud.directory / "networks" / NETWORK.stack
+    network.unlink()
+    monkeypatch.setattr(cloud, "remove_shared_network", lambda _: network.touch())
+    create_shared_network(session, env)
+    assert cloud.runs() == runs
+    assert not (session.home.stacks / NETWORK.stack / UNFINISHED).exists()
+
+
 def test_a_network_in_use_is_never_marked_as_unfinished(session: Session, cloud: FakeCloud) -> None:
     cloud.network = SharedNetwork(NETWORK.stack, NETWORK.values, NETWORK.root_files, new=False)
     cloud.terraform_fails(summary="Killed")
