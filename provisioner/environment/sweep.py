@@ -140,8 +140,9 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
 
 
 def _damaged_until(session: Session, name: str) -> datetime | None:
-    """Returns the end of the time to live of an environment whose record cannot be read, if the ledger knows it."""
-    return max((entry.expires_at for entry in launches(session, name)), default=None)
+    """Returns when an environment expires whose record cannot be read, if the ledger knows that it is in this cloud."""
+    entries = [entry for entry in launches(session, name) if entry.cloud == session.cloud.name]
+    return max((entry.expires_at for entry in entries), default=None)
 
 
 def _is_over(expires_at: datetime | None, at: datetime) -> bool:

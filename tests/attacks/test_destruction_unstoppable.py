@@ -18,13 +18,17 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.config import Settings
 from provisioner.environment import lifecycle, run, sweep
 from provisioner.environment.selection import destroy_damaged
-from provisioner.errors import DamagedRecordError, InfrastructureError, ProvisionerError, TaskError
+from provisioner.errors import DamagedRecordError, InfrastructureError, ProvisionerError, StillThereError, TaskError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import destroy, reservations
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.home import Home
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
 from tests.unit.fakes.world import Told, created, environment, told_of, up
@@ -81,13 +85,13 @@ class Broken(Told):
     phase_started = phase_finished = note = output = _fail  # type: ignore[assignment]
 
 
-@pytest.fixture(autouse=True)
-def no_lease_is_left(session: Session) -> Iterator[None]:
-    held = session.leases
-    yield
-    for name in list(held._held):
-        _, stack = held._held.pop(name)
-        stack.close()
+@pytest.fixture
+def session(session: Session) -> Iterator[Session]:
+    """The session, whose leases are given up even if the test prevents that."""
+    yield session
+    for name in list(session.leases._held):
+        _, lock = session.leases._held.pop(name)
+        lock.close()
 
 
 def breaks(monkeypatch: pytest.MonkeyPatch, path: str, error: Callable[[], BaseException]) -> None:
@@ -276,3 +280,17 @@ def test_a_run_whose_scoring_and_destruction_meet_a_full_disk_leaves_no_machine(
     with pytest.raises((OSError, InfrastructureError)):
         run.run(session, fam, "main", submission="1")
     assert cloud.existing() == []
+
+
+def test_a_machine_that_does_not_end_keeps_no_other_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def end(directory: Path) -> None:
+        ended.append(directory.name)
+        if directory.name == "primary":
+            raise machine.MachineError("process 7 does not end")
+
+    monkeypatch.setattr(machine, "destroy", end)
+    with pytest.raises(StillThereError, match="process 7 does not end"):
+        LocalCloud(Home(tmp_path), Settings()).remove(environment(roles=("primary", "aux")))
+    assert sorted(ended) == ["aux", "primary"]

@@ -232,13 +232,16 @@ class LocalCloud(Cloud):
             StillThereError: a process would not end.
             InfrastructureError: a directory could not be removed.
         """
-        for role in environment.machines:
+        errors: list[InfrastructureError] = []
+        for role in environment.machines:  # one that does not end keeps no other alive
             try:
                 machine.destroy(self._directory(environment, role))
             except machine.MachineError as error:
-                raise StillThereError(f"{role} machine of {environment.id}: {error}") from error
+                errors.append(StillThereError(f"{role} machine of {environment.id}: {error}"))
             except OSError as error:
-                raise InfrastructureError(f"{role} machine of {environment.id}: {error}") from error
+                errors.append(InfrastructureError(f"{role} machine of {environment.id}: {error}"))
+        for each in errors:
+            raise each
 
 
 def _write_ttl(directory: Path, environment: Environment) -> None:
