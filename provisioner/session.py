@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +86,9 @@ class Session:
 
     def steady(self) -> Session:
         """Returns this session with a listener whose errors are dropped, for a clean-up."""
-        return replace(self, progress=Steady(self.progress))
+        steady = copy.copy(self)  # with the ledger and the stores that are open
+        object.__setattr__(steady, "progress", Steady(self.progress))
+        return steady
 
     def output(self, text: str) -> None:
         """Passes a machine's output on to the listener. Redacts nothing: the caller must do that first."""

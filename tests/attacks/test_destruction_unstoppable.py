@@ -28,7 +28,9 @@ from provisioner.family.loader import TaskFamily
 from provisioner.machines import destroy, reservations
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
+from tests.unit.conftest import CommandLine
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
 from tests.unit.fakes.world import Told, created, environment, told_of, up
@@ -294,3 +296,23 @@ def test_a_machine_that_does_not_end_keeps_no_other_alive(tmp_path: Path, monkey
     with pytest.raises(StillThereError, match="process 7 does not end"):
         LocalCloud(Home(tmp_path), Settings()).remove(environment(roles=("primary", "aux")))
     assert sorted(ended) == ["aux", "primary"]
+
+
+def test_a_command_goes_on_with_the_next_environment_whatever_happened(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EnvironmentStore(Home(provisioner.home))
+    for name in ("one", "two"):
+        store.save(environment(name))
+    ended = []
+
+    def destroy_one(_: Session, env: Environment) -> None:
+        ended.append(env.id)
+        if env.id == "one":
+            raise MemoryError
+
+    monkeypatch.setattr(lifecycle, "destroy", destroy_one)
+    done = provisioner("destroy", "--all", "--json")
+    assert sorted(ended) == ["one", "two"]
+    assert (done.code, done.json["destroyed"]) == (1, ["two"])
+    assert done.json["failed"] == [{"environment": "one", "message": "Unexpected MemoryError"}]

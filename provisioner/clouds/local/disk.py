@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,12 +149,20 @@ def must_go(directory: Path) -> bool:
     return is_first_to_go(directory, overlays(directory.parent.parent), free_bytes)
 
 
-def evict(directory: Path) -> None:
-    """Removes the disk of a machine that has ended, so that the others can live, and records why."""
-    used_bytes = _used(directory / OVERLAY)
-    (directory / OVERLAY).unlink(missing_ok=True)
-    reason = f"it was ended since the host's disk was nearly full: its own took {used_bytes / GIB:.1f} GiB"
-    write_atomically(directory / EVICTED, reason)
+def evict(directory: Path, end: Callable[[], bool]) -> None:
+    """Ends a machine and removes its disk, so that the others can live.
+
+    Args:
+        end: ends the machine; returns whether that worked.
+    """
+    used_gib = _used(directory / OVERLAY) / GIB
+    # First: whoever sees that the machine has ended must find out why, and not blame the host.
+    with contextlib.suppress(OSError):
+        reason = f"it was ended since the host's disk was nearly full: its own took {used_gib:.1f} GiB"
+        write_atomically(directory / EVICTED, reason)
+    if end():
+        with contextlib.suppress(OSError):
+            (directory / OVERLAY).unlink()
 
 
 def eviction(directory: Path) -> str:

@@ -46,9 +46,7 @@ def main() -> int:
             _end(pidfile)
         elif _must_go(directory):
             seen = True
-            if _end(pidfile):
-                with contextlib.suppress(OSError):
-                    disk.evict(directory)
+            disk.evict(directory, lambda: _end(pidfile))
         else:
             seen = True
             _wait_for(pid, min(seconds_left, LOOK_SECONDS))

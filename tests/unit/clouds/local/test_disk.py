@@ -51,7 +51,17 @@ def test_a_home_that_does_not_exist_yet_has_the_room_of_its_disk(tmp_path: Path)
     assert room(tmp_path / "home" / "environments").free_bytes == room(tmp_path).free_bytes > 0
 
 
-def test_a_machine_that_was_not_ended_has_no_reason(tmp_path: Path) -> None:
+def test_the_reason_is_there_before_the_machine_ends_and_its_disk_goes_after_that(tmp_path: Path) -> None:
     assert disk.eviction(tmp_path) == ""
-    disk.evict(tmp_path)
-    assert "0.0 GiB" in disk.eviction(tmp_path)
+    overlay = tmp_path / disk.OVERLAY
+    overlay.write_bytes(b"x")
+    seen = []
+
+    def end(ends: bool) -> bool:
+        seen.append((disk.eviction(tmp_path)[:12], overlay.exists()))
+        return ends
+
+    disk.evict(tmp_path, lambda: end(False))
+    disk.evict(tmp_path, lambda: end(True))
+    assert seen == [("it was ended", True)] * 2
+    assert not overlay.exists()
