@@ -46,6 +46,8 @@ class Settings(BaseModel):
             public address.
         prices: the operator's own price list (docs/how-to/budgets.md); empty for none.
         project: the project that launches count under.
+        disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
+            every machine fill its disk.
         budget: the standing budgets.
     """
 
@@ -58,6 +60,7 @@ class Settings(BaseModel):
     controller_cidrs: tuple[str, ...] = ()
     prices: str = ""
     project: str = "default"
+    disk_overcommit: float = Field(default=8, ge=1, le=1000)
     budget: StandingBudgets = StandingBudgets()
 
     @field_validator("state")

@@ -14,6 +14,7 @@ ProvisionerError                 1
 │   ├── CapacityError                the cloud has no capacity
 │   ├── MachineLostError             a machine does not answer, or ended on its own
 │   ├── PresenceLostError            other workers consider this one dead
+│   ├── DamagedRecordError           an environment's record cannot be read
 │   └── StillThereError              some of an environment's resources outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or returned an invalid result
@@ -129,6 +130,18 @@ class MachineLostError(InfrastructureError):
 
 class PresenceLostError(InfrastructureError):
     """This worker lost its lease: other workers consider it dead and take over its work."""
+
+
+class DamagedRecordError(InfrastructureError):
+    """An environment's record cannot be read: it is damaged, was changed by hand, or is of another version.
+
+    Args:
+        environment: the environment's id.
+    """
+
+    def __init__(self, message: str, *, environment: str, hint: str, details: str) -> None:
+        super().__init__(message, hint=hint, details=details)
+        self.environment = environment
 
 
 class StillThereError(InfrastructureError):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 Role = Literal["primary", "aux"]
 Permission = Literal["full_internet"]
@@ -153,7 +152,7 @@ class ScoreLogEntry(Record):
     score: float | None
     message: dict[str, Any] = {}
     details: dict[str, Any] = {}
-    scored_at: datetime
+    scored_at: AwareDatetime
     elapsed_seconds: float
 
 
@@ -195,8 +194,8 @@ class Environment(Record):
     shared_ledger: bool = False
     attended: bool = False
     batch: str = ""
-    created_at: datetime
-    expires_at: datetime
+    created_at: AwareDatetime
+    expires_at: AwareDatetime
     usd_per_hour: Decimal | None = None
     worst_usd_per_hour: Decimal = Decimal(0)
     setup: TaskSetup
@@ -212,8 +211,8 @@ class Environment(Record):
     probes: tuple[ProbeResult, ...] = ()
     phases: tuple[Phase, ...] = ()
     score_log: tuple[ScoreLogEntry, ...] = ()
-    started_at: datetime | None = None
-    agent_at: datetime | None = None
+    started_at: AwareDatetime | None = None
+    agent_at: AwareDatetime | None = None
 
     @field_validator("id", "stack")
     @classmethod

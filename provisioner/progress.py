@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Protocol
 
 
@@ -35,3 +36,34 @@ class Silence:
 
     def output(self, text: str) -> None:
         """Ignores it."""
+
+
+class Steady:
+    """Passes everything on to another listener and drops that listener's errors, which must not stop the work.
+
+    Args:
+        progress: the other listener.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def phase_started(self, name: str) -> None:
+        """Passes it on."""
+        with contextlib.suppress(Exception):
+            self._progress.phase_started(name)
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        """Passes it on."""
+        with contextlib.suppress(Exception):
+            self._progress.phase_finished(name, seconds)
+
+    def note(self, text: str) -> None:
+        """Passes it on."""
+        with contextlib.suppress(Exception):
+            self._progress.note(text)
+
+    def output(self, text: str) -> None:
+        """Passes it on."""
+        with contextlib.suppress(Exception):
+            self._progress.output(text)

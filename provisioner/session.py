@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
 from provisioner.models import Phase
-from provisioner.progress import Progress, Silence
+from provisioner.progress import Progress, Silence, Steady
 from provisioner.redaction import Redactor
 from provisioner.signals import go_on, no_shield
 from provisioner.store.environments import EnvironmentStore
@@ -83,6 +84,12 @@ class Session:
         """Redacts the session's secrets in text that is shown or stored."""
         return Redactor(self.variables)
 
+    def steady(self) -> Session:
+        """Returns this session with a listener whose errors are dropped, for a clean-up."""
+        steady = copy.copy(self)  # with the ledger and the stores that are open
+        object.__setattr__(steady, "progress", Steady(self.progress))
+        return steady
+
     def output(self, text: str) -> None:
         """Passes a machine's output on to the listener. Redacts nothing: the caller must do that first."""
         self.progress.output(text)
@@ -92,7 +99,7 @@ class Phases:
     """Times the phases of one environment's life and reports them to the listener."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self._progress = Steady(progress)
         self.finished: list[Phase] = []
 
     @contextlib.contextmanager

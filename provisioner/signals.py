@@ -33,7 +33,10 @@ class Interrupts:
         if self._shields and self._ignored + 1 < INSISTENCE:
             self._ignored += 1
             left = INSISTENCE - self._ignored
-            self._tell(f"Cleaning up; {left} more to quit at once (`provisioner destroy --all` then removes the rest).")
+            with contextlib.suppress(Exception):  # it would be raised in the middle of the clean-up
+                self._tell(
+                    f"Cleaning up; {left} more to quit at once (`provisioner destroy --all` then removes the rest)."
+                )
             return
         raise KeyboardInterrupt(signal.Signals(number).name)
 

@@ -35,8 +35,10 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.environment import lifecycle, operations
+from provisioner.environment.selection import destroy_damaged
 from provisioner.errors import (
     BudgetError,
+    DamagedRecordError,
     InfrastructureError,
     Interrupted,
     MachineLostError,
@@ -180,7 +182,11 @@ class Attempt:
         return EndStep(at=now(), phases=tuple(phases.finished), trouble=problem)
 
     def _end(self, phases: Phases, *, came_up: bool) -> None:
-        environment = self._record()
+        try:
+            environment = self._record()
+        except DamagedRecordError:
+            destroy_damaged(self.session, self.id)
+            return
         if environment is None:
             self._remove_remains(came_up=came_up)
             return
@@ -190,7 +196,11 @@ class Attempt:
         lifecycle.destroy(self.session, environment, phases)
 
     def _record(self) -> Environment | None:
-        """Returns the environment's record; None if it is destroyed, or if this home never had it."""
+        """Returns the environment's record; None if it is destroyed, or if this home never had it.
+
+        Raises:
+            DamagedRecordError: it cannot be read.
+        """
         store = self.session.environments
         try:
             return store.find(self.id) if (store.directory(self.id) / "environment.json").exists() else None
@@ -203,7 +213,10 @@ class Attempt:
         Returns:
             the environment to continue with, or None; and why what exists cannot be continued, or an empty text.
         """
-        record = self._record()
+        try:
+            record = self._record()
+        except DamagedRecordError:
+            return None, "its record cannot be read"
         if record is None:
             return None, "it was interrupted while it came up" if self._was_launched() else ""
         if record.agent_at or record.status not in ("creating", "ready"):
@@ -308,7 +321,12 @@ class Attempt:
                 controller and still be creating. The reservation then stays until `costs` has looked again.
         """
         with self.session.shield():
-            if record := self._record():
+            try:
+                record = self._record()
+            except DamagedRecordError:
+                destroy_damaged(self.session, self.id)
+                return
+            if record:
                 lifecycle.destroy(self.session, record)
                 return
             for entry in self.session.ledger.entries(unsettled=True, environment=self.id):

@@ -71,6 +71,8 @@ def _plan_text(estimate: Forecast) -> str:
     for role, size in estimate.machines.items():
         kind = f"{size.types[0]}, " if size.types else ""
         lines.append(f"  {role}: {kind}{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk")
+    if estimate.room:
+        lines.append(f"  disk: {estimate.room}")
     if estimate.image is None:
         lines.append("  aux VM: not known until the family's image is built")
     if not estimate.lines:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from provisioner.best_effort import describe
 from provisioner.cli.command import command
 from provisioner.cli.family_sessions import destinations, family_session
 from provisioner.cli.options import (
@@ -24,9 +27,9 @@ from provisioner.cli.options import (
 )
 from provisioner.cli.output import Result
 from provisioner.cli.record_commands import environment_data
-from provisioner.cli.sessions import environment_session, session, session_of
+from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
 from provisioner.clouds.registry import Where
-from provisioner.environment import lifecycle
+from provisioner.environment import lifecycle, selection
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
@@ -222,28 +225,45 @@ def destroy(
     everything: Annotated[bool, typer.Option("--all", help="Destroy all environments and image builders.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
-    """Destroys environments, one after the other. Goes on after a failure."""
+    """Destroys environments, one after the other. Goes on after a failure, whatever it is."""
     opened = session(env_file)
     if everything == bool(environments):
         raise UsageError("Give either the ids of environments or --all.")
-    selected, gone = lifecycle.select_for_destroy(opened, environments or [], everything=everything)
+    selected = selection.select_for_destroy(opened, environments or [], everything=everything)
     failures: dict[str, ProvisionerError] = {}
-    for environment in selected:
+
+    def attempt(name: str, work: Callable[[], object]) -> None:
         try:
-            lifecycle.destroy(session_of(environment, opened), environment)
+            work()
         except ProvisionerError as error:
-            failures[environment.id] = error
-    failures |= opened.environments.unreadable() if everything else {}
-    done = [environment.id for environment in selected if environment.id not in failures]
-    lines = [f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in gone]
+            failures[name] = error
+        except Exception as error:
+            failures[name] = ProvisionerError(f"Unexpected {describe(error)}")
+
+    for environment in selected.live:
+        attempt(environment.id, partial(_destroy, opened, environment))
+    for name in selected.damaged:
+        attempt(name, partial(_destroy_damaged, opened, name))
+    names = [*(environment.id for environment in selected.live), *selected.damaged]
+    done = [name for name in names if name not in failures]
+    lines = [f"{name}: destroyed" for name in done] + [f"{name}: already gone" for name in selected.gone]
     lines += [f"{name}: NOT destroyed: {error.message} {error.hint or ''}".rstrip() for name, error in failures.items()]
     data = {
         "destroyed": done,
-        "already_gone": gone,
+        "already_gone": selected.gone,
         "failed": [{"environment": name, "message": error.message} for name, error in failures.items()],
     }
     exit_code = next((error.exit_code for error in failures.values()), 0)
     return Result(data, "\n".join(lines) or "Nothing to destroy.", exit_code)
+
+
+def _destroy(opened: Session, environment: Environment) -> None:
+    lifecycle.destroy(session_of(environment, opened), environment)
+
+
+def _destroy_damaged(opened: Session, name: str) -> None:
+    opened.progress.note(f"The record of {name} cannot be read: destroying it without its teardown")
+    selection.destroy_damaged(damaged_session(name, opened), name)
 
 
 def logs(env: PastEnvironmentArgument) -> Result:

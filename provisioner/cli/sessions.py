@@ -12,6 +12,7 @@ from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
+from provisioner.environment.selection import launches
 from provisioner.family.env_file import load_env_file
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -53,6 +54,16 @@ def session_of(environment: Environment, opened: Session) -> Session:
         opened = replace(opened, database=shared_database())
     where = Where.of(environment.cloud, environment.placement)
     return replace(opened, cloud=open_cloud(opened.home, load_settings(), where))
+
+
+def damaged_session(environment_id: str, opened: Session) -> Session:
+    """Returns the session on the cloud of an environment whose record cannot be read, as the ledgers name it."""
+    shared = replace(opened, database=shared_database())
+    for candidate in (opened, shared):
+        for entry in launches(candidate, environment_id):
+            cloud = open_cloud(opened.home, load_settings(), Where.of(entry.cloud, {"region": entry.region}))
+            return replace(candidate, cloud=cloud)
+    return opened
 
 
 def shared_database() -> str:

@@ -134,6 +134,13 @@ class Sizing(ABC):
         """
         return ()
 
+    def room(self, sizes: Mapping[Role, MachineSize]) -> str:
+        """Says what the machines need of something that is short here, and how much of it there is. By default "".
+
+        Raises nothing: it is for an estimate. What does not fit is refused before it is created.
+        """
+        return ""
+
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns what a created environment costs where it is, in US dollars. By default zero.
 

@@ -21,6 +21,7 @@ class Forecast(Record):
         image: the family's image; None if it is not built, so that permissions and aux VM are not known yet.
         full_internet: whether the task has internet; None if that is not known yet.
         machines: the size of each machine.
+        room: what the machines need of the host's disk, and how much of it there is; empty where that is no concern.
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
         limit_seconds: its time to live.
         worst_micro_usd: its worst-case cost until the end of its time to live, in millionths of a US dollar.
@@ -34,6 +35,7 @@ class Forecast(Record):
     image: str | None
     full_internet: bool | None
     machines: dict[Role, MachineSize]
+    room: str = ""
     lines: tuple[CostLine, ...]
     limit_seconds: float
     worst_micro_usd: int
@@ -68,6 +70,7 @@ def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
         image=image,
         full_internet=setup.full_internet if setup else None,
         machines=sizes,
+        room=session.cloud.room(sizes),
         lines=lines,
         limit_seconds=session.ttl.total_seconds(),
         worst_micro_usd=_worst(lines, session.ttl),

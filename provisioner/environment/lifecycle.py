@@ -10,11 +10,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from provisioner.best_effort import best_effort_within, describe
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.environment import operations
-from provisioner.errors import CapacityError, ProvisionerError
+from provisioner.errors import CapacityError
 from provisioner.family.env_file import check_required
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
@@ -24,9 +26,8 @@ from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
-from provisioner.machines.destroy import destroy_machines
-from provisioner.machines.locking import environment_lock
-from provisioner.machines.logs import keep_logs
+from provisioner.machines.destroy import clear_away
+from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import (
     Destination,
@@ -44,6 +45,9 @@ from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
+
+# The family's own two minutes, and a minute to log in and to end it.
+TEARDOWN_LIMIT_SECONDS = operations.TEARDOWN_SECONDS + 60.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = bring_up(session, family, task, allowed)
-    return leave(session, environment)
+    with _cleared_on_failure(session, environment):  # nobody would look after it
+        return leave(session, environment)
 
 
 def leave(session: Session, environment: Environment) -> Environment:
@@ -177,11 +182,11 @@ def adopt(session: Session, planned: Plan, environment: Environment, phases: Pha
 def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[None]:
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         with session.shield():
-            session.progress.note(f"Destroying {environment.id}")
-            keep_logs(session, environment)
-            destroy_machines(session, session.environments.reread(environment))
+            # The error itself is lost to the operator if the destruction fails, too.
+            session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
+            clear_away(session, environment)
         raise
 
 
@@ -257,7 +262,7 @@ def prove_isolation(
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:
     """Ends an environment: runs the family's teardown, then destroys the machines until the cloud confirms that.
 
-    Idempotent. A failing teardown is reported and stops nothing.
+    Idempotent. A teardown that fails or does not end is reported and stops nothing.
 
     Args:
         prior: the phases that are already done.
@@ -267,31 +272,25 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
 
     Raises:
         StillThereError: some of its resources could not be removed.
+        InfrastructureError: all is gone, but its reservation could not be settled.
     """
+    session = session.steady()
     phases = prior or Phases(session.progress)
-    with environment_lock(session, environment) as environment:
+    with destruction_lock(session, environment) as environment:
         if not session.environments.directory(environment.id).exists():
             return tuple(phases.finished)
         if environment.has_teardown and environment.started_at and environment.endpoints:
-            with phases.phase("teardown"), _reported(session, "teardown"):
-                _teardown(session, environment)
+            with phases.phase("teardown"):
+                work = partial(_teardown, session, environment)
+                best_effort_within(session.progress, "teardown", TEARDOWN_LIMIT_SECONDS, work)
         with phases.phase("destroy"):
-            keep_logs(session, environment)
-            destroy_machines(session, environment)
+            clear_away(session, environment)
     return tuple(phases.finished)
 
 
 def _teardown(session: Session, environment: Environment) -> None:
     with open_driver(session, environment) as driver:
         operations.teardown(session, environment, driver)
-
-
-@contextlib.contextmanager
-def _reported(session: Session, what: str) -> Iterator[None]:
-    try:
-        yield
-    except ProvisionerError as error:
-        session.progress.note(f"{what}: {error.message}")
 
 
 def score(session: Session, environment: Environment, submission: str | None = None) -> tuple[Environment, ScoreResult]:
@@ -325,26 +324,3 @@ def open_driver(session: Session, environment: Environment) -> Iterator[TaskDriv
     """Connects to an environment's primary machine and yields its task driver."""
     with connect(session, environment, "primary") as connection:
         yield operations.driver(session, environment, connection)
-
-
-def select_for_destroy(
-    session: Session, names: Sequence[str], *, everything: bool
-) -> tuple[list[Environment], list[str]]:
-    """Returns the environments to destroy, and the names of those that are already destroyed.
-
-    Args:
-        names: ids, or beginnings or ends of them.
-        everything: selects all environments whose records can be read and ignores the names. Directories without a
-            record, in which a crash left nothing to destroy, are removed at once.
-
-    Raises:
-        UsageError: a name matches no environment, live or destroyed.
-    """
-    store = session.environments
-    if everything:
-        for directory in store.unrecorded():
-            store.forget(directory.name)
-        return store.readable(), []
-    matches = {environment.id: environment for environment in (store.find(name, archived=True) for name in names)}
-    live = [environment for environment in matches.values() if store.directory(environment.id).exists()]
-    return live, [name for name in matches if not store.directory(name).exists()]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
+from provisioner.best_effort import describe
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
-from provisioner.errors import ProvisionerError
-from provisioner.machines.destroy import destroy_machines
-from provisioner.machines.locking import environment_lock
-from provisioner.machines.logs import keep_logs
+from provisioner.environment.selection import launches
+from provisioner.machines.destroy import clear_away
+from provisioner.machines.locking import destruction_lock
 from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
@@ -108,8 +108,10 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     """
     store = session.environments
     unreadable = store.unreadable()
+    damaged = {name: _damaged_until(session, name) for name in unreadable}
     for name, error in unreadable.items():
-        session.progress.note(f"{name} is left alone: {error.message}")
+        if not _is_over(damaged[name], now()):
+            session.progress.note(f"{name} is left alone: {error.message} `provisioner destroy {name}` removes it.")
     # Records first: an environment that is created before the survey then has no record here, but has a lease.
     readable = store.readable()
     records = {record.id: record for record in readable if record.cloud == session.cloud.name}
@@ -122,7 +124,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     at = now()
     orphans = []
     for (name, region), found in sorted(survey.items()):
-        if not name or name in unreadable or name in in_other_clouds:
+        if not name or name in in_other_clouds or (name in damaged and not _is_over(damaged[name], at)):
             continue
         record = records.get(name)
         attended = is_locked(store.lease(name)) or is_locked(store.lock(name))
@@ -135,6 +137,16 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
                 )
             )  # fmt: skip
     return orphans
+
+
+def _damaged_until(session: Session, name: str) -> datetime | None:
+    """Returns when an environment expires whose record cannot be read, if the ledger knows that it is in this cloud."""
+    entries = [entry for entry in launches(session, name) if entry.cloud == session.cloud.name]
+    return max((entry.expires_at for entry in entries), default=None)
+
+
+def _is_over(expires_at: datetime | None, at: datetime) -> bool:
+    return expires_at is not None and expires_at + GRACE <= at
 
 
 def sweep(
@@ -158,6 +170,7 @@ def sweep(
     Returns:
         the orphans, each with the reason if it could not be removed.
     """
+    session = session.steady()
     marked = find(session, regions, older_than)
     if dry_run:
         return marked
@@ -183,13 +196,12 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], orp
     try:
         record = session.environments.find(orphan.environment)
         opened = session_of(record)
-        with environment_lock(opened, record) as current, opened.shield():
+        with destruction_lock(opened, record) as current, opened.shield():
             if session.environments.directory(current.id).exists():
                 session.progress.note(f"Removing {current.id}: {orphan.reason}")
-                keep_logs(opened, current)
-                destroy_machines(opened, current)
-    except ProvisionerError as error:
-        return orphan.model_copy(update={"trouble": error.message})
+                clear_away(opened, current)
+    except Exception as error:  # the others have to go all the same
+        return orphan.model_copy(update={"trouble": describe(error)})
     return orphan
 
 
@@ -203,8 +215,10 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
         for ledger in (session.ledger, shared):
             if ledger:
                 ledger.settle_late(orphan.environment, now())
-    except ProvisionerError as error:
-        return orphan.model_copy(update={"trouble": error.message})
+        if session.environments.directory(orphan.environment).exists():  # its record could not be read
+            session.environments.archive_damaged(orphan.environment)
+    except Exception as error:  # the others have to go all the same
+        return orphan.model_copy(update={"trouble": describe(error)})
     return orphan
 
 

@@ -18,9 +18,8 @@ from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
-from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import environment_lock
-from provisioner.machines.logs import keep_logs
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
@@ -123,8 +122,7 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
             raise
         finally:
             with session.shield():
-                keep_logs(session, environment)
-                destroy_machines(session, environment)
+                clear_away(session, environment)
 
 
 def _require_no_secrets(session: Session, connection: Connection) -> None:

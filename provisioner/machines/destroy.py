@@ -1,17 +1,34 @@
-"""Destroys machines until the cloud confirms that they are gone."""
+"""Destroys machines until the cloud confirms that they are gone. Nothing that fails on the way prevents it."""
 
 from __future__ import annotations
 
 import time
 
-from provisioner.errors import HostError, InfrastructureError, ProvisionerError, StillThereError
+from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within, describe
+from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
 from provisioner.machines import reservations
+from provisioner.machines.logs import keep_logs
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Status
 from provisioner.session import Session
 
 # EC2 API reference, "Eventual consistency": seconds, as a rule.
 SECOND_LOOK_SECONDS = 5.0
+# A cloud's answers about consoles take seconds, with its client's own retries up to a minute.
+LOGS_SECONDS = 60.0
+
+
+def clear_away(session: Session, environment: Environment) -> None:
+    """Keeps an environment's logs as far as possible, and destroys its machines. Every clean-up ends here.
+
+    Raises:
+        StillThereError: something is still there, or the cloud could not be asked; record and reservation stay.
+        InfrastructureError: all is gone, but the reservation could not be settled; record and reservation stay.
+    """
+    session = session.steady()
+    what = f"Keeping the logs of {environment.id}"
+    best_effort_within(session.progress, what, LOGS_SECONDS, lambda: keep_logs(session, environment))
+    destroy_machines(session, session.environments.last_known(environment))
 
 
 def destroy_machines(session: Session, *environments: Environment) -> None:
@@ -26,11 +43,13 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
 
     Raises:
         StillThereError: something is still there, or the cloud could not be asked; record and reservation stay.
+        InfrastructureError: all is gone, but a reservation could not be settled; its record and it stay.
     """
+    session = session.steady()
     ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
     environments = tuple(_marked(session, environment, "destroying") for environment in environments)
     stack = stack_of(session, environments[0])
-    failure: ProvisionerError | None = None
+    failure: BaseException | None = None
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
         if without_terraform:
@@ -38,30 +57,51 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
             session.cloud.remove(environments[0])
         else:
             stack.remove({environment.id for environment in environments}, session.progress.note)
-    except (InfrastructureError, HostError) as error:
+    except SURVIVABLE as error:  # whatever it is, the cloud is asked and told to remove the rest
         failure = error
     still_there = {each.id: remaining for each in environments if (remaining := _verify(session, each))}
     gone = [environment for environment in environments if environment.id not in still_there]
     if (failure or without_terraform) and gone:
         # The cloud confirms that they are gone, so the stack's files about them describe nothing.
-        stack.forget({environment.id for environment in gone})
-    for environment in gone:
-        reservations.settle(session, environment, ran=ran[environment.id])
-        session.environments.archive(environment)
-        session.leases.release(environment.id)
+        with best_effort(session.progress, f"Tidying the stack {environments[0].stack}"):
+            stack.forget({environment.id for environment in gone})
+    problems = [problem for each in gone if (problem := _conclude(session, each, ran=ran[each.id]))]
     if still_there:
+        problems[:0] = [f"{name} is not gone: {', '.join(remaining)}" for name, remaining in still_there.items()]
         raise StillThereError(
-            "; ".join(f"{name} is not gone: {', '.join(remaining)}" for name, remaining in still_there.items()),
+            "; ".join(problems),
             hint=f"provisioner destroy {' '.join(still_there)} tries again.",
-            details=failure.details if failure else None,
+            details=failure.details if isinstance(failure, ProvisionerError) else None,
         )
+    if problems:
+        names = " ".join(each.id for each in gone if session.environments.directory(each.id).exists())
+        raise InfrastructureError("; ".join(problems), hint=f"provisioner destroy {names} tries that again.")
+
+
+def _conclude(session: Session, environment: Environment, *, ran: bool) -> str:
+    """Settles the reservation, archives the record and releases the lease of an environment that is gone.
+
+    Returns:
+        what could not be done; empty if all was.
+    """
+    problem = ""
+    step = "its reservation is not settled"
+    try:
+        reservations.settle(session, environment, ran=ran)
+        step = "its record is not archived"
+        session.environments.archive(environment)
+    except SURVIVABLE as error:
+        problem = f"{environment.id} is gone, but {step}: {describe(error)}"
+    with best_effort(session.progress, f"Releasing {environment.id}"):
+        session.leases.release(environment.id)
+    return problem
 
 
 def _marked(session: Session, environment: Environment, status: Status) -> Environment:
     """Returns the record with another status, saved if possible: a full disk must not keep machines alive."""
     try:
         return session.environments.update(environment, status=status)
-    except OSError:
+    except SURVIVABLE:
         return environment
 
 
@@ -76,9 +116,9 @@ def _verify(session: Session, environment: Environment) -> list[str]:
         return session.cloud.remaining(environment)
     except StillThereError as error:
         return [error.message]
-    except ProvisionerError as error:
+    except SURVIVABLE as error:
         _marked(session, environment, "unverified")
-        return [f"the cloud did not say what is left: {error.message}"]
+        return [f"the cloud did not say what is left: {describe(error)}"]
 
 
 def _remaining(session: Session, environment: Environment) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from collections.abc import Callable
+from functools import partial
 
-from provisioner.errors import InfrastructureError
+from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.machines.parallel import on_all_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Role
@@ -17,15 +18,16 @@ from provisioner.store.files import write_atomically
 JOURNAL_LINES = 5000
 JOURNAL_SECONDS = 20.0
 JOURNAL_BYTES = 2 << 20
+# For all machines at once, connecting included.
+JOURNALS_SECONDS = 60.0
 
 
 def keep_journals(session: Session, environment: Environment) -> None:
-    """Saves the end of each machine's journal in the environment's logs. Skips machines that do not answer."""
+    """Saves the end of each machine's journal in the environment's logs, as far as possible, within a minute."""
 
     def fetch(role: Role, _: threading.Event) -> None:
         argv = ["journalctl", "--boot", "--no-pager", "--lines", str(JOURNAL_LINES)]
-        # OSError too: a log that cannot be written must not keep the machine alive.
-        with contextlib.suppress(InfrastructureError, TimeoutError, OSError):
+        with best_effort(session.progress, f"Keeping the journal of the {role} machine"):
             if not session.cloud.alive(environment, role):
                 return
             login = session.environments.login(environment, role, "root")
@@ -34,16 +36,21 @@ def keep_journals(session: Session, environment: Environment) -> None:
             text = session.redactor.redact(journal.decode(errors="replace"))
             write_atomically(session.environments.logs(environment.id) / f"journal-{role}.log", text)
 
-    on_all_machines(environment.machines, fetch)
+    what = f"Keeping the journals of {environment.id}"
+    best_effort_within(session.progress, what, JOURNALS_SECONDS, lambda: on_all_machines(environment.machines, fetch))
 
 
 def keep_logs(session: Session, environment: Environment) -> None:
-    """Saves the machines' consoles and Terraform's log in the environment's logs, as far as possible."""
+    """Saves the machines' consoles and Terraform's log in the environment's logs, each as far as possible."""
     if not session.environments.directory(environment.id).is_dir():
         return
     directory = session.environments.logs(environment.id)
-    with contextlib.suppress(OSError):  # a full disk must not keep machines alive
-        texts = {f"console-{role}.log": session.cloud.console(environment, role) for role in environment.machines}
-        for name, text in (texts | {"terraform.log": stack_of(session, environment).log_text()}).items():
-            if text:
+
+    def keep(name: str, read: Callable[[], str]) -> None:
+        with best_effort(session.progress, f"Keeping {name} of {environment.id}"):
+            if text := read():
                 write_atomically(directory / name, session.redactor.redact(text))
+
+    for role in environment.machines:
+        keep(f"console-{role}.log", partial(session.cloud.console, environment, role))
+    keep("terraform.log", stack_of(session, environment).log_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provisioner.best_effort import SURVIVABLE, best_effort
 from provisioner.clock import now
 from provisioner.costs.ledger import Entry
 from provisioner.costs.prices import cost_between, worst_hourly
@@ -43,10 +44,12 @@ def reserve(session: Session, environment: Environment) -> Environment:
     try:
         session.ledger.reserve(entry, session.spending.budgets(environment.created_at))
     except BaseException as error:
-        session.leases.release(environment.id)
-        session.environments.forget(environment.id)
+        with best_effort(session.progress, f"Releasing {environment.id}"):
+            session.leases.release(environment.id)
+            session.environments.forget(environment.id)
         if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the reservation; nothing exists yet
-            session.ledger.settle(environment.id, now(), 0)
+            with best_effort(session.progress, f"Settling the reservation of {environment.id}"):
+                session.ledger.settle(environment.id, now(), 0)
         raise
     return environment
 
@@ -76,7 +79,7 @@ def still_runs(session: Session, environment: Environment) -> bool:
         return True
     try:
         return any(session.cloud.alive(environment, role) for role in environment.machines)
-    except ProvisionerError:
+    except SURVIVABLE:
         return True
 
 

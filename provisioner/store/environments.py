@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -9,9 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from provisioner.errors import InfrastructureError, UsageError
+from provisioner.best_effort import SURVIVABLE
+from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair
 from provisioner.remote.login import Login
@@ -20,6 +20,9 @@ from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 
 RECORD = "environment.json"
+# A record holds the score log; a result may have 8 MiB.
+RECORD_LIMIT_BYTES = 64 << 20
+DETAILS_CHARACTERS = 2000
 # No vowels and no look-alikes, since people read ids aloud and type them.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 ID_DIGITS = 6
@@ -85,7 +88,7 @@ class EnvironmentStore:
         """Returns all live environments, oldest first.
 
         Raises:
-            InfrastructureError: a record cannot be read, so the list would be incomplete.
+            DamagedRecordError: a record cannot be read, so the list would be incomplete.
         """
         readable, unreadable = self._read_all()
         for error in unreadable.values():
@@ -96,24 +99,35 @@ class EnvironmentStore:
         """Returns all live environments whose records can be read, oldest first."""
         return self._read_all()[0]
 
-    def unreadable(self) -> dict[str, InfrastructureError]:
+    def unreadable(self) -> dict[str, DamagedRecordError]:
         """Returns the ids of environments whose records cannot be read, each with the error."""
         return self._read_all()[1]
 
-    def _read_all(self) -> tuple[list[Environment], dict[str, InfrastructureError]]:
+    def _read_all(self) -> tuple[list[Environment], dict[str, DamagedRecordError]]:
         readable, unreadable = [], {}
         for path in sorted(self._home.environments.glob(f"*/{RECORD}")):
             try:
                 readable.append(self._read(path))
-            except InfrastructureError as error:
+            except DamagedRecordError as error:
                 if path.exists():  # else another provisioner has just destroyed it
                     unreadable[path.parent.name] = error
         return sorted(readable, key=lambda environment: environment.created_at), unreadable
 
     def reread(self, environment: Environment) -> Environment:
-        """Reads the environment's current record. Returns the one given if there is no record on disk."""
+        """Reads the environment's current record. Returns the one given if there is no record on disk.
+
+        Raises:
+            DamagedRecordError: the record cannot be read.
+        """
         path = self.directory(environment.id) / RECORD
         return self._read(path) if path.exists() else environment
+
+    def last_known(self, environment: Environment) -> Environment:
+        """Reads the environment's current record. Returns the one given if none can be read."""
+        try:
+            return self.reread(environment)
+        except SURVIVABLE:
+            return environment
 
     def unrecorded(self) -> list[Path]:
         """Returns environment directories without a record, which a crash between creating the two leaves behind.
@@ -135,6 +149,7 @@ class EnvironmentStore:
 
         Raises:
             UsageError: no environment matches, or more than one does.
+            DamagedRecordError: its record cannot be read.
         """
         roots = [self._home.environments, *([self._home.archive] if archived else [])]
         paths = {path.parent.name: path for root in reversed(roots) for path in root.glob(f"*/{RECORD}")}
@@ -160,14 +175,23 @@ class EnvironmentStore:
         return matches[0] if len(matches) == 1 else None
 
     def _read(self, path: Path) -> Environment:
+        identity = path.parent.name
         try:
-            return Environment.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise InfrastructureError(
+            with path.open("rb") as file:
+                text = file.read(RECORD_LIMIT_BYTES + 1)
+            if len(text) > RECORD_LIMIT_BYTES:
+                raise ValueError(f"it is longer than {RECORD_LIMIT_BYTES >> 20} MiB")
+            environment = Environment.model_validate_json(text)
+            if environment.id != identity:
+                raise ValueError(f"it is the record of {environment.id}")
+            return environment
+        except (OSError, ValueError, MemoryError, RecursionError) as error:
+            raise DamagedRecordError(
                 f"The record {path} cannot be read: {type(error).__name__}.",
-                hint="It is damaged, was changed by hand, or is of another version of provisioner. "
-                "Its machines may still run: look into its directory.",
-                details=str(error),
+                environment=identity,
+                hint="It is damaged, was changed by hand, or is of another version of provisioner. Its machines may "
+                f"still run; `provisioner destroy {identity}` removes them.",
+                details=str(error)[:DETAILS_CHARACTERS],
             ) from error
 
     def write_keys(self, environment_id: str, keys: dict[str, KeyPair]) -> None:
@@ -224,6 +248,17 @@ class EnvironmentStore:
         if (directory / "logs").is_dir():
             shutil.copytree(directory / "logs", kept / "logs")
         self.forget(environment.id)
+
+    def archive_damaged(self, environment_id: str) -> None:
+        """Archives the logs of an environment whose record cannot be read, and removes the rest.
+
+        To be called once the cloud has confirmed the end. `show` and `logs` cannot find it afterwards.
+        """
+        logs = self.directory(environment_id) / "logs"
+        with contextlib.suppress(OSError):
+            if logs.is_dir():
+                shutil.copytree(logs, self._home.archive / environment_id / "logs", dirs_exist_ok=True)
+        self.forget(environment_id)
 
     def forget(self, environment_id: str) -> None:
         """Removes the environment's directory, lock and lease."""

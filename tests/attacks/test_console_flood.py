@@ -81,6 +81,16 @@ def test_the_beginning_and_the_end_of_a_flooded_console_are_kept(tmp_path: Path)
     assert len(kept) < machine_logs.LIMIT_BYTES
 
 
+def test_a_log_whose_writer_does_not_append_takes_little_of_the_disk(tmp_path: Path) -> None:
+    log = tmp_path / "qemu.log"
+    with log.open("wb", buffering=0) as writer:
+        for _ in range(5):
+            writer.write(b"A" * (2 << 20) + b"the end")
+            machine_logs.trim_all(tmp_path)
+            assert log.read_bytes().endswith(b"the end")
+        assert log.stat().st_blocks * 512 < machine_logs.LIMIT_BYTES
+
+
 def test_a_console_of_many_gigabytes_is_read_in_little_memory(tmp_path: Path) -> None:
     cloud = LocalCloud(Home(tmp_path), Settings())
     directory = tmp_path / "environments" / "env" / "primary"

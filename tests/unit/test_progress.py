@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.progress import Progress, Silence
+from provisioner.progress import Progress, Silence, Steady
 
 
 def test_nobody_needs_to_watch(capfd: pytest.CaptureFixture[str]) -> None:
@@ -14,3 +14,33 @@ def test_nobody_needs_to_watch(capfd: pytest.CaptureFixture[str]) -> None:
     silence.output("a line")
     silence.phase_finished("one", 1.5)
     assert capfd.readouterr() == ("", "")
+
+
+class Broken:
+    """A listener that hears everything, and fails."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def phase_started(self, name: str) -> None:
+        self.note(name)
+
+    def phase_finished(self, name: str, seconds: float) -> None:
+        self.note(f"{name} {seconds}")
+
+    def note(self, text: str) -> None:
+        self.heard.append(text)
+        raise BrokenPipeError
+
+    def output(self, text: str) -> None:
+        self.note(text)
+
+
+def test_a_listener_that_fails_stops_nothing() -> None:
+    broken = Broken()
+    steady: Progress = Steady(broken)
+    steady.phase_started("one")
+    steady.note("a note")
+    steady.output("a line")
+    steady.phase_finished("one", 1.5)
+    assert broken.heard == ["one", "a note", "a line", "one 1.5"]

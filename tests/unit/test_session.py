@@ -38,3 +38,11 @@ def test_phases_are_timed_in_order_and_one_that_fails_is_not_finished(session: S
         assert told_of(session).phases == ["one", "two...", "three..."]
     assert [phase.name for phase in phases.finished] == ["one", "three"]
     assert all(phase.seconds >= 0 for phase in phases.finished)
+
+
+def test_a_steady_session_is_the_same_but_for_its_listener(session: Session) -> None:
+    ledger = session.ledger
+    steady = session.steady()
+    steady.progress.note("heard")
+    assert told_of(session).notes == ["heard"]
+    assert steady.ledger is ledger

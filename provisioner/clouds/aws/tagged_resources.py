@@ -112,13 +112,16 @@ def remove(api: Api, region: str, environment_id: str) -> None:
     ec2 = api.client("ec2", region)
     deadline = time.monotonic() + GONE_SECONDS
     known = instances(api, region, environment_id)
-    if requests := _spot_requests(api, region, known):
-        with asking(f"Cancelling the spot requests of {environment_id}"):
-            ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
     alive = [instance["InstanceId"] for instance in known if _state(instance) not in ("terminated", "shutting-down")]
-    with asking(f"Terminating the machines of {environment_id}"):
-        for first in range(0, len(alive), TERMINATED_AT_ONCE):
-            ec2.terminate_instances(InstanceIds=alive[first : first + TERMINATED_AT_ONCE])
+    try:
+        # First: a request would start another instance.
+        if requests := _spot_requests(api, region, known):
+            with asking(f"Cancelling the spot requests of {environment_id}"):
+                ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
+    finally:
+        with asking(f"Terminating the machines of {environment_id}"):
+            for first in range(0, len(alive), TERMINATED_AT_ONCE):
+                ec2.terminate_instances(InstanceIds=alive[first : first + TERMINATED_AT_ONCE])
     while time.monotonic() < deadline:
         states = {_state(instance) for instance in instances(api, region, environment_id)}
         if states <= {"terminated"}:

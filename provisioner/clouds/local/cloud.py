@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from provisioner import child_environment
-from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
-from provisioner.clouds.local import host, images, kvm, machine, machine_logs, orphans, qemu, sizing, watchdog
+from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
+from provisioner.clouds.local import disk, host, images, kvm, machine, machine_logs, orphans, qemu, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
-from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB
+from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
@@ -27,6 +27,7 @@ from provisioner.remote.keys import ed25519_key_pair
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
+from provisioner.store.locks import locked
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources
@@ -67,11 +68,27 @@ class LocalCloud(Cloud):
 
     def problems(self) -> list[tuple[str, str]]:
         """Lists what is missing to run machines here."""
-        return host.problems()
+        problems = host.problems()
+        if not self._machines_with_room():
+            problems.append((self._room_text(), "Free some space: `provisioner image prune`, or `image prune --all`"))
+        return problems
 
     def notes(self) -> list[str]:
         """Lists what works, but could work better."""
-        return host.notes(self._kvm_answer)
+        return [*host.notes(self._kvm_answer), self._room_text()]
+
+    def _machines_with_room(self) -> int:
+        share = disk.share_bytes(MINIMUM_DISK_GIB, self._settings.disk_overcommit)
+        return disk.room(self._home.environments).bytes // share
+
+    def _room_text(self) -> str:
+        room, share = disk.room(self._home.environments), 1 / self._settings.disk_overcommit
+        return (
+            f"The disk has {room.free_bytes / disk.GIB:.1f} GiB free, {room.due_bytes / disk.GIB:.1f} of which running "
+            f"machines are sure of and {disk.RESERVE_BYTES / disk.GIB:.1f} the controller: room for "
+            f"{self._machines_with_room()} more machines with disks of {MINIMUM_DISK_GIB} GiB, each sure of "
+            f"{MINIMUM_DISK_GIB * share:.1f} GiB."
+        )
 
     @property
     def _kvm_answer(self) -> Path:
@@ -86,6 +103,15 @@ class LocalCloud(Cloud):
             UnavailableError: this host cannot provide them.
         """
         return sizing.choose_machines(resources, aux)
+
+    def room(self, sizes: Mapping[Role, MachineSize]) -> str:
+        """Says how much of the host's disk the machines are sure of, and how much there is for them now."""
+        shares = [disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes.values()]
+        available = disk.room(self._home.environments).bytes
+        return (
+            f"{sum(shares) / disk.GIB:.1f} GiB of the host's disk for sure, of {available / disk.GIB:.1f} GiB that new "
+            "machines may have now"
+        )
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Returns the size that every builder has, with its own disk."""
@@ -124,7 +150,14 @@ class LocalCloud(Cloud):
     # Machines
 
     def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
-        """Writes into each machine's directory its credentials, its time to live and whether it runs under KVM."""
+        """Claims disk space, and writes each machine's credentials, its time to live and whether it runs under KVM.
+
+        Raises:
+            CapacityError: the host's disk has no room for the machines.
+        """
+        disks = {self._directory(environment, role): each.size.disk_gib for role, each in environment.machines.items()}
+        with locked(self._home.locks / "disk"):
+            disk.claim(self._home.environments, disks, self._settings.disk_overcommit)
         for role, record in environment.machines.items():
             directory = self._directory(environment, role)
             host_key = ed25519_key_pair()
@@ -149,8 +182,15 @@ class LocalCloud(Cloud):
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""
-        path = self._directory(environment, role) / machine_logs.SERIAL
-        return read_end(path, machine_logs.LIMIT_BYTES).decode(errors="replace")
+        directory = self._directory(environment, role)
+        text = read_end(directory / machine_logs.SERIAL, machine_logs.LIMIT_BYTES).decode(errors="replace")
+        reason = disk.eviction(directory)
+        return f"{text}\n[provisioner: {reason}]\n" if reason else text
+
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        """Returns why the watchdog ended a machine before its time, which was the machine's own doing."""
+        reason = disk.eviction(self._directory(environment, role))
+        return TerminationReason(reason, from_within=bool(reason))
 
     def gateways(self, environment: Environment) -> list[str]:
         """Lists the management card's gateway and name server, and passt's gateway."""
@@ -193,13 +233,16 @@ class LocalCloud(Cloud):
             StillThereError: a process would not end.
             InfrastructureError: a directory could not be removed.
         """
-        for role in environment.machines:
+        errors: list[InfrastructureError] = []
+        for role in environment.machines:  # one that does not end keeps no other alive
             try:
                 machine.destroy(self._directory(environment, role))
             except machine.MachineError as error:
-                raise StillThereError(f"{role} machine of {environment.id}: {error}") from error
+                errors.append(StillThereError(f"{role} machine of {environment.id}: {error}"))
             except OSError as error:
-                raise InfrastructureError(f"{role} machine of {environment.id}: {error}") from error
+                errors.append(InfrastructureError(f"{role} machine of {environment.id}: {error}"))
+        for each in errors:
+            raise each
 
 
 def _write_ttl(directory: Path, environment: Environment) -> None:

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 SERIAL = "serial.log"
-# In the machine's directory. Their writers must append (O_APPEND): a trim moves the end of the file.
+# In the machine's directory. Their writers should append (O_APPEND): what others write later leaves a hole before it.
 LOGS = (SERIAL, "qemu.log", "network.log")
 LIMIT_BYTES = 1 << 20
 KEPT_BYTES = 256 << 10
@@ -20,14 +20,14 @@ CUT = b"\n[... cut out: the log was too long ...]\n"
 
 
 def trim_all(directory: Path) -> None:
-    """Trims each log of a machine that is longer than LIMIT_BYTES. Leaves alone what cannot be trimmed."""
+    """Trims each log of a machine that takes more than LIMIT_BYTES. Leaves alone what cannot be trimmed."""
     for name in LOGS:
         with contextlib.suppress(OSError):
             trim(directory / name)
 
 
 def trim(path: Path) -> None:
-    """Cuts a log that is longer than LIMIT_BYTES down to KEPT_BYTES from its beginning and as many from its end.
+    """Cuts a log that takes more than LIMIT_BYTES down to KEPT_BYTES from its beginning and as many from its end.
 
     What is appended while it works may be lost; nothing that was there before can be overwritten by it.
 
@@ -37,7 +37,8 @@ def trim(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_size > LIMIT_BYTES:
+        taken_bytes = min(status.st_size, status.st_blocks * 512)
+        if stat.S_ISREG(status.st_mode) and taken_bytes > LIMIT_BYTES:
             end = os.pread(descriptor, KEPT_BYTES, status.st_size - KEPT_BYTES)
             os.pwrite(descriptor, CUT + end, KEPT_BYTES)
             os.ftruncate(descriptor, KEPT_BYTES + len(CUT) + len(end))

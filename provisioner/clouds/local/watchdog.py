@@ -1,8 +1,8 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
-One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short. The
-file `expires_at` in the machine's directory, its working directory, says when the machine ends: seconds since the
-epoch. To move it, replace the file. Standard library only.
+One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, and
+ends the machine if it has filled the host's disk. The file `expires_at` in the machine's directory, its working
+directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds.local import machine, machine_logs, qemu
+from provisioner.clouds.local import disk, machine, machine_logs, qemu
 
 EXPIRY = "expires_at"
 # How often it looks. Meanwhile the machine may write to its logs without a bound: half a mebibyte or so.
@@ -29,6 +29,7 @@ PAUSE_SECONDS = 0.5
 def main() -> int:
     """Waits until the machine expires or QEMU ends, whichever comes first."""
     pidfile = Path("qemu.pid")
+    directory = Path.cwd()
     deadline = time.monotonic() + START_SECONDS
     seen = False
     while True:
@@ -42,11 +43,27 @@ def main() -> int:
             time.sleep(PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
             seen = True
-            with contextlib.suppress(machine.MachineError, OSError):  # then the next round tries again
-                machine.end(lambda: qemu.live_pid(pidfile))
+            _end(pidfile)
+        elif _must_go(directory):
+            seen = True
+            disk.evict(directory, lambda: _end(pidfile))
         else:
             seen = True
             _wait_for(pid, min(seconds_left, LOOK_SECONDS))
+
+
+def _end(pidfile: Path) -> bool:
+    """Ends the machine. Returns whether that worked; if not, the next round tries again."""
+    with contextlib.suppress(machine.MachineError, OSError):
+        machine.end(lambda: qemu.live_pid(pidfile))
+        return True
+    return False
+
+
+def _must_go(directory: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return disk.must_go(directory)
+    return False
 
 
 def _seconds_left() -> float | None:

@@ -70,6 +70,9 @@ class Cloud:
         self.cleared.append(found.environment)
         return self.complete
 
+    def survey(self, _: object) -> list[EnvironmentResources]:
+        return []
+
     def renew_lease(self, _: Environment) -> None:
         pass
 
@@ -319,3 +322,16 @@ def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: 
     keep_logs(attempt.session, known)
     monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
     assert _marked(attempt.session, known, "destroying") == known
+
+
+def test_an_environment_whose_record_cannot_be_read_is_destroyed_all_the_same(
+    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(attempt)
+    recorded(attempt)
+    (attempt.session.environments.directory(attempt.id) / "environment.json").write_text("{")
+    assert attempt._existing_environment() == (None, "its record cannot be read")
+    assert attempt.end(came_up=True).trouble == ""
+    assert cloud.cleared == [attempt.id]
+    assert attempt.session.ledger.entries(unsettled=True) == []
+    assert not attempt.session.environments.directory(attempt.id).exists()

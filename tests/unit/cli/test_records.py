@@ -182,8 +182,8 @@ def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -
     listed = provisioner("list", "--json")
     assert (listed.code, listed.json["environments"], listed.json["unreadable"]) == (5, [], ["damaged-bcd234"])
     assert "damaged-bcd234" in listed.stderr
-    destroyed = provisioner("destroy", "--all", "--json")
-    assert (destroyed.code, destroyed.json["destroyed"]) == (5, [])
-    assert [failed["environment"] for failed in destroyed.json["failed"]] == ["damaged-bcd234"]
-    assert directory.exists()
     assert provisioner("image", "prune").code == 5  # the images that it runs from are unknown
+    destroyed = provisioner("destroy", "--all", "--json")
+    assert (destroyed.code, destroyed.json["destroyed"]) == (0, ["damaged-bcd234"])
+    assert not directory.exists()
+    assert provisioner("image", "prune").code == 0

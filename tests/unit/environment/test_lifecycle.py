@@ -19,7 +19,7 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
-from provisioner.models import Destination, Environment
+from provisioner.models import Destination
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
@@ -257,27 +257,3 @@ def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> 
     assert [entry.score for entry in scored.score_log] == [0.25, 0.25]
     scored, outcome = lifecycle.score(session, running)
     assert (outcome.kind, outcome.score, len(scored.score_log)) == ("scored", 0.5, 3)
-
-
-def ids(environments: list[Environment]) -> list[str]:
-    return [record.id for record in environments]
-
-
-def test_a_destroy_by_name_finds_live_and_past_environments(session: Session) -> None:
-    lifecycle.destroy(session, up(session, environment("gone-1")))
-    session.environments.save(environment("here-1"))
-    live, gone = lifecycle.select_for_destroy(session, ["here", "gone-1"], everything=False)
-    assert (ids(live), gone) == (["here-1"], ["gone-1"])
-    with pytest.raises(UsageError, match="There is no environment 'never'"):
-        lifecycle.select_for_destroy(session, ["never"], everything=False)
-
-
-def test_a_destroy_of_all_includes_directories_without_a_record(session: Session) -> None:
-    session.environments.save(environment("here"))
-    session.environments.save(environment("spoilt"))
-    (session.environments.directory("spoilt") / "environment.json").write_text("{")
-    session.environments.directory("crashed").mkdir()
-    live, gone = lifecycle.select_for_destroy(session, [], everything=True)
-    assert (ids(live), gone) == (["here"], [])
-    assert session.environments.directory("spoilt").exists()
-    assert not session.environments.directory("crashed").exists()

@@ -13,9 +13,12 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment.sweep import find, judge, sweep
+from provisioner.machines import reservations
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import Home
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import created, environment, told_of
 
 HERE = "home-1"
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -124,3 +127,42 @@ def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Pat
     # An environment whose record cannot be read is left alone.
     (home.environments / "mine" / "environment.json").write_text("{")
     assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["nobodys"]
+
+
+def test_an_environment_whose_record_cannot_be_read_is_removed_long_after_its_time_to_live(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(session, reservations.reserve(session, environment()))
+    session.leases.release("env")
+    (session.environments.directory("env") / "environment.json").write_text("{")
+    monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
+    assert sweep(session, lambda _: session, None) == []
+    assert told_of(session).notes[0].startswith("env is left alone: The record")
+    assert "provisioner destroy env" in told_of(session).notes[0]
+    soon = datetime.now(UTC) + 2 * HOUR
+    monkeypatch.setattr("provisioner.environment.sweep.now", lambda: soon)
+    monkeypatch.setattr(cloud, "survey", lambda _: [surveyed(home=session.home.identity)])
+    [orphan] = sweep(session, lambda _: session, None)
+    assert (orphan.environment, orphan.trouble) == ("env", "")
+    assert cloud.existing() == []
+    assert not session.environments.directory("env").exists()
+    assert session.ledger.entries(unsettled=True) == []
+
+
+def test_an_orphan_that_fails_in_an_unforeseen_way_keeps_no_other_alive(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(session, environment("one"))
+    created(session, environment("two"))
+    monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
+
+    monkeypatch.setattr(cloud, "survey", lambda _: [])  # the records say enough
+
+    def session_of(environment: Environment) -> Session:
+        if environment.id == "one":
+            raise TypeError("unforeseen")
+        return session
+
+    orphans = sweep(session, session_of, None)
+    assert {each.environment: each.trouble for each in orphans} == {"one": "TypeError unforeseen", "two": ""}
+    assert cloud.existing() == ["one/primary"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from provisioner.machines.locking import environment_lock
+from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.world import environment, told_of
@@ -42,6 +42,24 @@ def test_a_waiting_provisioner_says_so_and_then_sees_the_other_ones_changes(sess
     thread.join()
     assert seen == ["ready"]
     assert told_of(session).notes == ["Waiting for another provisioner that works on env"]
+
+
+def test_a_destruction_does_without_a_lock_file_and_without_a_record(session: Session) -> None:
+    saved = session.environments.save(environment())
+    (session.environments.directory("env") / "environment.json").write_text("{")
+    session.environments.lock("env").mkdir(parents=True)
+    with destruction_lock(session, saved) as current:
+        assert current == saved
+    [note] = told_of(session).notes
+    assert note.startswith("Locking env: IsADirectoryError")
+
+
+def test_a_destruction_waits_for_other_provisioners_and_sees_their_changes(session: Session) -> None:
+    saved = session.environments.save(environment())
+    session.environments.update(saved, status="ready")
+    with destruction_lock(session, saved) as current:
+        assert current.status == "ready"
+        assert is_locked(session.environments.lock("env"))
 
 
 class Signalling(list[str]):

@@ -1,0 +1,98 @@
+"""Selects the environments that a destroy is about, and destroys those whose records cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from provisioner.best_effort import best_effort
+from provisioner.clock import now
+from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.costs.ledger import Entry
+from provisioner.errors import DamagedRecordError
+from provisioner.models import Environment
+from provisioner.session import Session
+
+
+@dataclass
+class Selection:
+    """The environments that were selected.
+
+    Args:
+        live: the records of those that exist.
+        gone: the names of those that are already destroyed.
+        damaged: the ids of those that exist and whose records cannot be read.
+    """
+
+    live: list[Environment] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def select_for_destroy(session: Session, names: Sequence[str], *, everything: bool) -> Selection:
+    """Selects environments by name, or all of them.
+
+    Args:
+        names: ids, or beginnings or ends of them.
+        everything: selects all environments and ignores the names. Directories without a record, in which a crash left
+            nothing to destroy, are removed at once.
+
+    Raises:
+        UsageError: a name matches no environment, live or destroyed.
+    """
+    store = session.environments
+    if everything:
+        for directory in store.unrecorded():
+            with best_effort(session.progress, f"Removing {directory}"):
+                store.forget(directory.name)
+        return Selection(live=store.readable(), damaged=sorted(store.unreadable()))
+    selection = Selection()
+    for name in names:
+        try:
+            environment = store.find(name, archived=True)
+        except DamagedRecordError as error:
+            if error.environment not in selection.damaged:
+                selection.damaged.append(error.environment)
+            continue
+        if not store.directory(environment.id).exists():
+            selection.gone.append(environment.id)
+        elif environment not in selection.live:
+            selection.live.append(environment)
+    return selection
+
+
+def launches(session: Session, identity: str) -> list[Entry]:
+    """Returns what the ledger knows of an environment; nothing if the ledger cannot be read."""
+    with contextlib.suppress(Exception):
+        return session.ledger.entries(environment=identity)
+    return []
+
+
+def destroy_damaged(session: Session, identity: str) -> None:
+    """Destroys an environment whose record cannot be read, by what its cloud and the ledger know of it.
+
+    Args:
+        session: on the environment's cloud.
+
+    Raises:
+        StillThereError: some of its resources could not be removed.
+        InfrastructureError: the cloud could not be asked, or the reservation could not be settled.
+    """
+    session = session.steady()
+    entries = launches(session, identity)
+    found = [resources for resources in session.cloud.survey(None) if resources.environment == identity]
+    places = {resources.region for resources in found} | {entry.region for entry in entries} or {""}
+    for region in sorted(places):
+        session.cloud.clear(EnvironmentResources(environment=identity, region=region))
+    try:
+        session.ledger.settle_late(identity, now())
+    finally:
+        session.leases.release(identity)
+    if session.environments.directory(identity).exists():
+        session.environments.archive_damaged(identity)
+    if not entries:
+        session.progress.note(
+            f"The ledger knows no launch of {identity}. If it ran elsewhere than in {session.cloud.name}, "
+            "`provisioner sweep` with its --cloud finds its machines."
+        )

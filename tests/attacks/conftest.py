@@ -1,0 +1,6 @@
+"""Shares the unit tests' fake cloud, session and command line with the attacks."""
+
+from tests.unit.conftest import cloud, provisioner, session
+from tests.unit.environment.conftest import fam
+
+__all__ = ["cloud", "fam", "provisioner", "session"]

@@ -1,0 +1,161 @@
+"""Root in a machine fills its disk, and with it the disk of the host: ledger, records and other runs would fail.
+
+A launch counts what all machines are sure of, and is refused before anything is created. While machines run, the one
+that has taken most beyond its share ends before the host's disk is full, and the others do not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import disk, kvm
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.config import Settings
+from provisioner.errors import CapacityError
+from provisioner.models import Environment
+from provisioner.store.home import Home
+from tests.unit.fakes.world import environment
+
+MIB = 1 << 20
+# Holds the lock on the pidfile, as QEMU does.
+QEMU = """
+import fcntl, time
+pidfile = open("qemu.pid", "w")
+fcntl.lockf(pidfile, fcntl.LOCK_EX)
+print("up", flush=True)
+time.sleep(120)
+"""
+# The host's disk is nearly full for as long as the flooder's disk exists.
+WATCHDOG = """
+import sys
+from pathlib import Path
+from provisioner.clouds.local import disk, watchdog
+flooder = Path(sys.argv[1])
+disk._free = lambda _: (1 if flooder.exists() else 10) << 30
+watchdog.main()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home on a host with 10 GiB of free disk."""
+    monkeypatch.setattr(kvm, "kvm_works", lambda *_: False)
+    monkeypatch.setattr(disk, "_free", lambda _: 10 << 30)
+    home = Home(tmp_path / "home")
+    home.make()
+    return home
+
+
+def cloud(home: Home, overcommit: float = 8) -> LocalCloud:
+    return LocalCloud(home, Settings(disk_overcommit=overcommit))
+
+
+def prepared(cloud: LocalCloud, *new: Environment) -> list[str]:
+    """Prepares environments, all at once; returns those that were not refused."""
+
+    def prepare(one: Environment) -> str:
+        try:
+            cloud.prepare(one, {role: {} for role in one.machines})
+        except CapacityError:
+            return ""
+        return one.id
+
+    with ThreadPoolExecutor(len(new)) as pool:
+        return [name for name in pool.map(prepare, new) if name]
+
+
+def test_a_launch_that_does_not_fit_is_refused_before_anything_is_created(home: Home) -> None:
+    with pytest.raises(CapacityError) as refused:
+        cloud(home, overcommit=1).prepare(environment("large"), {"primary": {}})
+    assert refused.value.message == (
+        "The disk of this host has no room for more machines: 16.0 GiB are needed, 10.0 GiB are free, 0.0 GiB of which "
+        "other machines are sure of and 2.0 GiB the controller."
+    )
+    assert "disk_overcommit" in (refused.value.hint or "")
+    assert refused.value.exit_code == 5
+    assert list(home.environments.iterdir()) == []
+
+
+def test_launches_at_the_same_time_do_not_share_the_same_room(home: Home) -> None:
+    # 8 GiB for machines that are sure of 2 GiB each, two of them in the pair.
+    new = [environment(f"env-{number}") for number in range(8)] + [environment("pair", roles=("primary", "aux"))]
+    fitting = prepared(cloud(home), *new)
+    assert sum(len(env.machines) for env in new if env.id in fitting) == 4
+
+
+def test_what_a_machine_has_taken_already_is_not_counted_twice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(prepared(cloud(home), *[environment(f"env-{number}") for number in range(4)])) == 4
+    # They take their 2 GiB each: less is free, and nothing more is due to them.
+    monkeypatch.setattr(disk, "_used", lambda _: 2 << 30)
+    assert prepared(cloud(home), environment("next")) == ["next"]
+    monkeypatch.setattr(disk, "_free", lambda _: 3 << 30)
+    assert prepared(cloud(home), environment("last")) == []
+
+
+def test_the_figures_are_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(cloud(home), environment())
+    assert cloud(home).notes()[-1] == (
+        "The disk has 10.0 GiB free, 2.0 of which running machines are sure of and 2.0 the controller: room for 3 more "
+        "machines with disks of 16 GiB, each sure of 2.0 GiB."
+    )
+    sizes = {role: machine.size for role, machine in environment().machines.items()}
+    assert cloud(home).room(sizes).startswith("2.0 GiB of the host's disk for sure, of 6.0 GiB")
+    monkeypatch.setattr(disk, "_free", lambda _: 3 << 30)
+    assert "room for 0 more machines" in cloud(home).problems()[-1][0]
+
+
+@pytest.fixture
+def start(home: Home) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+    """Starts a stand-in for QEMU, with a disk of so many MiB, of which it was sure of one, and its watchdog."""
+    processes = []
+    flooder = home.environments / "flooder" / "primary" / disk.OVERLAY
+
+    def start_one(name: str, used_mib: int) -> subprocess.Popen[bytes]:
+        directory = home.environments / name / "primary"
+        directory.mkdir(parents=True)
+        (directory / disk.SHARE).write_text(str(MIB))
+        (directory / disk.OVERLAY).write_bytes(b"x" * (used_mib * MIB))
+        (directory / "expires_at").write_text(str(time.time() + 3600))
+        process = subprocess.Popen([sys.executable, "-c", QEMU], cwd=directory, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        root = str(Path(__file__).parents[2])
+        argv = [sys.executable, "-c", WATCHDOG, str(flooder)]
+        processes.append(subprocess.Popen(argv, cwd=directory, env={"PYTHONPATH": root}))
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def test_the_machine_that_fills_the_hosts_disk_ends_and_the_others_do_not(
+    home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
+) -> None:
+    modest, above = start("modest", 0), start("above", 3)
+    flooder = start("flooder", 9)
+    assert flooder.wait(30) != 0
+    local, gone = cloud(home), environment("flooder")
+    deadline = time.monotonic() + 10
+    while not local.termination_reason(gone, "primary").message:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (home.environments / "flooder" / "primary" / disk.OVERLAY).exists()
+    ended = local.termination_reason(gone, "primary")
+    assert "the host's disk was nearly full" in ended.message
+    assert ended.from_within
+    assert ended.message in local.console(gone, "primary")
+    time.sleep(1.5)  # three looks of the other watchdogs
+    assert (modest.poll(), above.poll()) == (None, None)
+    assert not local.termination_reason(environment("above"), "primary").from_within
