@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A qemu-system-x86_64 first on PATH that writes its pid and hangs, as QEMU does under a broken KVM."""
+    """A qemu-system-x86_64 first on PATH that writes its pid, as the host sees it, and hangs, as QEMU does under a broken KVM."""
     program = tmp_path / "bin" / "qemu-system-x86_64"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho $$ > "{tmp_path}/pid.new"\nmv "{tmp_path}/pid.new" "{tmp_path}/pid"\nexec sleep 60\n'
+        f'#!/bin/sh\ncut -d" " -f4 /proc/self/stat > "{tmp_path}/pid.new"\nmv "{tmp_path}/pid.new" "{tmp_path}/pid"\nexec sleep 60\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
