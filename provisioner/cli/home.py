@@ -17,9 +17,7 @@ def default_home() -> Home:
     try:
         home = Home.default()
         if home.make():
-            progress().note(
-                f"Other users could enter the provisioner home {home.root} until now; its mode is 0700 again."
-            )
+            progress().note(f"Other users could enter the provisioner home {home.root}; its mode is now 0700.")
     except RuntimeError as error:  # ~name for a user that does not exist
         raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
     except OSError as error:
