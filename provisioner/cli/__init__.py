@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 
 # Typer carries its own click, and exports only some of its exceptions.
@@ -66,6 +67,8 @@ app = lazy_app(
 
 def main() -> int:
     """Runs the command line; returns the exit code."""
+    # What commands write holds keys, states and logs, and is for the operator alone.
+    os.umask(0o077)
     prepare()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)

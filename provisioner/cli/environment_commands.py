@@ -28,6 +28,7 @@ from provisioner.cli.options import (
 from provisioner.cli.output import Result
 from provisioner.cli.record_commands import environment_data
 from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
+from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, selection
 from provisioner.environment.run import AgentCommand
@@ -41,17 +42,6 @@ from provisioner.models import Environment
 from provisioner.session import Session
 
 MAXIMUM_LOG_BYTES = 8 << 20
-
-SubmissionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--submission",
-        metavar="TEXT",
-        help="Text to score instead of the submission file.",
-        show_default=False,
-        parser=parse_text,
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -108,6 +98,7 @@ def run(
         ),
     ] = None,
     submission: SubmissionOption = None,
+    submission_file: SubmissionFileOption = None,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
     *,
@@ -117,18 +108,19 @@ def run(
     """Does a whole run and always destroys the environment."""
     if (agent is None) != (agent_command is None):
         raise UsageError("--agent and --command must be used together.")
-    if (agent is None) == (submission is None):
+    if (agent is None) == (submission is None and submission_file is None):
         raise UsageError("Use either --agent DIR --command CMD or --submission TEXT.")
     if agent_command is not None and not agent_command.strip():
         raise UsageError("--command must not be empty.")
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
+    answer = read_submission(submission, submission_file)
     opened, loaded = family_session(family, env_file, where, launch)
     if agent and env_file:
         refuse_env_file_of_agent(agent, env_file)
     work = AgentCommand(agent, agent_command) if agent and agent_command else None
     allowed = destinations(allow)
-    result = run_task(opened, loaded, task, agent=work, submission=submission, allowed=allowed)
+    result = run_task(opened, loaded, task, agent=work, submission=answer, allowed=allowed)
     outcome = result.outcome
     opened.progress.note(
         f"`provisioner show {result.environment}` and `provisioner logs {result.environment}` say more"
@@ -160,16 +152,18 @@ def _exit_code(outcome: ScoreResult) -> int:
 def score(
     env: EnvironmentArgument,
     submission: SubmissionOption = None,
+    submission_file: SubmissionFileOption = None,
     intermediate: Annotated[bool, typer.Option("--intermediate", help="Score once before the end.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
     """Scores an environment."""
-    if intermediate and submission is not None:
+    answer = read_submission(submission, submission_file)
+    if intermediate and answer is not None:
         raise UsageError("--intermediate scores the machine's current state and cannot be used with --submission.")
     opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)
-    environment, outcome = lifecycle.score(opened, environment, submission)
+    environment, outcome = lifecycle.score(opened, environment, answer)
     data = {
         "environment": environment.id,
         "status": outcome.kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provisioner.cli.command import progress
 from provisioner.errors import HostError
 from provisioner.store.home import Home
 
@@ -15,7 +16,8 @@ def default_home() -> Home:
     hint = "Set PROVISIONER_HOME to a directory that you may write to."
     try:
         home = Home.default()
-        home.make()
+        if home.make():
+            progress().note(f"Other users could enter the provisioner home {home.root}; its mode is now 0700.")
     except RuntimeError as error:  # ~name for a user that does not exist
         raise HostError("The provisioner home cannot be found: its user does not exist.", hint=hint) from error
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class Home:
     """Locates the files of the provisioner home: PROVISIONER_HOME, by default `provisioner` in the XDG state directory.
 
     Args:
-        root: the directory; created with mode 0700 when the first file is written.
+        root: the directory; created with mode 0700 when the first file is written, and closed to others if it exists.
     """
 
     root: Path
@@ -73,14 +74,32 @@ class Home:
         path = self.root / "id"
         with contextlib.suppress(FileNotFoundError):
             return path.read_text().strip()
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_root()
         with locked(self.locks / "home-id"):
             if not path.exists():
                 write_atomically(path, secrets.token_hex(8))
         return path.read_text().strip()
 
-    def make(self) -> None:
-        """Creates the home's directories."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def make(self) -> bool:
+        """Creates the home's directories.
+
+        Returns:
+            whether it existed, and other users could enter it until now.
+
+        Raises:
+            PermissionError: it belongs to another user, who could read and replace everything in it.
+        """
+        was_open = self._make_root()
         for directory in (self.images, self.locks, self.environments, self.stacks, self.archive, self.batches):
             directory.mkdir(mode=0o700, exist_ok=True)
+        return was_open
+
+    def _make_root(self) -> bool:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = self.root.stat()
+        if status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"it belongs to the user with the id {status.st_uid}", str(self.root))
+        was_open = bool(status.st_mode & 0o077)
+        if was_open:
+            self.root.chmod(0o700)
+        return was_open

@@ -6,6 +6,7 @@ Plays the machine before the real egress proxy and passt, and prints as JSON wha
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def main() -> None:
         "route add default via 192.0.2.98",
     ):
         subprocess.run(["ip", *command.split()], check=True)
-    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    # A user namespace's only group, or any group.
+    groups = "0 2147483647" if os.geteuid() == 0 else f"{os.getegid()} {os.getegid()}"
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text(groups)
     machine = Machine("--full-internet")
     try:
         before = bound_ports("udp")

@@ -15,6 +15,7 @@ from provisioner.family.loader import load_family
 from provisioner.models import Destination, Environment
 from provisioner.remote import isolation
 from provisioner.session import Session
+from tests.local import host_processes
 from tests.local.conftest import FAMILIES, Lab, environment_of
 
 pytestmark = pytest.mark.vm
@@ -84,9 +85,12 @@ def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) ->
         assert visitors == []
 
 
-def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session) -> None:
+def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PROVISIONER_DATABASE", "SOME_TOKEN"):
+        monkeypatch.setenv(name, "the-controllers-own-secret")
     with listening("127.0.0.1") as (loopback, first), listening("0.0.0.0") as (everywhere, second):
         with environment_of(session, "open_door", "online") as lab:
+            host_processes.check(lab, "the-controllers-own-secret")
             program = "import urllib.request as u; print(u.urlopen('http://deb.debian.org/', timeout=20).status)"
             fetch = f'python3 -c "{program}"'
             assert lab.text(fetch, user="agent") == "200"

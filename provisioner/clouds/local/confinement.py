@@ -9,13 +9,14 @@ import ctypes
 import fcntl
 import ipaddress
 import os
-import pwd
 import resource
 import signal
 import socket
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+
+from provisioner.clouds.local.users import own_user
 
 # linux/sched.h, linux/prctl.h, linux/sockios.h, linux/rtnetlink.h, linux/filter.h, asm-generic/socket.h
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -28,13 +29,13 @@ _SO_ATTACH_FILTER = 26
 
 
 def give_up_privileges() -> None:
-    """Becomes the user nobody if started as root (as passt itself would), and raises the limit on open files."""
+    """Becomes a user of its own if started as root, leaves its directory, and raises the limit on open files."""
+    user = own_user(Path())
     os.chdir("/")
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
+    if user:
         os.setgroups([])
-        os.setresgid(nobody.pw_gid, nobody.pw_gid, nobody.pw_gid)
-        os.setresuid(nobody.pw_uid, nobody.pw_uid, nobody.pw_uid)
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
     _libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

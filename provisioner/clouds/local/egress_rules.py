@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,9 @@ MAX_FRAME_BYTES = 1 << 17
 MAX_VERDICTS = 4096
 # How much of a stream of frames is read at once.
 CHUNK_BYTES = 1 << 16
-_TCP, _DATAGRAMS = 6, (17, 1)  # UDP, ICMP
+_TCP = 6
+_CARRIED = bytes((_TCP, 17, 1))  # TCP, UDP, ICMP
+_LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,21 @@ def whole_frames(stream: bytes) -> int:
     Raises:
         ValueError: a frame is longer than any that QEMU or passt sends, so the stream cannot be followed further.
     """
-    end = 0
-    while len(stream) - end >= 4:
-        length = int.from_bytes(stream[end : end + 4], "big")
-        if length > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes")
-        if end + 4 + length > len(stream):
-            break
-        end += 4 + length
+    end, after = 0, _after(stream, 0)
+    while after is not None:
+        end, after = after, _after(stream, after)
     return end
+
+
+def _after(stream: bytes, start: int) -> int | None:
+    """Where the frame that begins at `start` ends; None if it is not all there."""
+    if len(stream) - start < 4:
+        return None
+    [length] = _LENGTH.unpack_from(stream, start)
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    after: int = start + 4 + length
+    return after if after <= len(stream) else None
 
 
 class FrameFilter:
@@ -138,30 +147,35 @@ class FrameFilter:
             ValueError: a frame is longer than any that QEMU sends, so the stream cannot be followed further.
         """
         stream = self._pending + data
-        passing, start, end = [], 0, whole_frames(stream)
-        while start < end:
-            after = start + 4 + int.from_bytes(stream[start : start + 4], "big")
-            frame = stream[start + 4 : after]
-            if self._passes(frame):
-                if frame[12:14] == b"\x08\x00" and frame[23] != _TCP:
-                    self._take_datagram(frame)
-                else:
-                    passing.append(stream[start:after])
+        # Frames that pass are mostly neighbours, and are copied together.
+        passing, first, start = [], 0, 0
+        while (after := _after(stream, start)) is not None:
+            if not self._is_for_passt(stream, start + 4, after):
+                passing.append(stream[first:start])
+                first = after
             start = after
-        self._pending = stream[end:]
+        passing.append(stream[first:start])
+        self._pending = stream[start:]
         return b"".join(passing)
 
-    def _passes(self, frame: bytes) -> bool:
-        if frame[12:14] == b"\x08\x06":
-            return True
-        if frame[12:15] != b"\x08\x00\x45" or len(frame) < 34 or frame[20] & 0x3F or frame[21]:
+    def _is_for_passt(self, stream: bytes, start: int, end: int) -> bool:
+        """Judges the frame between `start` and `end`, and hands it over if it is a datagram."""
+        if end - start < 34 or stream[start + 12 : start + 15] != b"\x08\x00\x45":
+            return end - start >= 14 and stream[start + 12 : start + 14] == b"\x08\x06"
+        protocol = stream[start + 23]
+        if stream[start + 20] & 0x3F or stream[start + 21] or protocol not in _CARRIED:
             return False
-        if frame[23] != _TCP and frame[23] not in _DATAGRAMS:
+        if not self._permits(stream[start + 30 : start + 34]):
             return False
-        destination = frame[30:34]
-        if destination not in self._verdicts:
+        if protocol != _TCP:
+            self._take_datagram(stream[start:end])
+        return protocol == _TCP
+
+    def _permits(self, destination: bytes) -> bool:
+        verdict = self._verdicts.get(destination)
+        if verdict is None:
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
             address = ipaddress.IPv4Address(destination)
-            self._verdicts[destination] = not any(address in network for network in self._denied)
-        return self._verdicts[destination]
+            verdict = self._verdicts[destination] = not any(address in network for network in self._denied)
+        return verdict

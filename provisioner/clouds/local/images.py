@@ -151,7 +151,7 @@ def _run(argv: list[str], directory: Path, tell: Callable[[str], None]) -> None:
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", env=child_environment.for_download(os.environ) | own,
+            text=True, errors="replace", env=child_environment.for_download(os.environ) | own, umask=0o022,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise HostError(f"{argv[0]} is not installed.", hint="`provisioner doctor` says how to get it.") from error

@@ -8,10 +8,14 @@ import subprocess
 from pathlib import Path
 
 from provisioner import child_environment
+from provisioner.clouds.local.qemu import confined
+from provisioner.clouds.local.users import own_user
 from provisioner.store.files import write_atomically
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.
 TRIAL_SECONDS = 15
+# Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
+_IN_A_SHELLS_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -54,12 +58,15 @@ def _openable() -> bool:
 
 
 def _boots(kernel: Path) -> bool:
+    user = own_user(kernel.parent)
     argv = [
         # A trial under broken KVM never ends by itself, and must not outlive a controller that is killed.
         *("setpriv", "--pdeathsig", "KILL", "--"),
+        *(_IN_A_SHELLS_NAMESPACE if user else ()),
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "q35,accel=kvm", "-cpu", "host", "-m", "256M", "-serial", "stdio"),
         *("-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"),
+        *confined(user),
     ]
     try:
         trial = subprocess.run(

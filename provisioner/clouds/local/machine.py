@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from typing import Any
 
 from provisioner import child_environment
 from provisioner.clouds.local import qemu
+from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
 
@@ -49,6 +51,8 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     directory = Path(os.environ["PROVISIONER_MACHINE_DIRECTORY"])
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a machine's memory belongs into no file
     try:
         operations[operation](directory)
     except (MachineError, qemu.QMPError, OSError, subprocess.SubprocessError) as error:
@@ -123,6 +127,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
             _start_network(theirs, None if settings["full_internet"] else allowed)
     peer = {"primary": "aux", "aux": "primary"}[directory.name]
     image = Path(settings["image"])
+    user = own_user(directory.parent)
     launch = qemu.Launch(
         cpus=int(settings["cpus"]),
         memory_mib=int(settings["memory_gib"] * 1024),
@@ -133,6 +138,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         link=("link.sock", f"../{peer}/link.sock") if Path(f"../{peer}").is_dir() else None,
         internet_fd=internet.fileno() if internet else None,
         credentials=_smbios_strings(settings["public_key"]),
+        user=user,
     )
     # Before QEMU: the machine must never run without its watchdog.
     _start_program("provisioner.clouds.local.watchdog")
@@ -146,12 +152,23 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         )  # fmt: skip
     if internet:
         internet.close()
+    if user:
+        _admit(user.gid, Path(".."), Path())
     try:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
         process.kill()
         said = read_end(Path("qemu.log"), 2000).decode(errors="replace")
         raise MachineError(f"QEMU did not start: {said}") from error
+    if user and launch.link:
+        _admit(user.gid, Path(launch.link[0]))
+
+
+def _admit(group: int, *paths: Path) -> None:
+    """Lets the environment's QEMUs, which are not root, enter directories and send to sockets. Nobody else may."""
+    for path in paths:
+        os.chown(path, -1, group)
+        path.chmod(0o710 if path.is_dir() else 0o620)
 
 
 def _smbios_strings(public_key: str) -> tuple[str, ...]:

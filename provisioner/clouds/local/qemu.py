@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from provisioner.clouds.local.users import User
+
 MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
@@ -23,7 +25,7 @@ INTERNET_MAC = "52:54:00:00:00:03"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
-SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Launch:
         link: (own, peer) socket paths of the private link, or None without an aux VM.
         internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
         credentials: file names whose contents are SMBIOS strings for systemd.
+        user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
     """
 
     cpus: int
@@ -50,6 +53,7 @@ class Launch:
     link: tuple[str, str] | None
     internet_fd: int | None
     credentials: tuple[str, ...]
+    user: User | None
 
 
 def command(launch: Launch) -> list[str]:
@@ -75,7 +79,8 @@ def command(launch: Launch) -> list[str]:
         # Appending, so that the watchdog can shorten the file.
         *("-chardev", "file,id=serial,path=serial.log,append=on", "-serial", "chardev:serial"),
         *("-pidfile", "qemu.pid"),
-        *("-qmp", "unix:qmp.sock,server=on,wait=off", "-sandbox", SANDBOX),
+        *("-qmp", "unix:qmp.sock,server=on,wait=off"),
+        *confined(launch.user),
         *("-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"),
         *("-device", _card("management", MANAGEMENT_MAC)),
     ]
@@ -89,6 +94,18 @@ def command(launch: Launch) -> list[str]:
     for name in launch.credentials:
         argv += ["-smbios", f"type=11,path={name}"]
     return argv
+
+
+def confined(user: User | None) -> list[str]:
+    """Returns the arguments that take away from QEMU what it does not need while it runs.
+
+    Args:
+        user: the user to become. QEMU's sandbox would forbid that change; without capabilities, and with
+            no_new_privs, which the sandbox sets, there is none back.
+    """
+    if user is None:
+        return ["-sandbox", f"{SANDBOX}deny"]
+    return ["-sandbox", f"{SANDBOX}allow", "-runas", f"{user.uid}:{user.gid}"]
 
 
 def _card(netdev: str, mac: str) -> str:

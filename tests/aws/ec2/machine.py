@@ -159,7 +159,8 @@ class Machine:
             *("-chardev", f"socket,id=power,fd={power}", "-serial", "chardev:power"),
             *("-netdev", f"stream,id=card,server=off,addr.type=fd,addr.str={card}"),
             *("-device", f"virtio-net-pci,netdev=card,mac={hardware.mac},romfile="),
-            *("-pidfile", "qemu.pid", "-sandbox", qemu.SANDBOX),
+            *("-pidfile", "qemu.pid"),
+            *qemu.confined(None),
         ]
         for name in strings:
             argv += ["-smbios", f"type=11,path={name}"]

@@ -71,6 +71,12 @@ MISTAKES = [
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", "x", "--submission", "1"], "either --agent"),
     (["run", FAMILY, "main", "--agent", "/nonexistent/a", "--command", "x"], "does not exist"),
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", " "], "--command must not be empty"),
+    (
+        ["run", FAMILY, "main", "--submission", "1", "--submission-file", "x"],
+        "either --submission or --submission-file",
+    ),
+    (["run", FAMILY, "main", "--submission-file", "/nonexistent/s"], "cannot be read: No such file"),
+    (["score", "x", "--submission-file", ""], "a path must not be empty"),
     (["run", FAMILY, "main", "--submission", "\udcff"], "the text must be UTF-8"),
     (["score", "x", "--submission", "\udcff"], "the text must be UTF-8"),
     (["agent", "x", FAMILY, "\udcff"], "the text must be UTF-8"),

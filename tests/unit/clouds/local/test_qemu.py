@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.qemu import Launch, QMPError, command, forwarded_port, live_pid
+from provisioner.clouds.local.users import User
 
 LAUNCH = Launch(
     cpus=2, memory_mib=1024, kernel="/k", initrd="/i", machine_id="0" * 32, kvm=False,
-    link=None, internet_fd=None, credentials=("smbios/1",),
+    link=None, internet_fd=None, credentials=("smbios/1",), user=None,
 )  # fmt: skip
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -39,6 +40,13 @@ def test_link_and_internet_are_cards_of_their_own() -> None:
     assert "local.type=unix,local.path=link.sock" in link
     assert "addr.str=5" in internet
     assert "user" not in internet
+
+
+def test_a_qemu_that_root_starts_becomes_another_user() -> None:
+    argv = command(replace(LAUNCH, user=User(7, 8)))
+    assert argv[argv.index("-runas") + 1] == "7:8"
+    assert "spawn=deny" in argv[argv.index("-sandbox") + 1]
+    assert "-runas" not in command(LAUNCH)
 
 
 @pytest.mark.parametrize("kvm", [True, False])

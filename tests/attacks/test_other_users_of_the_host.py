@@ -1,0 +1,75 @@
+"""Another user of the host reads what provisioner keeps, waits for a home to be taken over, or reads process lists.
+
+Nothing in the home is open to others, whatever mode it was made with and whatever the umask is; a home that belongs to
+another user is refused; a submission need not be an argument. Without the home's keys, the forwarded port of a local
+machine lets nobody in, and host keys are pinned: who takes such a port first gains nothing. tests/local looks at the
+files and processes of real machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import HostError
+from provisioner.store.home import Home
+from tests.command_line import provisioner
+
+ROOT = Path(__file__).parents[2]
+
+
+def open_to_others(root: Path) -> list[str]:
+    return [str(path) for path in (root, *root.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077]
+
+
+def test_a_home_that_others_could_enter_is_closed_with_a_note(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir(mode=0o755)
+    home.root.chmod(0o755)
+    first, second = provisioner(home, "list"), provisioner(home, "list")
+    assert "Other users could enter the provisioner home" in first.stderr
+    assert second.stderr == ""
+    assert home.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_whatever_the_umask_commands_write_for_the_operator_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for arguments in (["list"], ["costs"], ["image", "list"], ["sweep", "--dry-run"]):
+        program = f"umask 0; exec {sys.executable} cli.py {' '.join(arguments)}"
+        environment = {**os.environ, "PROVISIONER_HOME": str(home)}
+        subprocess.run(["sh", "-c", program], cwd=ROOT, env=environment, check=True, capture_output=True)
+    assert len(list(home.rglob("*"))) > 5
+    assert open_to_others(home) == []
+
+
+def test_a_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="belongs to the user"):
+        Home(tmp_path).make()
+    monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path))
+    from provisioner.cli.home import default_home
+
+    with pytest.raises(HostError, match=re.escape(f"{tmp_path} cannot be used: it belongs to the user")):
+        default_home()
+
+
+def test_a_submission_on_standard_input_is_in_no_process_list(tmp_path: Path) -> None:
+    family = str(ROOT / "examples" / "number_guess")
+    environment = {**os.environ, "PROVISIONER_HOME": str(tmp_path / "home"), "PATH": "/nonexistent"}
+    with subprocess.Popen(
+        [sys.executable, "cli.py", "run", family, "easy", "--submission", "-"], cwd=ROOT, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as command:  # fmt: skip
+        assert command.stdin is not None
+        command.stdin.write(b"the-secret-answer")
+        command.stdin.flush()
+        assert b"the-secret-answer" not in Path(f"/proc/{command.pid}/cmdline").read_bytes()
+        command.stdin.write(b"\xff")  # so that nothing is created
+        _, said = command.communicate(timeout=60)
+    assert command.returncode == 2
+    assert b"The submission in standard input is not UTF-8" in said

@@ -1,0 +1,47 @@
+"""Where a submission may come from."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from provisioner.cli import submissions
+from provisioner.cli.submissions import read_submission
+from provisioner.errors import UsageError
+
+
+def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_a_text_is_the_submission_and_nothing_is_none() -> None:
+    assert read_submission("42", None) == "42"
+    assert read_submission("", None) == ""
+    assert read_submission(None, None) is None
+
+
+def test_standard_input_and_files_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ünï\r\n\n"
+    give(monkeypatch, text.encode())
+    assert read_submission("-", None) == text
+    (tmp_path / "answer").write_bytes(text.encode())
+    assert read_submission(None, tmp_path / "answer") == text
+
+
+def test_what_is_too_long_or_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "SUBMISSION_LIMIT_BYTES", 10)
+    give(monkeypatch, b"0123456789")
+    assert read_submission("-", None) == "0123456789"
+    for data, says in ((b"0123456789a", "is longer than"), (b"\xff", "is not UTF-8")):
+        give(monkeypatch, data)
+        with pytest.raises(UsageError, match=says):
+            read_submission("-", None)
+
+
+def test_a_file_that_cannot_be_read_and_two_submissions_are_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_submission(None, tmp_path / "missing")
+    with pytest.raises(UsageError, match="either --submission or --submission-file"):
+        read_submission("-", tmp_path / "missing")
