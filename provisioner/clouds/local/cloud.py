@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
-from provisioner.clouds.local import host, images, kvm, machine, orphans, qemu, sizing, watchdog
+from provisioner.clouds.local import host, images, kvm, machine, orphans, outside_view, qemu, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
@@ -164,6 +164,16 @@ class LocalCloud(Cloud):
         for role in environment.machines:
             if (directory := self._directory(environment, role)).is_dir():
                 _write_ttl(directory, environment)
+
+    # Isolation
+
+    def isolation_differences(self, environment: Environment) -> list[str]:
+        """Looks at each machine's cards, user networking and egress proxy from this host."""
+        return [
+            difference
+            for role in environment.machines
+            for difference in outside_view.differences(self._directory(environment, role), environment, role)
+        ]
 
     # Clean-up
 

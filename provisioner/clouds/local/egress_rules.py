@@ -83,10 +83,14 @@ class FrameFilter:
     """Drops what a machine with full internet must not send: everything but ARP, and IPv4 to permitted addresses.
 
     Ethernet frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's stream format).
+
+    Attributes:
+        denied: how many frames to denied addresses were dropped.
     """
 
     def __init__(self) -> None:
         """Starts with only NEVER denied."""
+        self.denied = 0
         self._pending = b""
         self._verdicts: dict[bytes, bool] = {}
         self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
@@ -128,4 +132,6 @@ class FrameFilter:
                 self._verdicts.clear()
             address = ipaddress.IPv4Address(destination)
             self._verdicts[destination] = not any(address in network for network in self._denied)
+        if not self._verdicts[destination]:
+            self.denied += 1
         return self._verdicts[destination]
