@@ -7,11 +7,11 @@ canary from noticing a machine's word, nor cost the controller memory, descripto
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +23,7 @@ WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2}
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextlib.contextmanager

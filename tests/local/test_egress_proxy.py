@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local import egress_rules
+from provisioner.clouds.local.egress_counters import Counts, read
 from tests.unit.clouds.local import frame_maker
 
 SILENCE_SECONDS = 0.5
@@ -256,6 +257,19 @@ def test_a_machine_with_full_internet_reaches_nothing_of_the_host(host: Host) ->
             guest.datagram(address, host.port)
         assert guest.connect(egress_rules.GATEWAY, host.port) != "accepted"
         assert host.reached() == []
+
+
+def test_it_counts_what_it_connected_and_what_it_dropped_whatever_the_machine_says(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    with machine("--allow", f"{host.address}/32:{host.port}", "--counters", str(path)) as guest:
+        assert read(path) == Counts()
+        assert guest.connect(host.address, host.port) == "accepted"
+        assert host.reached() == ["tcp"]
+        assert guest.connect("1.1.1.1", 443) != "accepted"
+        assert read(path) == Counts(onward=1)
+    with machine("--full-internet", "--counters", str(path)) as guest:
+        assert guest.connect("169.254.169.254", 80) == "silence"
+        assert read(path) == Counts(denied=1)
 
 
 @pytest.mark.parametrize("options", [("--full-internet",), ("--allow", "203.0.113.7/32:443")])

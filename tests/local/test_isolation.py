@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from provisioner.clouds.local import outside_view
 from provisioner.environment import lifecycle
 from provisioner.errors import IsolationError
 from provisioner.family.loader import load_family
-from provisioner.models import Destination, Environment
-from provisioner.remote import isolation
+from provisioner.machines.connect import connect
+from provisioner.models import Destination, Environment, Role
+from provisioner.remote import probes
 from provisioner.session import Session
 from tests.local import host_processes
 from tests.local.conftest import FAMILIES, Lab, environment_of
@@ -21,7 +26,7 @@ from tests.local.conftest import FAMILIES, Lab, environment_of
 pytestmark = pytest.mark.vm
 
 
-@contextmanager
+@contextlib.contextmanager
 def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
     """Runs a TCP service on the host; yields its port and the first bytes of each client."""
     visitors: list[bytes] = []
@@ -65,10 +70,12 @@ def test_every_probe_of_an_offline_environment_ran_and_held(lab: Lab, machine: s
     names = probe_names(lab.environment, machine, user)
     for probe in ("tcp 1.1.1.1:443", "udp 1.1.1.1:443", "dns udp 1.1.1.1", "dns tcp 1.1.1.1", "dns udp 10.0.2.3",
                    "dns udp 169.254.169.253", "resolve a public name", "ping 1.1.1.1", "ipv6", "s3 by name",
-                   "metadata 169.254.169.254", "controller's loopback via 10.0.2.2"):  # fmt: skip
-        assert probe in names
+                   "metadata 169.254.169.254", "controller's loopback at 10.0.2.2",
+                   "controller's loopback at 10.0.2.2 by udp"):  # fmt: skip
+        assert (probe in names) == ((probe, user) != ("ping 1.1.1.1", "agent"))
     if user == "root":
-        assert {"tcp 1.1.1.1:443 via eth0", "tcp 1.1.1.1:443 via eth1"} <= names
+        peer = lab.environment.endpoints["aux" if machine == "primary" else "primary"].private_address
+        assert {f"tcp 1.1.1.1:443 through the card to {card}" for card in ("10.0.2.2", peer)} <= names
     assert all(probe.reached == probe.expected for probe in lab.environment.probes)
 
 
@@ -83,6 +90,23 @@ def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) ->
         finally:
             lab.text("ip route del default via 10.0.2.2 dev eth0")
         assert visitors == []
+
+
+def test_a_machine_whose_python_lies_is_betrayed(lab: Lab) -> None:
+    """Root in the aux VM replaces python3 by a program that answers whatever it is asked."""
+    lie = '#!/bin/sh\ncat >/dev/null; echo \'["", [["root", "x", "not reached", ""]]]\'\n'
+    lab.text(f"mv /usr/bin/python3 /usr/bin/python3.real; printf %s {shlex.quote(lie)} > /usr/bin/python3", role="aux")
+    lab.text("chmod +x /usr/bin/python3", role="aux")
+    try:
+        with contextlib.ExitStack() as logins:
+            roles: tuple[Role, ...] = ("primary", "aux")
+            connections = {
+                role: logins.enter_context(connect(lab.session, lab.environment, role, "root")) for role in roles
+            }
+            with pytest.raises(IsolationError, match="The aux machine"):
+                lifecycle.prove_isolation(lab.session, lab.environment, connections)
+    finally:
+        lab.text("mv /usr/bin/python3.real /usr/bin/python3", role="aux")
 
 
 def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +146,25 @@ def test_an_allowlisted_destination_is_reached_and_nothing_beside_it(session: Se
 
 
 def test_more_than_promised_tears_the_environment_down(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Judge an offline environment as if its permission forbade the link between its machines too.
+    # Judge an offline environment as if its permission forbade the allowlist, and look at it from outside likewise.
     address = host_address()
     before = session.environments.all()
+    fixed, look = probes._fixed, outside_view.differences
+
+    def forbidden(environment: Environment, peer: str | None) -> Iterator[probes.Probe]:
+        return (replace(probe, expected=False) for probe in fixed(environment, peer))
+
+    def without_allowlist(directory: Path, environment: Environment, role: Role) -> list[str]:
+        return look(directory, environment.model_copy(update={"allowed_destinations": ()}), role)
+
     with listening(address) as (port, _):
-        monkeypatch.setattr(isolation, "PROMISED_ALWAYS", ("neighbour ",))
+        monkeypatch.setattr(probes, "_fixed", forbidden)
+        monkeypatch.setattr(outside_view, "differences", without_allowlist)
         allowed = Destination(cidr=f"{address}/32", port=port)
         with pytest.raises(IsolationError, match="not isolated as promised") as raised:
             lifecycle.up(session, load_family(FAMILIES / "open_door"), "offline", (allowed,))
-    assert f"allowed {address}:{port}" in (raised.value.details or "")
+    details = raised.value.details or ""
+    assert f"allowed {address}:{port}" in details
+    assert "seen from outside: primary machine: QEMU runs with other network arguments" in details
+    assert "seen from outside: primary machine: it has an egress proxy" in details
     assert session.environments.all() == before

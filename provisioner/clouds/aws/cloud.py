@@ -7,6 +7,7 @@ from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
 from provisioner.clouds.aws.clean_up import AwsCleanUp
 from provisioner.clouds.aws.images import AwsImages
+from provisioner.clouds.aws.isolation import AwsIsolation
 from provisioner.clouds.aws.machines import AwsMachines
 from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.placement import AwsPlacement
@@ -19,7 +20,7 @@ from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 
 
-class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsCleanUp, Cloud):
+class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIsolation, AwsCleanUp, Cloud):
     """EC2 in one region, with other regions to fall back to.
 
     Args:

@@ -65,7 +65,7 @@ def find_network(api: Api, region: str) -> Network | None:
         for table in tables
         if table["VpcId"] == vpcs["offline"]
         for route in table["Routes"]
-        if "GatewayId" in route
+        if "GatewayId" in route and "DestinationCidrBlock" in route
     ]
     network = Network(
         vpcs=vpcs,

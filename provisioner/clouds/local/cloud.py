@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from provisioner import child_environment
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
-from provisioner.clouds.local import disk, host, images, kvm, machine, machine_logs, orphans, qemu, sizing, watchdog
+from provisioner.clouds.local import disk, host, images, kvm, machine, machine_logs, orphans, outside_view, qemu, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
@@ -201,6 +201,16 @@ class LocalCloud(Cloud):
         for role in environment.machines:
             if (directory := self._directory(environment, role)).is_dir():
                 _write_ttl(directory, environment)
+
+    # Isolation
+
+    def isolation_differences(self, environment: Environment) -> list[str]:
+        """Looks at each machine's cards, user networking and egress proxy from this host."""
+        return [
+            difference
+            for role in environment.machines
+            for difference in outside_view.differences(self._directory(environment, role), environment, role)
+        ]
 
     # Clean-up
 

@@ -1,6 +1,7 @@
 """Connects one machine's internet card to what it may reach, and to nothing else. Standard library only.
 
-Usage: python -m provisioner.clouds.local.egress_proxy --fd N (--allow CIDR:PORT ... | --full-internet) [--log FILE]
+Usage: python -m provisioner.clouds.local.egress_proxy --fd N (--allow CIDR:PORT ... | --full-internet)
+           [--log FILE] [--counters FILE]
 
 N is one end of a socket pair whose other end is QEMU's `-netdev stream`. passt turns the machine's packets into
 sockets; this process starts it, watches over it and ends with it. The machine is hostile: it may send any frame.
@@ -34,6 +35,7 @@ from provisioner import child_environment
 from provisioner.clouds.local import confinement
 from provisioner.clouds.local.card import Card
 from provisioner.clouds.local.datagram_flows import DatagramFlows
+from provisioner.clouds.local.egress_counters import Counters
 from provisioner.clouds.local.egress_rules import (
     CHUNK_BYTES,
     GATEWAY,
@@ -67,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mode.add_argument("--allow", action="append", metavar="CIDR:PORT", help="an allowlisted destination; repeatable")
     mode.add_argument("--full-internet", action="store_true")
     parser.add_argument("--log", type=Path, help="file for all output, passt's too")
+    parser.add_argument("--counters", type=Path, help="file for egress_counters.py")
     options = parser.parse_args(arguments)
     try:
         rules = sorted({parse_allow(text) for text in options.allow or ()}, key=str)
@@ -79,8 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with options.log.open("ab", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+    counters = Counters(options.counters)
     confinement.give_up_privileges()
-    return asyncio.run(_full_internet(qemu) if options.full_internet else _allowlist(qemu, rules))
+    return asyncio.run(_full_internet(qemu, counters) if options.full_internet else _allowlist(qemu, rules, counters))
 
 
 def _start_passt(link: socket.socket, options: Sequence[str], prepare: Callable[[], None]) -> int:
@@ -122,7 +126,7 @@ async def _until_end(pid: int) -> int:
     return max(1, code) if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) else 0
 
 
-async def _full_internet(qemu: socket.socket) -> int:
+async def _full_internet(qemu: socket.socket, counters: Counters) -> int:
     """Runs passt on a second socket pair, and passes every frame of the machine through the filter.
 
     The way out: QEMU, `frames`, and then passt or `flows`. The way in: passt or `flows`, `card`, QEMU.
@@ -136,7 +140,7 @@ async def _full_internet(qemu: socket.socket) -> int:
     flows = DatagramFlows(card.offer, resolvers)
     frames = FrameFilter(flows.take)
     _read_host(frames, resolvers)
-    work = (_filter(qemu, ours, frames), card.copy(ours), card.write_offered(), flows.expire())
+    work = (_filter(qemu, ours, frames, counters), card.copy(ours), card.write_offered(), flows.expire())
     tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers))]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -148,11 +152,12 @@ async def _full_internet(qemu: socket.socket) -> int:
     return await _until_end(pid)
 
 
-async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter) -> None:
+async def _filter(qemu: socket.socket, passt: socket.socket, frames: FrameFilter, counters: Counters) -> None:
     """Copies to passt, until QEMU closes its end, what the filter lets through."""
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(qemu, CHUNK_BYTES):
         await loop.sock_sendall(passt, frames.feed(data))
+        counters.frames_denied(frames.denied)
 
 
 async def _follow_host(frames: FrameFilter, resolvers: Resolvers) -> None:
@@ -168,7 +173,7 @@ def _read_host(frames: FrameFilter, resolvers: Resolvers) -> None:
         resolvers.replace(parse_resolv_conf(RESOLV_CONF.read_text(errors="replace")))
 
 
-async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
+async def _allowlist(qemu: socket.socket, rules: Sequence[Rule], counters: Counters) -> int:
     """Runs passt in a namespace with no way out, and serves its listeners here."""
     ours, theirs = socket.socketpair()
 
@@ -190,14 +195,14 @@ async def _allowlist(qemu: socket.socket, rules: Sequence[Rule]) -> int:
     _, descriptors, _, _ = socket.recv_fds(ours, 1, MAX_RULES)
     ours.close()
     slots = asyncio.Semaphore(MAX_CONNECTIONS)
-    acceptors = [asyncio.create_task(_accept(socket.socket(fileno=fd), rules, slots)) for fd in descriptors]
+    acceptors = [asyncio.create_task(_accept(socket.socket(fileno=fd), rules, slots, counters)) for fd in descriptors]
     code = await _until_end(pid)
     for acceptor in acceptors:
         acceptor.cancel()
     return code
 
 
-async def _accept(listener: socket.socket, rules: Sequence[Rule], slots: asyncio.Semaphore) -> None:
+async def _accept(listener: socket.socket, rules: Sequence[Rule], slots: asyncio.Semaphore, counters: Counters) -> None:
     """Forwards every connection that the listener accepts, at most as many at once as there are slots."""
     loop = asyncio.get_running_loop()
     connections = set()
@@ -209,13 +214,13 @@ async def _accept(listener: socket.socket, rules: Sequence[Rule], slots: asyncio
             slots.release()
             await asyncio.sleep(0.1)
             continue
-        connection = asyncio.create_task(_forward(accepted, rules))
+        connection = asyncio.create_task(_forward(accepted, rules, counters))
         connections.add(connection)
         connection.add_done_callback(connections.discard)
         connection.add_done_callback(lambda _: slots.release())
 
 
-async def _forward(accepted: socket.socket, rules: Sequence[Rule]) -> None:
+async def _forward(accepted: socket.socket, rules: Sequence[Rule], counters: Counters) -> None:
     """Connects one accepted connection to its original destination, and copies both ways until both have ended."""
     loop = asyncio.get_running_loop()
     with accepted, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as onward:
@@ -226,6 +231,7 @@ async def _forward(accepted: socket.socket, rules: Sequence[Rule]) -> None:
             if not allows(rules, *destination):
                 raise ConnectionRefusedError(f"{destination} is not allowlisted")
             await asyncio.wait_for(loop.sock_connect(onward, destination), CONNECT_SECONDS)
+            counters.connected(is_allowed=allows(rules, *onward.getpeername()))
             async with asyncio.timeout(IDLE_SECONDS) as idle, asyncio.TaskGroup() as directions:
                 directions.create_task(_pump(accepted, onward, idle))
                 directions.create_task(_pump(onward, accepted, idle))

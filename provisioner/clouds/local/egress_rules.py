@@ -127,10 +127,14 @@ class FrameFilter:
 
     Args:
         take_datagram: takes each frame with UDP or ICMP; passt never sees those.
+
+    Attributes:
+        denied: how many frames to denied addresses were dropped.
     """
 
     def __init__(self, take_datagram: Callable[[bytes], None]) -> None:
         self._take_datagram = take_datagram
+        self.denied = 0
         self._pending = b""
         self._verdicts: dict[bytes, bool] = {}
         self._denied: tuple[ipaddress.IPv4Network, ...] = NEVER
@@ -178,4 +182,6 @@ class FrameFilter:
                 self._verdicts.clear()
             address = ipaddress.IPv4Address(destination)
             verdict = self._verdicts[destination] = not any(address in network for network in self._denied)
+        if not verdict:
+            self.denied += 1
         return verdict

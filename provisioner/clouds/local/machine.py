@@ -37,6 +37,9 @@ QMP_SECONDS = 60
 QUIT_SECONDS = 5
 # QEMU keeps this file open as long as it lives.
 OPEN_FILE = "qemu.open"
+PEERS = {"primary": "aux", "aux": "primary"}
+# The egress proxy counts there (egress_counters.py).
+EGRESS_COUNTERS = "network.counters"
 
 
 class MachineError(Exception):
@@ -125,7 +128,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         internet, theirs = socket.socketpair()
         with theirs:
             _start_network(theirs, None if settings["full_internet"] else allowed)
-    peer = {"primary": "aux", "aux": "primary"}[directory.name]
+    peer = PEERS[directory.name]
     image = Path(settings["image"])
     user = own_user(directory.parent)
     launch = qemu.Launch(
@@ -135,7 +138,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         initrd=str(image.with_name("initrd.img")),
         machine_id=uuid.uuid4().hex,
         kvm=Path("accelerator").read_text() == "kvm",
-        link=("link.sock", f"../{peer}/link.sock") if Path(f"../{peer}").is_dir() else None,
+        link=link_sockets(directory.name) if Path(f"../{peer}").is_dir() else None,
         internet_fd=internet.fileno() if internet else None,
         credentials=_smbios_strings(settings["public_key"]),
         user=user,
@@ -171,6 +174,11 @@ def _admit(group: int, *paths: Path) -> None:
         path.chmod(0o710 if path.is_dir() else 0o620)
 
 
+def link_sockets(role: str) -> tuple[str, str]:
+    """Returns a machine's own socket of the private link and its peer's, relative to the machine's directory."""
+    return "link.sock", f"../{PEERS[role]}/link.sock"
+
+
 def _smbios_strings(public_key: str) -> tuple[str, ...]:
     """Writes each credential as an SMBIOS string for systemd to import, and returns the files' names."""
     Path("credentials/authorized_keys.root").write_text(public_key.strip() + "\n")
@@ -189,7 +197,7 @@ def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) 
 
     It ends when QEMU closes the other end. Its pid is kept for `destroy` all the same.
     """
-    arguments = ["--fd", str(theirs.fileno()), "--log", "network.log"]
+    arguments = ["--fd", str(theirs.fileno()), "--log", "network.log", "--counters", EGRESS_COUNTERS]
     if allowed is None:
         arguments.append("--full-internet")
     for destination in allowed or ():

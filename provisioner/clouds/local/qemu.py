@@ -81,16 +81,8 @@ def command(launch: Launch) -> list[str]:
         *("-pidfile", "qemu.pid"),
         *("-qmp", "unix:qmp.sock,server=on,wait=off"),
         *confined(launch.user),
-        *("-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"),
-        *("-device", _card("management", MANAGEMENT_MAC)),
+        *network(launch.link, launch.internet_fd),
     ]
-    if launch.link is not None:
-        own, peer = launch.link
-        argv += ["-netdev", f"dgram,id=link,local.type=unix,local.path={own},remote.type=unix,remote.path={peer}"]
-        argv += ["-device", _card("link", PRIVATE_MAC)]
-    if launch.internet_fd is not None:
-        argv += ["-netdev", f"stream,id=internet,server=off,addr.type=fd,addr.str={launch.internet_fd}"]
-        argv += ["-device", _card("internet", INTERNET_MAC)]
     for name in launch.credentials:
         argv += ["-smbios", f"type=11,path={name}"]
     return argv
@@ -106,6 +98,24 @@ def confined(user: User | None) -> list[str]:
     if user is None:
         return ["-sandbox", f"{SANDBOX}deny"]
     return ["-sandbox", f"{SANDBOX}allow", "-runas", f"{user.uid}:{user.gid}"]
+
+
+def network(link: tuple[str, str] | None, internet_fd: int | None) -> list[str]:
+    """Returns the arguments that give a machine its cards, and each card the one place that it leads to.
+
+    Args:
+        link, internet_fd: as in Launch.
+    """
+    argv = ["-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"]
+    argv += ["-device", _card("management", MANAGEMENT_MAC)]
+    if link is not None:
+        own, peer = link
+        argv += ["-netdev", f"dgram,id=link,local.type=unix,local.path={own},remote.type=unix,remote.path={peer}"]
+        argv += ["-device", _card("link", PRIVATE_MAC)]
+    if internet_fd is not None:
+        argv += ["-netdev", f"stream,id=internet,server=off,addr.type=fd,addr.str={internet_fd}"]
+        argv += ["-device", _card("internet", INTERNET_MAC)]
+    return argv
 
 
 def _card(netdev: str, mac: str) -> str:
@@ -132,9 +142,10 @@ class QMPError(Exception):
 
 
 class QMP:
-    """One connection to QEMU's QMP socket. The working directory must be the machine's directory.
+    """One connection to QEMU's QMP socket.
 
     Args:
+        directory: the machine's.
         timeout_seconds: how long to wait for each answer.
 
     Raises:
@@ -142,11 +153,11 @@ class QMP:
         QMPError: QEMU answered with an error.
     """
 
-    def __init__(self, path: str = "qmp.sock", timeout_seconds: float = 10) -> None:
+    def __init__(self, directory: Path = Path(), timeout_seconds: float = 10) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
-            self._socket.connect(path)
+            _connect(self._socket, directory / "qmp.sock")
             self._file = self._socket.makefile("rwb")
             self._file.readline()
             self.execute("qmp_capabilities")
@@ -172,6 +183,15 @@ class QMP:
             if "error" in answer:
                 raise QMPError(f"{name}: {answer['error'].get('desc')}")
         raise QMPError(f"{name}: QEMU closed the connection")
+
+
+def _connect(client: socket.socket, path: Path) -> None:
+    """Connects through the socket's directory: the path of a Unix socket may have 107 bytes, a directory's more."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        client.connect(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
 
 
 def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:

@@ -152,6 +152,12 @@ def test_only_arp_and_ipv4_to_other_hosts_pass(frames: egress_rules.FrameFilter,
         assert frames.feed(framed(frame)) == (framed(frame) if passes else b"")
 
 
+def test_frames_to_denied_addresses_are_counted(frames: egress_rules.FrameFilter) -> None:
+    for destination in ("127.0.0.1", "203.0.113.7", "127.0.0.1", "192.0.2.2"):
+        frames.feed(framed(ipv4(destination)))
+    assert frames.denied == 3
+
+
 def test_frames_are_found_however_the_stream_is_cut(frames: egress_rules.FrameFilter) -> None:
     good = framed(ipv4("203.0.113.7"))
     stream = good + framed(ipv4("127.0.0.1")) + framed(b"") + good

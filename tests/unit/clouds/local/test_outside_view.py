@@ -1,0 +1,142 @@
+"""Tests how a machine's network, as its host sees it, is compared with what the permission calls for."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.clouds.local import outside_view, qemu
+from provisioner.clouds.local.egress_counters import Counts
+from provisioner.clouds.local.outside_view import View, compare
+from provisioner.models import Destination, Environment
+from tests.unit.fakes.world import environment
+
+MANAGEMENT = """virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:01
+ \\ management: index=0,type=user,net=10.0.2.0,restrict=on
+"""
+LINK = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:02
+ \\ link: index=0,type=dgram,udp=link.sock:../aux/link.sock
+"""
+INTERNET = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:03
+ \\ internet: index=0,type=stream,unix
+"""
+FLOWS = """Hub -1 (management):
+  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ
+  TCP[ESTABLISHED]   30       127.0.0.1 36661       10.0.2.15    22     0     0
+  TCP[HOST_FORWARD]  15       127.0.0.1 36661       10.0.2.15    22     0     0
+"""
+PROXY = ("python", "-m", "provisioner.clouds.local.egress_proxy", "--fd", "5")
+ALLOWED = (Destination(cidr="203.0.113.7/32", port=443),)
+
+OFFLINE = environment()
+PAIR = environment(roles=("primary", "aux"))
+ONLINE = environment(full_internet=True)
+ALLOWING = environment(allowed_destinations=ALLOWED)
+
+
+def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> View:
+    """Returns the view of a machine with these cards, as it should be."""
+    argv = qemu.network(("link.sock", "../aux/link.sock") if link else None, internet_fd)
+    cards = MANAGEMENT + (LINK if link else "") + (INTERNET if internet_fd else "")
+    return replace(
+        View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), cards, FLOWS, None, None), **changes
+    )
+
+
+def online(**changes: Any) -> View:
+    seen: dict[str, Any] = {"proxy": (*PROXY, "--full-internet"), "counts": Counts(denied=4)}
+    return view(internet_fd=9, **seen | changes)
+
+
+def allowing(**changes: Any) -> View:
+    seen: dict[str, Any] = {"proxy": (*PROXY, "--allow", "203.0.113.7/32:443"), "counts": Counts(onward=2)}
+    return view(internet_fd=9, **seen | changes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "record"),
+    [(view(), OFFLINE), (view(link=True), PAIR), (online(), ONLINE), (allowing(), ALLOWING)],
+    ids=["offline", "pair", "online", "allowlist"],
+)
+def test_a_machine_as_it_should_be_has_no_differences(seen: View, record: Environment) -> None:
+    assert compare(seen, record, "primary") == []
+
+
+WRONG: dict[str, tuple[View, Environment, str]] = {
+    "unrestricted": (
+        view(arguments=("qemu", "-netdev", "user,id=management", *qemu.network(None, None)[2:])), OFFLINE, "arguments",
+    ),
+    "second-card": (
+        view(arguments=("qemu", *qemu.network(None, None), "-netdev", "tap,id=x")), OFFLINE, "network arguments",
+    ),
+    "other-device": (
+        view(arguments=("qemu", *qemu.network(None, None), "-device", "usb-net,netdev=x")), OFFLINE, "arguments",
+    ),
+    "plugged-later": (view(cards=MANAGEMENT + INTERNET), OFFLINE, "its cards lead to"),
+    "no-link": (view(link=True), OFFLINE, "its cards lead to"),
+    "restrict-off": (view(cards=MANAGEMENT.replace("restrict=on", "restrict=off")), OFFLINE, "not restricted"),
+    "unknown-line": (view(cards=MANAGEMENT + "something else\n"), OFFLINE, "monitor says"),
+    "no-cards": (view(cards=""), OFFLINE, "its cards lead to []"),
+    "udp-flow": (
+        view(flows=FLOWS + "  UDP[236 sec]       16       10.0.2.15 40000         1.1.1.1    53     0     0\n"),
+        OFFLINE, "carries 'UDP[236",
+    ),
+    "tcp-flow": (
+        view(flows=FLOWS + "  TCP[ESTABLISHED]   16       127.0.0.1 40000       127.0.0.1    80     0     0\n"),
+        OFFLINE, "carries 'TCP[ESTABLISHED]",
+    ),
+    "icmp-flow": (
+        view(flows=FLOWS + "  ICMP[10 sec]       17       10.0.2.15 -               1.1.1.1  -        0     0\n"),
+        OFFLINE, "carries 'ICMP",
+    ),
+    "proxy": (view(proxy=PROXY, counts=Counts()), OFFLINE, "has an egress proxy"),
+    "no-proxy": (online(proxy=None), ONLINE, "does not run"),
+    "no-counters": (online(counts=None), ONLINE, "does not run"),
+    "nothing-denied": (online(counts=Counts()), ONLINE, "dropped none"),
+    "too-open": (allowing(proxy=(*PROXY, "--full-internet")), ALLOWING, "another permission"),
+    "longer-list": (
+        allowing(proxy=(*PROXY, "--allow", "203.0.113.7/32:443", "--allow", "1.1.1.1/32:443")),
+        ALLOWING, "another allowlist",
+    ),
+    "outside": (allowing(counts=Counts(onward=1, outside=1)), ALLOWING, "outside the allowlist"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "record", "expected"), WRONG.values(), ids=WRONG)
+def test_each_difference_is_named(seen: View, record: Environment, expected: str) -> None:
+    assert any(expected in difference for difference in compare(seen, record, "primary"))
+
+
+def test_a_machine_that_cannot_be_seen_is_a_difference(tmp_path: Path) -> None:
+    [difference] = outside_view.differences(tmp_path, OFFLINE, "primary")
+    assert "primary machine: its network cannot be seen from outside: QEMU does not run" in difference
+
+
+def test_the_monitor_is_reached_however_long_its_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / ("d" * 120)
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("qmp.sock")
+        server.listen()
+        monkeypatch.chdir("/")
+
+        def serve() -> None:
+            with server.accept()[0] as client, client.makefile("rwb") as stream:
+                stream.write(b'{"QMP": {}}\n')
+                stream.flush()
+                while line := stream.readline():
+                    stream.write(json.dumps({"return": json.loads(line)["execute"]}).encode() + b"\n")
+                    stream.flush()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with qemu.QMP(directory) as qmp:
+            assert qmp.execute("query-status") == "query-status"
+        thread.join()
