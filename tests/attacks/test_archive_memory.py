@@ -124,7 +124,7 @@ ATTACKS = [
 def test_the_controllers_memory_is_bounded(attack: object) -> None:
     name = attack.__name__  # type: ignore[attr-defined]
     done = subprocess.run(
-        [sys.executable, "-c", f"from tests.attacks.test_archive_memory import measure; measure({name!r})"],
+        [sys.executable, "-m", "tests.attacks.test_archive_memory", name],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -149,3 +149,7 @@ def measure(name: str) -> None:
         print(before_mib, peak_mib())
     else:
         raise AssertionError(f"{name} was not refused")
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1])

@@ -31,8 +31,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led 
 AGENT = 54321
 # How long the agent swaps while root copies.
 HAMMER_SECONDS = 4.0
-SWAPPING = """
-import os, sys
+SWAPPING = f"""
+import os
+os.setgroups([]); os.setgid({AGENT}); os.setuid({AGENT})
 while True:
     for swap in (
         lambda: os.rename("work", "real"), lambda: os.symlink("../precious", "work"),
@@ -87,7 +88,7 @@ def place() -> Iterator[Place]:
 @contextlib.contextmanager
 def swapping(place: Place) -> Iterator[None]:
     """Swaps directory and link in a process of the agent's, as fast as it can."""
-    with subprocess.Popen([sys.executable, "-I", "-c", SWAPPING], cwd=place.home, user=AGENT, group=AGENT) as agent:
+    with subprocess.Popen([sys.executable, "-I", "-c", SWAPPING], cwd=place.home) as agent:
         try:
             yield
         finally:
