@@ -40,7 +40,9 @@ def is_plain_name(name: bytes) -> bool:
         text = name.decode()
     except UnicodeDecodeError:
         return False
-    return name not in (b"", b".", b"..") and not any(c == "/" or unicodedata.category(c) == "Cc" for c in text)
+    if name in (b"", b".", b"..") or b"/" in name:
+        return False
+    return text.isprintable() or not any(unicodedata.category(c) == "Cc" for c in text)
 
 
 class TreeSender:

@@ -132,7 +132,10 @@ def working_directory(parent: int) -> Iterator[int]:
     """
     name = f".copy.{os.urandom(8).hex()}"
     try:
-        os.mkdir(name, 0o700, dir_fd=parent)
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror) from None
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             status = os.fstat(descriptor)

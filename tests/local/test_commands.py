@@ -10,9 +10,11 @@ import pytest
 from provisioner.environment import operations
 from provisioner.errors import TaskError
 from provisioner.machines.connect import connect
+from provisioner.remote import transfer
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from tests.command_line import answer, provisioner
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
+from tests.unit.fakes.copies import file, frame, tree
 
 pytestmark = pytest.mark.vm
 
@@ -73,6 +75,42 @@ def test_cp_brings_files_and_directories_there_and_back(lab: Lab, tmp_path: Path
     refused = provisioner(lab.session.home, "cp", f"{lab.environment.id}:/root", str(tmp_path / "root"))
     assert refused.returncode != 0
     assert "Traceback" not in refused.stderr
+
+
+def test_root_copies_through_no_link_of_the_agents(lab: Lab, tmp_path: Path) -> None:
+    assert lab.run("ln -s /root /home/agent/planted", user="agent").exit_code == 0
+    (tmp_path / "new").write_text("text")
+    refused = provisioner(
+        lab.session.home, "cp", "--user", "root", str(tmp_path / "new"), f"{lab.environment.id}:/home/agent/planted/"
+    )
+    assert (refused.returncode, lab.run("test -e /root/new").exit_code) == (2, 1)
+    assert "planted: is a symbolic link that others could have placed" in refused.stderr
+
+
+def test_a_machine_whose_programs_were_replaced_writes_nothing_here(lab: Lab, tmp_path: Path) -> None:
+    answers = {
+        "a way out": tree(file(b"../../outside")),
+        "a link": tree(frame(b"l", b"a")),
+        "less than promised": tree(file(b"a", b"x" * 100_000))[:-1],
+    }
+    replace = """
+    printf '#!/bin/sh\ncat /tmp/answer\nexec cat /dev/zero' > /tmp/evil; chmod 755 /tmp/evil
+    for program in tar python3; do mount --bind /tmp/evil "$(readlink -f /usr/bin/$program)"; done
+    """
+    restore = 'for program in tar python3; do umount "$(readlink -f /usr/bin/$program)"; done'
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    with connect(lab.session, lab.environment, "primary") as connection:
+        assert connection.run(["sh", "-ec", replace]).exit_code == 0
+        try:
+            for answer in answers.values():
+                assert connection.run(["sh", "-c", "cat > /tmp/answer"], stdin=answer).exit_code == 0
+                with pytest.raises(TaskError, match="cannot be copied"):
+                    transfer.download(connection, "/etc/hostname", inside / "copy")
+                assert list(inside.iterdir()) == []
+                assert list(tmp_path.iterdir()) == [inside]
+        finally:
+            assert connection.run(["sh", "-ec", restore]).exit_code == 0
 
 
 def test_what_exists_is_listed_and_shown(lab: Lab) -> None:

@@ -113,13 +113,17 @@ def test_a_destination_is_a_directory_or_in_one(inside: Path) -> None:
 
 
 def test_a_working_directory_is_private_and_leaves_nothing(inside: Path) -> None:
-    with open_directory(str(inside)) as parent:
-        with pytest.raises(KeyboardInterrupt), working_directory(parent) as work:
+    def work_in(parent: int) -> None:
+        with working_directory(parent) as work:
             os.mkdir("deep", dir_fd=work)
             os.symlink(inside / "real", "link", dir_fd=work)
             [name] = {path.name for path in inside.iterdir()} - {"real", "link"}
             assert (inside / name).stat().st_mode & 0o777 == 0o700
             raise KeyboardInterrupt
+
+    with open_directory(str(inside)) as parent:
+        with pytest.raises(KeyboardInterrupt):
+            work_in(parent)
         assert {path.name for path in inside.iterdir()} == {"real", "link"}
         assert (inside / "real" / "below").exists()
 

@@ -65,9 +65,10 @@ def test_a_failure_to_write_is_ours_to_explain(directory: int, monkeypatch: pyte
     expected = TreeError if number == errno.EIO else DiskFullError
     with TreeWriter(directory) as writer:
         writer.begin_file("", executable=False)
-        with monkeypatch.context() as patch, pytest.raises(expected):
-            patch.setattr(os, "write", fail)
+        monkeypatch.setattr(os, "write", fail)
+        with pytest.raises(expected):
             writer.write(b"content")
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("what", ["FREE_BYTES", "FREE_INODES"])
@@ -77,9 +78,13 @@ def test_space_is_left_on_the_disk(directory: int, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(tree_writer, what, 1 << 60)
         monkeypatch.setattr(os, "fstatvfs", lambda file, ask=os.fstatvfs: with_inodes(ask(file)))
         with pytest.raises(DiskFullError):
-            for number in range(2 * tree_writer.BYTES_BETWEEN_CHECKS // tree_writer.ENTRY_BYTES):
-                writer.begin_directory(str(number))
-                writer.end_directory()
+            make_directories(writer, 2 * tree_writer.BYTES_BETWEEN_CHECKS // tree_writer.ENTRY_BYTES)
+
+
+def make_directories(writer: TreeWriter, count: int) -> None:
+    for number in range(count):
+        writer.begin_directory(str(number))
+        writer.end_directory()
 
 
 def with_inodes(disk: os.statvfs_result) -> os.statvfs_result:
