@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.clock import now
-from provisioner.environment import extend, lifecycle, operations
+from provisioner.environment import extend, lifecycle
+from provisioner.environment.agent import Agent, run_agent
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
@@ -38,7 +39,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
     try:
         assert session.environments.find(environment.id[-6:]).status == "ready"
         assert environment.probes
-        done = operations.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
+        done = run_agent(session, environment, Agent(HERE / "agents" / "writer", "bash write.sh"))
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment)[1].score == 0.75
         with connect(session, environment, "primary", "agent") as connection:

@@ -18,7 +18,7 @@ READ = (
     "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroupRules",
     "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots", "ec2:DescribeSubnets", "ec2:DescribeTags",
     "ec2:DescribeVolumes", "ec2:DescribeVpcAttribute", "ec2:DescribeVpcs", "ec2:GetConsoleOutput",
-    "pricing:GetProducts", "sts:GetCallerIdentity",
+    "ec2:DescribeInstanceStatus", "pricing:GetProducts", "sts:GetCallerIdentity",
 )  # fmt: skip
 # Actions that create a resource; EC2 checks the tags that are given with it.
 CREATE = (

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues
-from provisioner.clouds.local import host, images, kvm, machine, orphans, qemu, sizing, watchdog
+from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
+from provisioner.clouds.local import host, images, kvm, machine, orphans, qemu, shutdown, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
@@ -147,6 +147,11 @@ class LocalCloud(Cloud):
     def alive(self, environment: Environment, role: Role) -> bool:
         """Whether QEMU holds its pidfile's lock."""
         return qemu.live_pid(self._directory(environment, role) / "qemu.pid") is not None
+
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        """Returns what QEMU recorded when it shut down."""
+        message, from_within = shutdown.reason(self._directory(environment, role))
+        return TerminationReason(message, from_within=from_within)
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local import qemu, shutdown
 from provisioner.store.locks import holders
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
@@ -132,6 +132,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         internet_fd=internet.fileno() if internet else None,
         credentials=_smbios_strings(settings["public_key"]),
     )
+    shutdown.prepare(Path())
     # Before QEMU: the machine must never run without its watchdog.
     _start_program("provisioner.clouds.local.watchdog")
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.

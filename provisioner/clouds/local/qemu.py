@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from provisioner.clouds.local import shutdown
+
 MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
@@ -74,6 +76,7 @@ def command(launch: Launch) -> list[str]:
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
         *("-serial", "file:serial.log", "-pidfile", "qemu.pid"),
         *("-qmp", "unix:qmp.sock,server=on,wait=off", "-sandbox", SANDBOX),
+        *shutdown.ARGUMENTS,
         *("-netdev", "user,id=management,ipv6=off,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"),
         *("-device", _card("management", MANAGEMENT_MAC)),
     ]
