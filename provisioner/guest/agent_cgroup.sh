@@ -39,7 +39,7 @@ join() {
 kill_all() {
     if [ ! -d "$1" ]; then return; fi
     echo 1 > "$1/cgroup.kill"
-    tries=100
+    tries=200
     while read -r _ populated < "$1/cgroup.events" && [ "$populated" = 1 ]; do
         tries=$((tries - 1))
         if [ "$tries" = 0 ]; then
