@@ -19,7 +19,8 @@ ProvisionerError                 1
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
 ├── TaskError                    7   the family's own code failed, hung or returned an invalid result
 │   ├── CommandTimeoutError          a command in a machine did not end in time
-│   └── SubmissionError              the agent's submission cannot be read
+│   ├── SubmissionError              the agent's submission cannot be read
+│   └── AgentError                   the agent ended its machine, or left it unreachable or unable to score
 ├── BudgetError                  8   a launch does not fit a budget; it was not made
 └── Interrupted                  130 Ctrl-C or SIGTERM, after cleaning up
 """
@@ -125,7 +126,17 @@ class CapacityError(InfrastructureError):
 
 
 class MachineLostError(InfrastructureError):
-    """A machine does not answer, or ended on its own."""
+    """A machine does not answer, or ended on its own.
+
+    Args:
+        cloud_words: what the cloud or the host says of a machine that it ended itself; empty if it says nothing.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: str | None = None, cloud_words: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, details=details)
+        self.cloud_words = cloud_words
 
 
 class PresenceLostError(InfrastructureError):
@@ -166,6 +177,10 @@ class CommandTimeoutError(TaskError, TimeoutError):
 
 class SubmissionError(TaskError):
     """The agent's submission cannot be read."""
+
+
+class AgentError(TaskError):
+    """After an agent had begun, its machine was switched off from within, cannot be reached, or cannot score."""
 
 
 class BudgetError(ProvisionerError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -52,6 +53,14 @@ class Interrupts:
 
 def go_on() -> None:
     """Does nothing: a check for processes that only signals can stop."""
+
+
+def wait(seconds: float, check: Callable[[], None]) -> None:
+    """Waits, but stops at once when the check raises an exception."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        check()
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager

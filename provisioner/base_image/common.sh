@@ -13,6 +13,11 @@ mv "$tree"/usr/lib/provisioner/guest/metr_task_standard* "$packages/"
 chroot "$tree" python3 -m compileall -q "${packages#"$tree"}" /usr/lib/provisioner/guest
 # The agent must not read the driver's program.
 chmod 0700 "$tree/usr/lib/provisioner"
+# Logins as agent count towards the limits of the agent's cgroup.
+DEBIAN_FRONTEND=noninteractive chroot "$tree" pam-auth-update --package
+# Inodes that are freed before scoring, should the agent have used up all others.
+mkdir -p "$tree/usr/lib/provisioner/inodes"
+(cd "$tree/usr/lib/provisioner/inodes" && seq 1000 | xargs touch)
 rm -f "$tree"/etc/ssh/ssh_host_*
 # Let pip install into the system's Python, as in the python:3.11 image.
 find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete

@@ -2,7 +2,8 @@
 
 Each attempt has an environment id of its own, derived from batch, run and attempt number. What exists under that id
 tells a step what happened before a crash: nothing, or machines to continue with, or something that cannot be continued.
-The last is removed, and the workflow makes a new attempt. An agent is started only once in each environment.
+The last is removed, and the workflow makes a new attempt. An agent is started only once in each environment; it does
+not notice that its controller has crashed, and is followed by the next.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from provisioner import signals
 from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
@@ -34,9 +36,11 @@ from provisioner.batch.steps import (
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.environment import lifecycle, operations
+from provisioner.environment import agent as environment_agent
+from provisioner.environment import lifecycle
 from provisioner.environment.selection import destroy_damaged
 from provisioner.errors import (
+    AgentError,
     BudgetError,
     DamagedRecordError,
     InfrastructureError,
@@ -55,6 +59,8 @@ from provisioner.store.environments import derived_id
 from provisioner.store.files import write_atomically
 from provisioner.ttl import TEARDOWN
 
+# Each attempt has an environment of its own, in which this names its agent.
+AGENT_IDENTITY = "batch"
 BUDGET_POLL_SECONDS = 1.0
 # A cloud that fails to delete something may succeed a moment later.
 DESTROY_PAUSES = (5.0, 20.0)
@@ -121,22 +127,20 @@ class Attempt:
         )
 
     def agent(self) -> AgentStep:
-        """Runs the agent until it ends or its time is up; does nothing if a submission stands in for it."""
+        """Runs the agent until it ends or its time is up; does nothing if a submission stands in for it.
+
+        An agent that an earlier process has started works on in its machine, and is followed.
+        """
         agent = next((agent for agent in self.suite.agents if agent.name == self.run.agent), None)
         if agent is None:
             return AgentStep(at=now())
 
         def work(environment: Environment, phases: Phases) -> AgentStep:
-            if environment.agent_at:
-                return AgentStep(at=now(), failure=interruption("its agent was interrupted"))
-            environment = self.session.environments.update(environment, agent_at=now())
-            directory, time_limit = self.directory / agent.directory, self.suite.limits.agent_limit
+            limit = self.suite.limits.agent_limit
+            work = environment_agent.Agent(self.directory / agent.directory, agent.command, limit, AGENT_IDENTITY)
             with phases.phase("agent"):
-                try:
-                    ended = operations.run_agent(self.session, environment, directory, agent.command, time_limit)
-                except TimeoutError:
-                    return AgentStep(at=now(), timed_out=True)
-            return AgentStep(at=now(), exit_code=ended.exit_code)
+                ended = environment_agent.run_agent(self.session, environment, work)
+            return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, problem=ended.problem)
 
         return self._in_environment("agent", AgentStep, work, task_outcome="agent_failed")
 
@@ -156,7 +160,10 @@ class Attempt:
             with phases.phase("score"):
                 _, result = lifecycle.score(self.session, environment, submission)
             message = "" if result.kind == "scored" else f"{result.kind}: {result.message}".removesuffix(": ")
-            failure = Failure(outcome="task_failed", message=truncate(message)) if result.failed else None
+            # What an agent leaves behind may take the memory that scoring needs.
+            by_agent = result.kind == "killed" and environment.agent_at is not None
+            outcome: Outcome = "agent_failed" if by_agent else "task_failed"
+            failure = Failure(outcome=outcome, message=truncate(message)) if result.failed else None
             return ScoreStep(at=now(), failure=failure, score=result.score, message=truncate(message))
 
         return self._in_environment("score", ScoreStep, work, task_outcome="task_failed")
@@ -250,7 +257,7 @@ class Attempt:
                 if not others and not self._others_have_reservations():
                     raise
                 self.session.progress.phase_started("waiting for the budget")
-                self._sleep(BUDGET_POLL_SECONDS)
+                signals.wait(BUDGET_POLL_SECONDS, self.session.check)
 
     def _settle_earlier_attempts(self) -> None:
         """Settles what this run's own earlier attempts may still have reserved, if that is possible by now."""
@@ -272,7 +279,7 @@ class Attempt:
             except ProvisionerError as error:  # no reason to lose the score
                 problem = describe(error)
                 if pause is not None:
-                    self._sleep(pause)
+                    signals.wait(pause, self.session.check)
         return Costs(at=now(), trouble=problem)
 
     def _settle_orphan(self, name: str, *, wait: bool) -> None:
@@ -289,7 +296,7 @@ class Attempt:
             if seconds > 0 and not wait:
                 continue
             self.session.progress.phase_started("waiting for what a dead worker may have begun")
-            self._sleep(seconds)
+            signals.wait(seconds, self.session.check)
             self.session.cloud.clear(EnvironmentResources(environment=name, region=entry.region))
             self.session.ledger.settle_late(name, now())
 
@@ -300,17 +307,10 @@ class Attempt:
             for entry in self.session.ledger.entries(unsettled=True, batch=self.batch)
         )
 
-    def _sleep(self, seconds: float) -> None:
-        """Waits, but stops at once when the run is told to stop."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self.session.check()
-            time.sleep(0.1)
-
     def pause(self, seconds: float) -> Step:
         """Waits before the next attempt."""
         self.session.progress.phase_started("waiting to try again")
-        self._sleep(seconds)
+        signals.wait(seconds, self.session.check)
         return Step(at=now())
 
     def _remove_remains(self, *, came_up: bool) -> None:
@@ -362,12 +362,13 @@ class Attempt:
             result = work(environment, phases)
         except Interrupted:
             raise
-        except SubmissionError as error:
+        except (SubmissionError, AgentError) as error:
             result = kind(at=now(), failure=Failure(outcome="agent_failed", message=truncate(error.message)))
         except MachineLostError as error:
-            result = kind(at=now(), failure=classify_loss(self.session, environment, error, name))
+            result = kind(at=now(), failure=classify_loss(self._record() or environment, error, name))
         except Exception as error:
-            result = kind(at=now(), failure=classify(error, task_outcome))
+            began = (self._record() or environment).agent_at is not None
+            result = kind(at=now(), failure=classify(error, task_outcome, agent_began=began))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_atomically(path, result.model_dump_json())

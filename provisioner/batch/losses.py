@@ -1,4 +1,4 @@
-"""Finds out from the cloud and the ledger what became of a machine that no longer answers, and whose fault it is."""
+"""Turns the loss of a machine into an attempt's failure: only what the cloud or the host says is retried."""
 
 from __future__ import annotations
 
@@ -27,31 +27,17 @@ def classify_launch_error(session: Session, environment_id: str, error: Exceptio
     return classify(error)
 
 
-def classify_loss(session: Session, environment: Environment, error: MachineLostError, step: str) -> Failure:
-    """Classifies a lost connection by what the cloud says of the machines: alone it proves nothing.
+def classify_loss(environment: Environment, error: MachineLostError, step: str) -> Failure:
+    """Classifies the loss of a machine for which the agent is not to blame.
 
     Args:
+        environment: its current record.
+        error: says what the cloud says.
         step: the name of the step that lost it.
     """
     if environment.expires_at <= now():
         message = "The environment's ttl ended it."
         return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
-    try:
-        endings = {
-            role: session.cloud.termination_reason(environment, role)
-            for role, alive in machines_alive(session, environment).items()
-            if not alive
-        }
-    except ProvisionerError as cloud_error:
-        message = f"{error.message} The cloud could not be asked: {cloud_error.message}"
-        return Failure(outcome="infrastructure_failed", message=truncate(message), retry=True)
-    lost = ", ".join(
-        f"{role} machine ({ending.message})" if ending.message else f"{role} machine"
-        for role, ending in endings.items()
-    )
-    if step == "agent" and any(ending.from_within for ending in endings.values()):
-        # Not the cloud's fault: a fresh machine would give the agent a second chance.
-        message = truncate(f"Switched off from within while the agent worked: {lost}.")
-        return Failure(outcome="agent_failed", message=message)
-    state = f"The cloud confirms the loss: {lost}." if endings else "The cloud says that its machines are running."
-    return Failure(outcome="infrastructure_failed", message=truncate(f"{error.message} {state}"), retry=True)
+    # Before an agent has begun, nobody gains by a fresh machine.
+    retry = bool(error.cloud_words) or environment.agent_at is None
+    return Failure(outcome="infrastructure_failed", message=truncate(error.message), retry=retry)

@@ -73,11 +73,14 @@ class AgentStep(Step):
     """The result of running the agent.
 
     Args:
-        exit_code: None if there was no agent, or if it ran out of time.
+        exit_code: None if there was no agent, if it ran out of time, or if nobody knows how it ended.
+        timed_out: whether it ran out of time.
+        problem: why nobody knows how it ended; empty otherwise.
     """
 
     exit_code: int | None = None
     timed_out: bool = False
+    problem: str = ""
 
 
 class ScoreStep(Step):
@@ -119,11 +122,12 @@ def interruption(reason: str) -> Failure:
     return Failure(outcome="infrastructure_failed", message=f"Started again: {reason}.", interrupted=True)
 
 
-def classify(error: Exception, task_outcome: Outcome = "task_failed") -> Failure:
+def classify(error: Exception, task_outcome: Outcome = "task_failed", *, agent_began: bool = False) -> Failure:
     """Decides who is to blame for an error, and whether a retry may help.
 
     Args:
         task_outcome: the outcome if a command failed that the task or the agent brought along.
+        agent_began: whether an agent has begun, which must not get a second chance.
     """
     message = describe(error)
     if not isinstance(error, ProvisionerError):
@@ -136,7 +140,7 @@ def classify(error: Exception, task_outcome: Outcome = "task_failed") -> Failure
         return Failure(outcome="task_failed", message=message)
     if isinstance(error, CapacityError):
         return Failure(outcome="infrastructure_failed", message=message, retry=True, capacity=True)
-    retry = isinstance(error, InfrastructureError) and not isinstance(error, IsolationError)
+    retry = isinstance(error, InfrastructureError) and not isinstance(error, IsolationError) and not agent_began
     return Failure(outcome="infrastructure_failed", message=message, retry=retry)
 
 

@@ -144,6 +144,8 @@ def _outcome(result: AttemptResult) -> tuple[Outcome, str]:
     scoring_message = score.message if score else ""
     if agent and agent.timed_out:
         return "timed_out", f"The agent did not end in time. {scoring_message}".strip()
+    if agent and agent.problem:
+        return "agent_failed", f"{agent.problem} {scoring_message}".strip()
     if agent and agent.exit_code:
         return "agent_failed", f"The agent ended with exit code {agent.exit_code}. {scoring_message}".strip()
     return "scored", scoring_message

@@ -14,8 +14,8 @@ from provisioner.cli.command import command
 from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
-from provisioner.environment import operations
-from provisioner.errors import HostError, UsageError
+from provisioner.environment.agent import Agent, run_agent
+from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.connect import connect
 from provisioner.models import Role
@@ -188,13 +188,14 @@ def agent(
     if env_file:
         refuse_env_file_of_agent(directory, env_file)
     opened, environment = environment_session(env, env_file)
-    done = operations.run_agent(opened, environment, directory, agent_command)
+    done = run_agent(opened, environment, Agent(directory, agent_command))
+    if done.problem:
+        raise AgentError(done.problem)
     data = {
         "environment": environment.id,
         "exit_code": done.exit_code,
         "stdout": opened.redactor.redact(done.stdout.decode(errors="replace")),
         "stderr": opened.redactor.redact(done.stderr.decode(errors="replace")),
     }
-    return Result(
-        data, f"The agent ended with exit code {done.exit_code}", done.exit_code if done.exit_code >= 0 else 255
-    )
+    code = -1 if done.exit_code is None else done.exit_code
+    return Result(data, f"The agent ended with exit code {code}", code if code >= 0 else 255)

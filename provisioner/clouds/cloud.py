@@ -266,6 +266,13 @@ class Machines(ABC):
         """Returns why a machine no longer runs. By default the cloud does not say."""
         return TerminationReason()
 
+    def impairment(self, environment: Environment, role: Role) -> str:
+        """Returns what the cloud says is wrong with a running machine's host; empty, as by default, if all is well.
+
+        Nothing that the machine itself does may count.
+        """
+        return ""
+
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
         return ""

@@ -15,8 +15,8 @@ from functools import partial
 from provisioner.best_effort import best_effort_within, describe
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
-from provisioner.environment import operations
-from provisioner.errors import CapacityError
+from provisioner.environment import agent, operations, verdicts
+from provisioner.errors import CapacityError, MachineLostError
 from provisioner.family.env_file import check_required
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
@@ -44,10 +44,13 @@ from provisioner.remote.canary import Canary
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
+from provisioner.signals import wait
 from provisioner.store.environments import new_id
 
 # The family's own two minutes, and a minute to log in and to end it.
 TEARDOWN_LIMIT_SECONDS = operations.TEARDOWN_SECONDS + 60.0
+# Between attempts to score, each of which connects for a minute.
+SCORING_PAUSES_SECONDS = (2.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -293,17 +296,46 @@ def _teardown(session: Session, environment: Environment) -> None:
         operations.teardown(session, environment, driver)
 
 
-def score(session: Session, environment: Environment, submission: str | None = None) -> tuple[Environment, ScoreResult]:
-    """Scores an environment at its end (Task Standard, scoring).
+def score(
+    session: Session, environment: Environment, submission: str | None = None, *, keep: bool = False
+) -> tuple[Environment, ScoreResult]:
+    """Scores an environment at its end (Task Standard, scoring). What the agent has started is ended before.
+
+    If the connection breaks and the machine still runs, it is scored again.
 
     Args:
         submission: the text to score instead of the submission file.
+        keep: whether somebody may go on as user agent afterwards.
 
     Returns:
         the record with its score log, and the result.
+
+    Raises:
+        AgentError: an agent had begun, and left the machine so that it cannot be scored.
+        MachineLostError: the machine was lost, and no agent is to blame.
     """
-    with environment_lock(session, environment) as environment, open_driver(session, environment) as driver:
-        return operations.end_score(session, environment, driver, submission)
+    with environment_lock(session, environment) as environment, verdicts.blamed(session, environment):
+        for pause in SCORING_PAUSES_SECONDS:
+            try:
+                return _score_once(session, environment, submission, keep=keep)
+            except MachineLostError as error:
+                if not session.cloud.alive(environment, "primary"):
+                    raise
+                session.progress.note(f"{error.message} Scoring again.")
+            wait(pause, session.check)
+        return _score_once(session, environment, submission, keep=keep)
+
+
+def _score_once(
+    session: Session, environment: Environment, submission: str | None, *, keep: bool
+) -> tuple[Environment, ScoreResult]:
+    with connect(session, environment, "primary") as connection:
+        agent.stop(connection)
+        driver = operations.driver(session, environment, connection)
+        scored = operations.end_score(session, environment, driver, submission)
+        if keep:
+            agent.readmit(connection)
+        return scored
 
 
 def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, operations.IntermediateScore]:

@@ -1,35 +1,25 @@
-"""Runs operations in a machine that is up: start, agent, scoring, teardown, tests and commands."""
+"""Runs the family's operations in a machine that is up: start, scoring, teardown and tests."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
-from provisioner.machines.connect import connect
 from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.driver import RESULTS, TaskDriver
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.ttl import words
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20
 TEARDOWN_SECONDS = 120.0
-# How long the machine may take, after the agent's time limit, to end an agent that resists.
-STOPPING_SECONDS = 30.0
 
 
 def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
@@ -193,67 +183,3 @@ def intermediate_score(
         raise TaskError(f"intermediate_score() failed: {parsed.failure}", details=answer.tail(answer.result))
     visible = visible_message(parsed.score, parsed.message, environment.score_visible_to_agent)
     return environment, IntermediateScore(entry, visible, answer.stdout, answer.stderr)
-
-
-def run_agent(
-    session: Session, environment: Environment, directory: Path, command: str, limit: timedelta | None = None
-) -> Completed:
-    """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
-
-    Args:
-        directory: the agent's directory on the controller, which replaces an earlier scaffolding.
-        command: the command that the agent's login shell runs.
-        limit: how long it may run; None for as long as the environment lives.
-
-    Raises:
-        UsageError: the directory does not exist.
-        MachineLostError: the connection broke.
-        TimeoutError: it did not end in time and was killed.
-    """
-    if not directory.is_dir():
-        raise UsageError(f"The agent's directory {directory} does not exist.")
-    with connect(session, environment, "primary", "agent") as connection:
-        # As agent and not as root: an earlier agent may have planted a link that would lead root elsewhere.
-        unpack = 'rm -rf "$HOME/scaffolding" && mkdir "$HOME/scaffolding" && exec tar -x -C "$HOME/scaffolding"'
-        sent = connection.send_tree(["sh", "-c", unpack], lambda archive: archive.add(directory, arcname="."))
-        if sent.exit_code != 0:
-            raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
-        script = 'cd "$HOME/scaffolding" && exec bash -lc "$1"'
-        argv = ["bash", "-c", script, "agent", command]
-        if limit is None:
-            return _run_logged(session, environment, connection, argv)
-        # The machine ends only the command's process group, not processes that start() runs as this user.
-        seconds = limit.total_seconds()
-        argv = ["timeout", "--kill-after=5", f"{seconds:g}", *argv]
-        begin = time.monotonic()
-        try:
-            done = _run_logged(session, environment, connection, argv, seconds + STOPPING_SECONDS)
-        except TimeoutError:
-            with connect(session, environment, "primary") as root:
-                root.run(["pkill", "-KILL", "-u", "agent"], timeout_seconds=STOPPING_SECONDS)
-            raise
-        if time.monotonic() - begin >= seconds and done.exit_code != 0:
-            raise TimeoutError(f"the agent did not end within {words(limit)}")
-        return done
-
-
-def _run_logged(
-    session: Session,
-    environment: Environment,
-    connection: Connection,
-    argv: Sequence[str],
-    timeout_seconds: float | None = None,
-) -> Completed:
-    """Runs the agent's command; its output goes to who watches, and its beginning into agent.log.
-
-    Args:
-        argv: its arguments; nothing interprets them.
-        timeout_seconds: None waits for as long as it takes.
-
-    Raises:
-        MachineLostError: the connection broke.
-        TimeoutError: it did not end in time.
-    """
-    log = session.environments.logs(environment.id) / "agent.log"
-    with OutputTee(session.redactor, session.output, log, heading=f"$ {shlex.join(argv)}") as tee:
-        return connection.run(argv, on_stdout=tee.stream(), on_stderr=tee.stream(), timeout_seconds=timeout_seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.environment import operations
+from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.lifecycle import bring_up, destroy, leave, open_driver, score
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
@@ -70,7 +71,10 @@ def run(
     try:
         if agent:
             with phases.phase("agent"):
-                exit_code = operations.run_agent(session, environment, agent.directory, agent.command).exit_code
+                ended = run_agent(session, environment, Agent(agent.directory, agent.command))
+                exit_code = ended.exit_code
+                if ended.problem:
+                    session.progress.note(ended.problem)
         with phases.phase("score"):
             environment, outcome = score(session, environment, submission)
     finally:

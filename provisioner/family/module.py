@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ MAXIMUM_BYTES = 4 << 20
 
 # The Python version inside the machines: code that it cannot parse must not pass because ours is newer.
 _MACHINE_PYTHON = (3, 11)
+# Two threads that parse at once spoil each other's count of the depth, and one gets a SystemError (CPython's issue
+# 106905, mended in 3.11.5; Debian 12 has 3.11.2). Filters of warnings belong to the process, too.
+_PARSING = threading.Lock()
 
 
 def check_module(path: Path) -> None:
@@ -40,7 +44,7 @@ def check_module(path: Path) -> None:
 
 def _parse(source: bytes, name: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():
+        with _PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bad escapes in the family's code are no concern of the operator
             return ast.parse(source, filename=name, feature_version=_MACHINE_PYTHON)
     except SyntaxError as error:

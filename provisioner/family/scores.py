@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from signal import SIGKILL
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -20,7 +21,7 @@ MAXIMUM_NAME_CHARACTERS = 128
 MAXIMUM_MESSAGE_CHARACTERS = 4096
 MAXIMUM_DETAILS_CHARACTERS = 64 << 10
 
-Failure = Literal["nan", "infinite", "not_a_number", "exception", "exit", "timeout", "malformed"]
+Failure = Literal["nan", "infinite", "not_a_number", "exception", "exit", "killed", "timeout", "malformed"]
 ScoreKind = Literal["scored", "manual_scoring_required", "not_scored"] | Failure
 IntermediateKind = Literal["scored", "invalid_submission", "no_score"] | Failure
 
@@ -144,6 +145,8 @@ class _Failed:
 
 def _outcome(result: object) -> _Returned | _Failed:
     """Returns the value of the family's function, or how it failed."""
+    if result is None:
+        return _Failed("killed", "The machine gave no result.")
     if not isinstance(result, dict):
         return _Failed("malformed", f"The machine answered {_a(result)} instead of a result.")
     status = result.get("status")
@@ -188,6 +191,8 @@ def _error(result: Mapping[str, object]) -> _Failed:
     if kind == "exception":
         name = _text(result.get("type"), MAXIMUM_NAME_CHARACTERS) or "an exception"
         return _Failed("exception", f"Scoring raised {name}: {said}", traceback)
+    if kind == "exit" and result.get("exit_code") == -SIGKILL:
+        return _Failed("killed", f"Scoring was killed, as when memory is short: {said}", traceback)
     if kind == "exit":
         return _Failed("exit", f"Scoring ended its process: {said}", traceback)
     if kind == "timeout":

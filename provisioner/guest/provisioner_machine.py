@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from provisioner_login import ROOT_PATH, USER_PATH, login_environment
 from provisioner_request import Places
-
-# The PATH that Debian's login sets for root and for other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
-ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-USER_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 
 
 @dataclass(frozen=True)
@@ -58,35 +55,10 @@ def _lines(places: Places, file: str, fields: int) -> list[list[str]]:
 
 
 def root_environment(places: Places) -> dict[str, str]:
-    """Return the environment of an operation without the request's variables. Nothing of this process leaks in."""
-    return {
-        "PATH": ROOT_PATH,
-        "HOME": str(places.family),
-        "USER": "root",
-        "LOGNAME": "root",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        **_etc_environment(places),
-    }
+    """Return the environment of an operation without the request's variables."""
+    return login_environment(str(places.etc), "root", str(places.family), "/bin/bash", ROOT_PATH)
 
 
 def user_environment(places: Places, user: User) -> dict[str, str]:
     """Return the environment of an operation that another user runs."""
-    own = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell, "PATH": USER_PATH}
-    return {**root_environment(places), **own, **_etc_environment(places)}
-
-
-def _etc_environment(places: Places) -> dict[str, str]:
-    """Parse /etc/environment by the rules of pam_env: NAME=value, optionally quoted, optionally after `export`."""
-    try:
-        text = (places.etc / "environment").read_text(encoding="utf-8", errors="surrogateescape")
-    except FileNotFoundError:
-        return {}
-    variables = {}
-    for line in text.splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and name and not name.startswith("#"):
-            value = value.strip()
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            variables[name.strip()] = value[1:-1] if quoted else value
-    return variables
+    return login_environment(str(places.etc), user.name, user.home, user.shell, USER_PATH)

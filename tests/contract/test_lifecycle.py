@@ -13,7 +13,8 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.clouds.aws import user_data
-from provisioner.environment import extend, lifecycle, operations
+from provisioner.environment import extend, lifecycle
+from provisioner.environment.agent import Agent, run_agent
 from provisioner.errors import MachineLostError, UsageError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
@@ -43,7 +44,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
         assert environment.probes
         _assert_booting_told_nothing_that_matters(session, environment)
         _assert_no_builder_is_let_in(session, environment)
-        done = operations.run_agent(session, environment, HERE / "agents" / "writer", "bash write.sh")
+        done = run_agent(session, environment, Agent(HERE / "agents" / "writer", "bash write.sh"))
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment)[1].score == 0.75
         with connect(session, environment, "primary", "agent") as connection:

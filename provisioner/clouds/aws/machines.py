@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,18 @@ class AwsMachines(Machines):
                 code = str(reason.get("Code") or "")
                 return TerminationReason(str(reason.get("Message") or code), from_within=code == SWITCHED_OFF)
         return TerminationReason()
+
+    def impairment(self, environment: Environment, role: Role) -> str:
+        """Returns what EC2 says of the instance's host. The instance's own status check does not count."""
+        name = _instance_id(environment, role)
+        if name is None:
+            return ""
+        with contextlib.suppress(InfrastructureError), asking("Reading the status"):
+            ec2 = self.account.api.client("ec2", environment.placement["region"])
+            for status in ec2.describe_instance_status(InstanceIds=[name])["InstanceStatuses"]:
+                if status["SystemStatus"]["Status"] == "impaired":
+                    return "EC2's system status check says impaired"
+        return ""
 
     def _instances(self, environment: Environment) -> list[dict[str, Any]]:
         if "region" not in environment.placement:  # nothing was placed yet, so nothing was created

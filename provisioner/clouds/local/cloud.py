@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from provisioner import child_environment
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
-from provisioner.clouds.local import disk, host, images, kvm, machine, machine_logs, orphans, outside_view, qemu, sizing, watchdog
+from provisioner.clouds.local import (
+    disk,
+    host,
+    images,
+    kvm,
+    machine,
+    machine_logs,
+    orphans,
+    outside_view,
+    qemu,
+    shutdown,
+    sizing,
+    watchdog,
+)
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
@@ -180,17 +193,20 @@ class LocalCloud(Cloud):
         """Whether QEMU holds its pidfile's lock."""
         return qemu.live_pid(self._directory(environment, role) / "qemu.pid") is not None
 
+    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
+        """Returns why a machine ended: the watchdog's reason if it took too much of the disk, else QEMU's."""
+        directory = self._directory(environment, role)
+        if eviction := disk.eviction(directory):
+            return TerminationReason(eviction, from_within=True)
+        message, from_within = shutdown.reason(directory)
+        return TerminationReason(message, from_within=from_within)
+
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""
         directory = self._directory(environment, role)
         text = read_end(directory / machine_logs.SERIAL, machine_logs.LIMIT_BYTES).decode(errors="replace")
         reason = disk.eviction(directory)
         return f"{text}\n[provisioner: {reason}]\n" if reason else text
-
-    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
-        """Returns why the watchdog ended a machine before its time, which was the machine's own doing."""
-        reason = disk.eviction(self._directory(environment, role))
-        return TerminationReason(reason, from_within=bool(reason))
 
     def gateways(self, environment: Environment) -> list[str]:
         """Lists the management card's gateway and name server, and passt's gateway."""

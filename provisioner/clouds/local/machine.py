@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner import child_environment
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local import qemu, shutdown
 from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -143,6 +143,7 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         credentials=_smbios_strings(settings["public_key"]),
         user=user,
     )
+    shutdown.prepare(Path())
     # Before QEMU: the machine must never run without its watchdog.
     _start_program("provisioner.clouds.local.watchdog")
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.users import User
 
 MANAGEMENT_MAC = "52:54:00:00:00:01"
@@ -81,6 +82,7 @@ def command(launch: Launch) -> list[str]:
         *("-pidfile", "qemu.pid"),
         *("-qmp", "unix:qmp.sock,server=on,wait=off"),
         *confined(launch.user),
+        *shutdown.ARGUMENTS,
         *network(launch.link, launch.internet_fd),
     ]
     for name in launch.credentials:

@@ -19,7 +19,7 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
-from provisioner.environment import lifecycle, operations
+from provisioner.environment import agent, lifecycle
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
 from provisioner.machines.destroy import _marked
@@ -65,6 +65,9 @@ class Cloud:
 
     def termination_reason(self, _environment: Environment, _role: str) -> TerminationReason:
         return self.ending_told
+
+    def impairment(self, _environment: Environment, _role: str) -> str:
+        return ""
 
     def clear(self, found: EnvironmentResources) -> bool:
         self.cleared.append(found.environment)
@@ -175,22 +178,28 @@ def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
 
 
 @pytest.mark.parametrize(
-    ("why", "outcome", "retry"),
-    [
-        (TerminationReason("Client.InstanceInitiatedShutdown", from_within=True), "agent_failed", False),
-        (TerminationReason("Server.SpotInstanceTermination"), "infrastructure_failed", True),
-    ],
+    ("words", "began", "retry"), [("spot", True, True), ("", True, False), ("", False, True)], ids=["cloud", "?", "up"]
 )
-def test_a_machine_that_is_gone_is_the_fault_of_whoever_ended_it(
-    attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, why: TerminationReason, outcome: str, retry: bool
+def test_the_loss_of_a_machine_is_retried_with_the_clouds_words_or_if_no_agent_has_begun(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, words: str, began: bool, retry: bool
 ) -> None:
-    recorded(attempt)
-    cloud.alive_by_role, cloud.ending_told = {"primary": False}, why
-    monkeypatch.setattr(operations, "run_agent", raising(MachineLostError("No answer.")))
-    failure = attempt.agent().failure
+    recorded(attempt, agent_at=now() if began else None)
+    monkeypatch.setattr(lifecycle, "score", raising(MachineLostError("It is lost: spot.", cloud_words=words)))
+    failure = attempt.score(now()).failure
     assert failure is not None
-    assert (failure.outcome, failure.retry) == (outcome, retry)
-    assert why.message in failure.message
+    assert (failure.outcome, failure.retry, failure.message) == ("infrastructure_failed", retry, "It is lost: spot.")
+
+
+@pytest.mark.parametrize(("step", "outcome"), [("agent", "timed_out"), ("score", "task_failed")])
+def test_a_machine_that_its_ttl_ended_is_not_retried(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str, outcome: str
+) -> None:
+    recorded(attempt, expires_at=now() - HOUR)
+    monkeypatch.setattr(agent, "run_agent", raising(MachineLostError("No answer.")))
+    monkeypatch.setattr(lifecycle, "score", raising(MachineLostError("No answer.")))
+    failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == (outcome, False)
 
 
 def test_a_submission_that_cannot_be_read_is_the_agents_fault(
@@ -237,7 +246,7 @@ def test_a_resumed_run_is_looked_after_by_its_new_process(attempt: Attempt, monk
         attended.append(is_locked(attempt.session.environments.lease(attempt.id)))
         raise TaskError("It broke.")
 
-    monkeypatch.setattr(operations, "run_agent", work)
+    monkeypatch.setattr(agent, "run_agent", work)
     attempt.agent()
     assert attended == [True]
 

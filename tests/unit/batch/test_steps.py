@@ -42,6 +42,7 @@ def test_an_error_is_somebodys_fault_and_only_infrastructure_is_retried(
 
 def test_a_failed_command_of_the_agent_is_the_agents_fault() -> None:
     assert classify(TaskError("x"), "agent_failed").outcome == "agent_failed"
+    assert not classify(InfrastructureError("x"), agent_began=True).retry
 
 
 def test_an_interruption_is_no_failure_of_its_own() -> None:

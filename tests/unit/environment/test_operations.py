@@ -6,15 +6,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner.environment import operations
-from provisioner.environment.operations import run_agent
-from provisioner.errors import MachineLostError, MissingVariablesError, SubmissionError, TaskError, UsageError
+from provisioner.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
 from provisioner.machines.connect import connect
 from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment
@@ -224,79 +221,3 @@ def test_an_intermediate_score_of_a_family_without_any_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match="fam has no intermediate_score"):
         operations.intermediate_score(session, env, driver)
-
-
-def agents(directory: Path, script: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    (directory / "run.sh").write_text(script)
-    return directory
-
-
-def test_an_agent_runs_in_its_own_directory_in_a_login_shell(
-    session: Session, env: Environment, guest: Guest, tmp_path: Path
-) -> None:
-    directory = agents(tmp_path / "agent", "pwd; echo s3cret-value >&2; exit 7")
-    done = run_agent(session, env, directory, "sh run.sh")
-    assert (done.exit_code, done.stdout.decode()) == (7, f"{guest.home}/scaffolding\n")
-    assert log(session, "agent").startswith("$ ")
-    assert "[redacted:TOKEN]" in log(session, "agent")
-    assert "s3cret-value" not in log(session, "agent") + "".join(told_of(session).texts)
-
-
-def test_a_second_agent_replaces_the_first_ones_files(
-    session: Session, env: Environment, guest: Guest, tmp_path: Path
-) -> None:
-    first, second = agents(tmp_path / "first", "echo 1"), agents(tmp_path / "second", "echo 2")
-    (first / "old").touch()
-    run_agent(session, env, first, "true")
-    assert run_agent(session, env, second, "ls; sh run.sh").stdout == b"run.sh\n2\n"
-
-
-def test_an_agent_that_does_not_exist_is_a_usage_error(session: Session, env: Environment, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        run_agent(session, env, tmp_path / "nowhere", "true")
-
-
-def test_an_agent_that_cannot_be_copied_is_an_error(
-    session: Session, env: Environment, guest: Guest, tmp_path: Path
-) -> None:
-    guest.home.write_text("a file where the home should be")
-    with pytest.raises(TaskError, match="could not be copied"):
-        run_agent(session, env, agents(tmp_path / "agent", ""), "true")
-
-
-def test_an_agent_that_does_not_end_in_time_is_ended(session: Session, env: Environment, tmp_path: Path) -> None:
-    directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
-    with pytest.raises(TimeoutError, match="the agent did not end within"):
-        run_agent(session, env, directory, "exec sh run.sh", timedelta(seconds=0.2))
-    assert "begun" in log(session, "agent")
-
-
-def test_an_agent_whose_machine_ends_raises_machine_lost(
-    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
-) -> None:
-    class Ending(type(told_of(session))):  # type: ignore[misc]
-        def output(self, text: str) -> None:
-            cloud.end_machine(env)
-
-    directory = agents(tmp_path / "agent", "echo begun; exec sleep 2")
-    with pytest.raises(MachineLostError):
-        run_agent(replace(session, progress=Ending()), env, directory, "exec sh run.sh")
-
-
-def test_an_agents_output_is_redacted_even_if_a_secret_arrives_in_pieces(
-    session: Session, env: Environment, tmp_path: Path
-) -> None:
-    directory = agents(tmp_path / "agent", "printf 's3cr'; sleep 0.02; printf 'et-value and ä'; exit 3")
-    done = run_agent(session, env, directory, "exec sh run.sh")
-    assert (done.exit_code, done.stdout.decode()) == (3, "s3cret-value and ä")
-    assert "".join(told_of(session).texts) == "[redacted:TOKEN] and ä"
-    assert log(session, "agent").rstrip().endswith("[redacted:TOKEN] and ä")
-
-
-def test_an_agents_log_keeps_the_first_megabytes_and_the_agent_continues(
-    session: Session, env: Environment, tmp_path: Path
-) -> None:
-    directory = agents(tmp_path / "agent", "head -c 9437184 /dev/zero | tr '\\0' x; exit 5")
-    assert run_agent(session, env, directory, "exec sh run.sh").exit_code == 5
-    assert (8 << 20) - 1000 <= len(log(session, "agent")) < (8 << 20) + 1000

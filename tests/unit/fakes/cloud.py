@@ -95,6 +95,8 @@ class FakeCloud(Cloud):
         self.next_cloud: FakeCloud | None = None
         self.renewed: list[str] = []
         self.consoles: dict[Role, str] = {}
+        self.ending = TerminationReason()
+        self.impairments: dict[Role, str] = {}
         self.guest_defaults: dict[str, Any] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -289,7 +291,10 @@ class FakeCloud(Cloud):
 
     def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
         assert not self.alive(environment, role)
-        return TerminationReason()
+        return self.ending
+
+    def impairment(self, environment: Environment, role: Role) -> str:
+        return self.impairments.get(role, "")
 
     def console(self, environment: Environment, role: Role) -> str:
         if role in self.consoles:

@@ -5,20 +5,36 @@ Root's commands are recognised and never run. An unexpected command fails the te
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pwd
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provisioner.clouds.guest_files import GUEST
 from tests.unit.fakes.probes import honest_answers, request_in
 from tests.unit.fakes.sshd import Call, in_a_shell
 
 SETUP = {"standard_version": "0.5.0", "tasks": {"main": {"instructions": "Do it."}}, "has_score": True}
+# Ends the agent's process group, where the real one ends its cgroup.
+CGROUP = """
+pid=$(dirname "$0")/$2.pid
+case $1 in
+    join) echo "$3" > "$pid" ;;
+    kill) kill -KILL "-$(cat "$pid")" ;;
+esac
+true
+"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,8 @@ class Guest:
         ran_as: the users as whom root ran commands.
         secrets_left: the lines that the search for secrets prints.
         sealed_with: the key that was removed from the disk before it became an image.
+        agent_requests: the requests to the program that runs agents, in order.
+        cgroup: what was asked of the agent's cgroup, in order; `cgroup_exit_code` is the answer.
         ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
@@ -68,6 +86,9 @@ class Guest:
     ttl_moved_to: int | None = None
     ttl_refusal: str = ""
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
+    agent_requests: list[dict[str, Any]] = field(default_factory=list)
+    cgroup: list[str] = field(default_factory=list)
+    cgroup_exit_code: int = 0
     _results: dict[str, str] = field(default_factory=dict)
 
     def request(self, operation: str) -> dict[str, Any]:
@@ -87,6 +108,10 @@ class Guest:
                 self.home.mkdir()
             return in_a_shell(call, {"HOME": str(self.home), "PATH": os.environ["PATH"]})
         assert call.user == "root", f"{call.user} runs {call.command}"
+        if call.argv[0] == "sh" and call.argv[-2:-1] == ["copy"]:
+            return self._copy_agent(call)
+        if call.argv[-1].endswith("guest/agent.py"):
+            return self._run_agent(call)
         stdin = call.stdin()
         if call.argv[:2] == ["runuser", "-u"]:
             assert call.argv[3] == "--", call.command[:300]
@@ -96,6 +121,42 @@ class Guest:
         call.channel.sendall(stdout)
         call.channel.sendall_stderr(stderr)
         return code
+
+    def _copy_agent(self, call: Call) -> int:
+        """Unpacks an agent in the agent's home, as this process's user."""
+        if not self.home.exists():
+            self.home.mkdir()
+        call.command = f"sh -c {shlex.quote(call.argv[-1].replace('/home/agent', str(self.home)))}"
+        return in_a_shell(call)
+
+    def _run_agent(self, call: Call) -> int:
+        """Runs the real program, with a stand-in for the cgroup."""
+        request = json.loads(call.stdin())
+        assert (request["root"], request["user"], request["home"]) == ("/", "agent", "/home/agent")
+        self.agent_requests.append(request)
+        root = self.home.with_name(f"{self.home.name}-root")
+        programs = root / "guest"
+        if not programs.exists():
+            programs.mkdir(parents=True)
+            for name in ("agent.py", "provisioner_login.py", "provisioner_ring.py"):
+                shutil.copy(GUEST / name, programs)
+            (programs / "agent_cgroup.sh").write_text(CGROUP)
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        here = request | {"root": str(root), "user": user, "home": str(self.home)}
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(programs / "agent.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process, contextlib.suppress(OSError, EOFError):
+            try:
+                process.stdin.write(json.dumps(here).encode())
+                process.stdin.close()
+                while data := process.stdout.read1(1 << 15):  # type: ignore[attr-defined]
+                    call.channel.sendall(data)
+            finally:
+                process.kill()
+        return process.returncode
 
     def _as_root(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
         argv = call.argv
@@ -109,9 +170,11 @@ class Guest:
             return 0, "\n".join(self.secrets_left).encode(), b""
         if argv[0] == "journalctl":
             return 0, self.journal.encode(), b""
-        if argv == ["pkill", "-KILL", "-u", "agent"]:
-            self.kill_agent()
-            return 0, b"", b""
+        if argv[:1] == ["sh"] and argv[1].endswith("agent_cgroup.sh"):
+            self.cgroup.append(argv[2])
+            if argv[2] == "end":
+                self.kill_agent()
+            return self.cgroup_exit_code, b"", b"processes of the agent do not end"
         assert argv[0] == "sh", f"nobody expects {call.command[:300]}"
         return self._run_script(call, stdin)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,24 @@ def test_what_is_surely_no_task_family_is_refused(tmp_path: Path, name: str) -> 
     text, says = BAD[name]
     with pytest.raises(TaskFamilyError, match=rf"fam\.py.*{says}"):
         check(tmp_path, text)
+
+
+def test_modules_are_parsed_in_several_threads_at_once(tmp_path: Path) -> None:
+    """A garbage collection in the middle of one module's parsing gives another thread its turn."""
+
+    def turn(*_: object) -> None:
+        time.sleep(0.0001)
+
+    text = f"class TaskFamily:\n{TASKS}" + "x = [a, (b, {c: d})]\n" * 200
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(turn)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            directories = [tmp_path / str(number) for number in range(8)]
+            for directory in directories:
+                directory.mkdir()
+            list(threads.map(check, directories, [text] * 8))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(turn)

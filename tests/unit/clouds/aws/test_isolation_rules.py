@@ -14,6 +14,8 @@ from tests.unit.fakes.world import environment
 
 CONTROLLER = "203.0.113.10/32"
 NETWORK = Network(
+    home="home",
+    owner="me",
     vpcs={"online": "vpc-on", "offline": "vpc-off"},
     gateways={"online": "igw-on", "offline": "igw-off"},
     subnets={"online": {}, "offline": {}},

@@ -1,0 +1,257 @@
+"""Runs an agent in a machine, detached: a broken connection ends nothing, and the controller connects again.
+
+guest/agent.py starts the agent, keeps its output for a while, and ends it at its time limit; this module follows it.
+The controller's own clock ends an agent, too, should the machine not do so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+from provisioner.clock import now
+from provisioner.environment.verdicts import blamed
+from provisioner.errors import InfrastructureError, MachineLostError, PresenceLostError, TaskError, UsageError
+from provisioner.machines.connect import connect
+from provisioner.models import Environment
+from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
+from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.remote.output_tee import OutputTee
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from provisioner.signals import wait
+
+HOME = "/home/agent"
+PROGRAM = "/usr/lib/provisioner/guest/agent.py"
+CGROUP = "/usr/lib/provisioner/guest/agent_cgroup.sh"
+# How long the machine may take, after the agent's time limit, to end an agent that resists.
+STOPPING_SECONDS = 30.0
+# How long a machine may be unreachable after the agent's time limit, at which it ends the agent by itself.
+UNREACHABLE_SECONDS = 300.0
+# guest/agent.py shows a sign of life every ten seconds.
+SILENCE_SECONDS = 60.0
+# How long it is waited before each new connection; the last pause repeats.
+PAUSES_SECONDS = (0.5, 2.0, 5.0, 15.0)
+# How often the program in the machine may end without having said how the agent ended.
+PROGRAM_FAILURES = 5
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """Holds how an agent ended.
+
+    Args:
+        exit_code: -1 if a signal ended it; None if its time ran out, or if nobody knows how it ended.
+        timed_out: whether its time ran out.
+        stdout, stderr: bounded.
+    """
+
+    exit_code: int | None
+    timed_out: bool
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def problem(self) -> str:
+        """Says why nobody knows how the agent ended; empty if that is known, or its time ran out."""
+        if self.exit_code is not None or self.timed_out:
+            return ""
+        return "Nobody knows how the agent ended: the program that watches over it was ended, or its machine restarted."
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Names what is run.
+
+    Args:
+        directory: the agent's directory on the controller, which replaces an earlier scaffolding.
+        command: the command that the agent's login shell runs.
+        limit: how long it may run; None for as long as the environment lives.
+        identity: the same for each call that is to follow one agent instead of starting another; None: a new one.
+    """
+
+    directory: Path
+    command: str
+    limit: timedelta | None = None
+    identity: str | None = None
+
+
+def run_agent(session: Session, environment: Environment, agent: Agent) -> AgentResult:
+    """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
+
+    If a process before this one has started the agent with this identity, it is followed from the beginning of the
+    output that the machine still has.
+
+    Raises:
+        UsageError: the directory does not exist.
+        TaskError: the agent could not be copied.
+        AgentError: after it had begun, its machine was switched off from within, or could no longer be reached.
+        MachineLostError: the machine was lost, and the agent is not to blame.
+    """
+    if not agent.directory.is_dir():
+        raise UsageError(f"The agent's directory {agent.directory} does not exist.")
+    log = session.environments.logs(environment.id) / "agent.log"
+    with (
+        blamed(session, environment),
+        OutputTee(session.redactor, session.output, log, heading=f"$ {agent.command}") as tee,
+    ):
+        return _Following(session, environment, agent, tee).finish()
+
+
+class _Following:
+    """Follows one agent across connections."""
+
+    def __init__(self, session: Session, environment: Environment, agent: Agent, tee: OutputTee) -> None:
+        self._plain_session = session
+        self._session = replace(session, check=self._check)
+        self._environment = environment
+        self._agent = agent
+        self._identity = agent.identity or secrets.token_hex(8)
+        self._listeners = {"o": tee.stream(), "e": tee.stream()}
+        self._kept = {"o": BoundedBuffer(), "e": BoundedBuffer()}
+        self._frames = AgentFrames(self._output)
+        self._heard_at = time.monotonic()
+        seconds = agent.limit.total_seconds() if agent.limit else None
+        self._deadline = None if seconds is None else time.monotonic() + seconds + STOPPING_SECONDS
+        self._is_new = agent.identity is None or environment.agent_at is None
+        self._is_copied = False
+        self._failures = 0
+
+    def finish(self) -> AgentResult:
+        """Follows the agent until it has ended, on as many connections as that takes."""
+        pauses = iter(PAUSES_SECONDS)
+        while True:
+            try:
+                with connect(self._session, self._environment, "primary") as connection:
+                    end = self._follow(connection)
+                if end:
+                    return self._result(end)
+            except PresenceLostError:
+                raise
+            except InfrastructureError as error:  # the connection broke, or the cloud could not be asked
+                self._require_hope(error)
+                self._session.progress.note(f"{error.message} The agent works on; connecting again.")
+            wait(next(pauses, PAUSES_SECONDS[-1]), self._plain_session.check)
+
+    def _follow(self, connection: Connection) -> AgentEnd | None:
+        """Follows the agent on one connection; returns None if it has to be tried again."""
+        if self._is_new:
+            self._copy(connection)
+        try:
+            end = self._call(connection)
+            if self._frames.unknown and not self._frames.started:  # a process before this one got no further
+                self._copy(connection)
+                end = self._call(connection)
+            return end
+        except TimeoutError:
+            stop(connection)
+            return AgentEnd(timed_out=True)
+        except FrameError as error:
+            self._session.progress.note(f"The machine's account of the agent cannot be read: {error}.")
+            return AgentEnd()
+        except InfrastructureError:
+            raise
+        except (KeyboardInterrupt, Exception):  # the operator stops it, or a listener fails
+            with contextlib.suppress(InfrastructureError), self._session.shield():
+                stop(connection)
+            raise
+
+    def _copy(self, connection: Connection) -> None:
+        """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
+        unpack = f"rm -rf {HOME}/scaffolding && mkdir {HOME}/scaffolding && exec tar -x -C {HOME}/scaffolding"
+        inside = f'sh {CGROUP} join copying $$ && exec runuser -u agent -- sh -c "$1"'
+        argv = ["sh", "-c", inside, "copy", unpack]
+        sent = connection.send_tree(argv, lambda archive: archive.add(self._agent.directory, arcname="."))
+        if sent.exit_code != 0:
+            raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
+        # Before it starts: from here on a fresh machine could be a second chance.
+        self._environment = self._session.environments.update(self._environment, agent_at=now())
+        self._is_new, self._is_copied = False, True
+
+    def _call(self, connection: Connection) -> AgentEnd | None:
+        """Calls the program in the machine, which starts the agent if it may and nobody did."""
+        limit = self._agent.limit
+        request = {
+            "id": self._identity,
+            "start": self._is_copied and not self._frames.started,
+            "command": self._agent.command,
+            "limit_seconds": limit.total_seconds() if limit else None,
+            "offsets": self._frames.offsets,
+            "root": "/",
+            "user": "agent",
+            "home": HOME,
+        }
+        self._frames.reconnect()
+        self._heard_at = time.monotonic()
+        left = None if self._deadline is None else max(self._deadline - time.monotonic(), 1.0)
+        done = connection.run(
+            ["python3", "-I", "-S", PROGRAM],
+            stdin=json.dumps(request).encode(),
+            on_stdout=self._take,
+            timeout_seconds=left,
+            limit_bytes=2000,
+        )
+        if self._frames.end or (self._frames.unknown and not self._frames.started):
+            return self._frames.end
+        self._failures += 1
+        if self._failures < PROGRAM_FAILURES:
+            return None
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        self._session.progress.note(f"The program that follows the agent failed in the machine: {said}")
+        return AgentEnd()
+
+    def _take(self, data: bytes) -> None:
+        self._frames.take(data)
+        self._heard_at = time.monotonic()
+
+    def _output(self, kind: str, data: bytes) -> None:
+        self._kept[kind].write(data)
+        self._listeners[kind](data)
+
+    def _check(self) -> None:
+        self._plain_session.check()
+        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
+            self._heard_at = time.monotonic()
+            raise MachineLostError("The machine has sent no sign of life for a minute.")
+
+    def _require_hope(self, error: InfrastructureError) -> None:
+        """Raises the error unless the machine runs and may still be reached in time."""
+        deadline = None if self._deadline is None else self._deadline + UNREACHABLE_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            raise error
+        try:
+            runs = self._session.cloud.alive(self._environment, "primary")
+        except PresenceLostError:
+            raise
+        except InfrastructureError:  # the cloud could not be asked, so it may run
+            runs = self._environment.expires_at > now()
+        if not runs:
+            raise error
+
+    def _result(self, end: AgentEnd) -> AgentResult:
+        return AgentResult(end.exit_code, end.timed_out, self._kept["o"].value(), self._kept["e"].value())
+
+
+def stop(connection: Connection) -> None:
+    """Ends all processes that agents have started, and lets no new ones in.
+
+    Raises:
+        MachineLostError: they do not end, or the connection broke.
+    """
+    try:
+        done = connection.run(["sh", CGROUP, "end"], timeout_seconds=STOPPING_SECONDS)
+    except TimeoutError as error:
+        raise MachineLostError("The agent's processes could not be ended in time.") from error
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise MachineLostError(f"The agent's processes could not be ended: {said}")
+
+
+def readmit(connection: Connection) -> None:
+    """Lets the agent's processes in again, after `stop`."""
+    connection.run(["sh", CGROUP, "reopen"], timeout_seconds=STOPPING_SECONDS)

@@ -1,0 +1,104 @@
+"""Decides whose doing the loss of a machine is: the cloud's, the agent's, its time to live's, or nobody knows.
+
+Rests on what the cloud or the host says. Nothing that a machine says counts, nor does a broken connection alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from provisioner.clock import now
+from provisioner.clouds.cloud import TerminationReason
+from provisioner.errors import AgentError, MachineLostError, PresenceLostError, ProvisionerError
+from provisioner.models import Environment, Role
+from provisioner.session import Session
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Names who lost a machine.
+
+    Args:
+        by: `cloud` (or the host, or whoever ended the machine there), `agent`, `ttl`, or `unknown`.
+        words: what the cloud says; for people.
+    """
+
+    by: Literal["cloud", "agent", "ttl", "unknown"]
+    words: str = ""
+
+
+def judge(machines: Mapping[Role, TerminationReason | None], *, agent_began: bool, expired: bool) -> Loss:
+    """Judges the loss of a connection to an environment's machines. Pure.
+
+    Args:
+        machines: what the cloud says of each: None if it runs well, else why it does not.
+        agent_began: whether an agent has begun to work in the environment.
+        expired: whether its time to live has ended.
+    """
+    if expired:
+        return Loss("ttl", "The environment's ttl ended it.")
+    ended = {role: reason for role, reason in machines.items() if reason is not None}
+    words = ", ".join(
+        f"{role} machine ({reason.message})" if reason.message else f"{role} machine" for role, reason in ended.items()
+    )
+    if agent_began and (not ended or any(reason.from_within for reason in ended.values())):
+        return Loss("agent", words)
+    if any(reason.message and not reason.from_within for reason in ended.values()):
+        return Loss("cloud", words)
+    return Loss("unknown", words)
+
+
+def ask(session: Session, environment: Environment, *, agent_began: bool) -> Loss:
+    """Asks the cloud about an environment's machines, and judges their loss."""
+    expired = environment.expires_at <= now()
+    try:
+        machines = {role: _state(session, environment, role) for role in environment.machines}
+    except PresenceLostError:
+        raise
+    except ProvisionerError as error:
+        return Loss("ttl" if expired else "unknown", f"The cloud could not be asked: {error.message}")
+    return judge(machines, agent_began=agent_began, expired=expired)
+
+
+def _state(session: Session, environment: Environment, role: Role) -> TerminationReason | None:
+    if role not in environment.endpoints or not session.cloud.alive(environment, role):
+        return session.cloud.termination_reason(environment, role)
+    impairment = session.cloud.impairment(environment, role)
+    return TerminationReason(impairment) if impairment else None
+
+
+@contextlib.contextmanager
+def blamed(session: Session, environment: Environment) -> Iterator[None]:
+    """Puts the blame for a machine that the body loses after an agent has begun.
+
+    Raises:
+        AgentError: it is the agent's doing.
+        MachineLostError: it is not, or nobody knows; the message says what the cloud says.
+    """
+    try:
+        yield
+    except MachineLostError as error:
+        began = session.environments.reread(environment).agent_at is not None
+        loss = ask(session, environment, agent_began=began)
+        if loss.by == "agent" and loss.words:
+            raise AgentError(
+                f"After the agent had begun, a machine was switched off from within: {loss.words}. "
+                "Nothing more can be scored.",
+                details=error.details,
+            ) from error
+        if loss.by == "agent":
+            raise AgentError(
+                f"After the agent had begun, the machine can no longer be used, and the cloud says that it runs: "
+                f"{error.message} Nothing more can be scored.",
+                details=error.details,
+            ) from error
+        says = {"cloud": f"The cloud confirms the loss: {loss.words}.", "ttl": loss.words}.get(loss.by, loss.words)
+        raise MachineLostError(
+            f"{error.message} {says}".strip(),
+            hint=error.hint,
+            details=error.details,
+            cloud_words=loss.words if loss.by == "cloud" else "",
+        ) from error

@@ -1,0 +1,238 @@
+"""Runs an agent's command detached from the connection that asked for it, and passes its output on in frames.
+
+Usage: `python3 -I -S agent.py < request`. The first call with an id starts the command under a supervisor, which
+outlives the connection; any later call follows it from an offset in its output. The command runs as the agent in a part
+of the agent's cgroup, which is ended whole when the command has ended or its time is over. Output goes to files of
+bounded size, so it neither blocks the agent nor fills the disk.
+
+A frame is a line `KIND OFFSET LENGTH` and LENGTH bytes. KIND is o or e (stdout or stderr from OFFSET), b (a sign of
+life), x (the end: JSON) or n (no command has this id).
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import select
+import signal
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# With -I, Python's path does not include this directory.
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+
+from provisioner_login import USER_PATH, login_environment  # noqa: E402
+from provisioner_ring import CHUNK_BYTES, Ring  # noqa: E402
+
+STREAMS = {"o": "stdout", "e": "stderr"}
+# How often a follower looks for output: at first, and when there has been none for a while.
+QUICK_SECONDS, SLOW_SECONDS = 0.02, 0.4
+SIGN_OF_LIFE_SECONDS = 10.0
+
+
+def main() -> int:
+    """Start the command if the request says so and nobody did, and follow it to its end."""
+    request = json.load(sys.stdin.buffer)
+    state = os.path.join(request["root"], "var/lib/provisioner/agents", request["id"])
+    if request["start"]:
+        try:
+            os.makedirs(state, mode=0o700)
+        except FileExistsError:
+            pass
+        else:
+            start(request, state)
+    if os.path.isdir(state):
+        follow(state, request["offsets"])
+    else:
+        send("n")
+    return 0
+
+
+def start(request: dict, state: str) -> None:
+    """Start the supervisor. It keeps the state's lock as long as it lives."""
+    rings = {}
+    for name in STREAMS.values():
+        descriptor = os.open(os.path.join(state, name), os.O_RDWR | os.O_CREAT, 0o600)
+        rings[name] = Ring(descriptor)
+    lock = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.fork():
+        os.close(lock)
+        return
+    end = {"exit_code": None, "timed_out": False}
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        protect("-1000")
+        end = supervise(request, rings)
+    finally:
+        with open(os.path.join(state, "end.new"), "w", encoding="ascii") as file:
+            json.dump(end, file)
+        os.rename(os.path.join(state, "end.new"), os.path.join(state, "end"))
+        os._exit(0)
+
+
+def protect(adjustment: str) -> None:
+    """Tell the kernel how gladly it should end this process when memory is short."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(adjustment)
+    except OSError:  # only root may
+        pass
+
+
+def supervise(request: dict, rings: dict[str, Ring]) -> dict:
+    """Run the command to its end or its time limit, keep its output, and end what it left.
+
+    Returns:
+        exit_code (None without one, -1 if a signal ended it) and timed_out.
+    """
+    pipes = {name: os.pipe() for name in rings}
+    child = os.fork()
+    if child == 0:
+        try:
+            become_agent(request, pipes["stdout"][1], pipes["stderr"][1])
+        except BaseException as error:
+            os.write(pipes["stderr"][1], f"The agent could not be started: {error}\n".encode())
+        os._exit(125)
+    readers = {}
+    for name, (reader, writer) in pipes.items():
+        os.close(writer)
+        os.set_blocking(reader, False)
+        readers[reader] = rings[name]
+    timed_out = not collect(child, readers, request["limit_seconds"])
+    cgroup(["kill", request["id"]])
+    _, status = os.waitpid(child, 0)
+    for reader, ring in readers.items():
+        # What the pipe still holds; more than its capacity is another process's.
+        for _ in range(16):
+            if not take(reader, ring):
+                break
+    code = None if timed_out else max(os.waitstatus_to_exitcode(status), -1)
+    return {"exit_code": code, "timed_out": timed_out}
+
+
+def become_agent(request: dict, stdout: int, stderr: int) -> None:
+    """Turn this process into the agent's login shell, in its part of the cgroup."""
+    os.setsid()
+    # As root, and before anything of the agent's runs.
+    if cgroup(["join", request["id"], str(os.getpid())]) != 0:
+        raise OSError("its cgroup could not be made")
+    protect("0")
+    user = pwd.getpwnam(request["user"])
+    home = request["home"]
+    if user.pw_uid != os.geteuid():
+        os.fchown(stdout, user.pw_uid, user.pw_gid)  # otherwise its `echo ... > /dev/stderr` is refused
+        os.fchown(stderr, user.pw_uid, user.pw_gid)
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.umask(0o022)
+    os.chdir(os.path.join(home, "scaffolding"))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the agent would inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    etc = os.path.join(request["root"], "etc")
+    environment = login_environment(etc, user.pw_name, home, user.pw_shell, USER_PATH)
+    os.execve("/bin/bash", ["bash", "-lc", request["command"]], environment)
+
+
+def cgroup(arguments: list[str]) -> int:
+    """Run the program that knows the agent's cgroup and return its exit code."""
+    command = ["sh", os.path.join(HERE, "agent_cgroup.sh"), *arguments]
+    return os.spawnvpe(os.P_WAIT, "sh", command, {**os.environ, "PATH": os.defpath})
+
+
+def collect(child: int, readers: dict[int, Ring], limit_seconds: float | None) -> bool:
+    """Keep the command's output until it ends.
+
+    Returns:
+        False if it did not end in time.
+    """
+    deadline = None if limit_seconds is None else time.monotonic() + limit_seconds
+    ended = os.pidfd_open(child)
+    waiting = [ended, *readers]
+    while True:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            return False
+        ready = select.select(waiting, [], [], left)[0]
+        for reader in ready:
+            if reader != ended and not take(reader, readers[reader]):
+                waiting.remove(reader)  # closed, though the command may go on
+        if ended in ready:
+            return True
+
+
+def take(reader: int, ring: Ring) -> bool:
+    """Keep a chunk of output and return whether there may be more."""
+    try:
+        data = os.read(reader, CHUNK_BYTES)
+    except BlockingIOError:
+        return False
+    with contextlib.suppress(OSError):  # a full disk is no reason to block the agent
+        ring.write(data)
+    return bool(data)
+
+
+def follow(state: str, offsets: dict[str, int]) -> None:
+    """Pass on the output from the offsets on, and how the command ended."""
+    rings = {kind: Ring(os.open(os.path.join(state, name), os.O_RDONLY)) for kind, name in STREAMS.items()}
+    pause, told_at = QUICK_SECONDS, time.monotonic()
+    while True:
+        end = read_end(state)  # before the output is read, so that all of it is
+        moved = False
+        for kind, ring in rings.items():
+            while True:
+                offset, data = ring.read(offsets[kind])
+                if not data:
+                    break
+                send(kind, offset, data)
+                offsets[kind] = offset + len(data)
+                moved = True
+        if end is not None:
+            send("x", 0, end)
+            return
+        if moved:
+            pause, told_at = QUICK_SECONDS, time.monotonic()
+        elif time.monotonic() - told_at > SIGN_OF_LIFE_SECONDS:
+            send("b")
+            told_at = time.monotonic()
+        time.sleep(pause)
+        pause = min(pause * 2, SLOW_SECONDS)
+
+
+def read_end(state: str) -> bytes | None:
+    """Return the end's JSON; None while the supervisor lives."""
+    lives = False
+    lock = os.open(os.path.join(state, "lock"), os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lives = True
+    finally:
+        os.close(lock)
+    try:
+        with open(os.path.join(state, "end"), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        if lives:
+            return None
+    # The supervisor was ended, or the machine started anew.
+    return b'{"exit_code": null, "timed_out": false}'
+
+
+def send(kind: str, offset: int = 0, data: bytes = b"") -> None:
+    """Write a frame to stdout."""
+    sys.stdout.buffer.write(f"{kind} {offset} {len(data)}\n".encode() + data)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Builds the environment variables of a login from the machine's files. Imports little, as agents wait for it."""
+
+import os
+
+# The PATH that Debian's login sets for root and for other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
+ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+USER_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+
+
+def login_environment(etc: str, name: str, home: str, shell: str, path: str) -> dict[str, str]:
+    """Return the environment of a user's login. Nothing of this process leaks in.
+
+    Args:
+        etc: the directory with the file `environment`.
+        name: the user's name.
+        home: the user's home.
+        shell: the user's shell.
+        path: PATH, unless the file sets it.
+    """
+    own = {"PATH": path, "HOME": home, "USER": name, "LOGNAME": name, "SHELL": shell, "LANG": "C.UTF-8"}
+    return {**own, **etc_environment(etc)}
+
+
+def etc_environment(etc: str) -> dict[str, str]:
+    """Parse /etc/environment by the rules of pam_env: NAME=value, optionally quoted, optionally after `export`."""
+    try:
+        with open(os.path.join(etc, "environment"), encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    variables = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and name and not name.startswith("#"):
+            value = value.strip()
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            variables[name.strip()] = value[1:-1] if quoted else value
+    return variables

@@ -1,0 +1,121 @@
+"""Attack on a real machine: an agent takes all memory and processes, leaves processes behind, and powers off.
+
+What must hold: its limits leave root room to log in while it does so, it ends whole at its time limit, its submission
+is scored, and what it leaves behind writes nothing any more. A machine that is switched off from within is its failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.environment import lifecycle
+from provisioner.environment.agent import Agent, run_agent
+from provisioner.errors import AgentError
+from provisioner.family.loader import load_family
+from provisioner.machines.connect import connect
+from provisioner.models import Environment
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+
+pytestmark = pytest.mark.vm
+FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"
+# Kills what serves its login, leaves a process in a session of its own, logs in to itself, and then takes what it can.
+ATTACK = r"""
+echo 0.25 > ~/submission.txt
+pkill -KILL -u agent sshd
+echo survived
+setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
+mkdir -p ~/.ssh && ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/own && cat ~/.ssh/own.pub >> ~/.ssh/authorized_keys
+ssh -o StrictHostKeyChecking=no -i ~/.ssh/own agent@127.0.0.1 'cat /proc/self/cgroup > /tmp/cgroup; sleep 1000' &
+while [ ! -s /tmp/cgroup ]; do sleep 0.2; done
+(head -c 3G /dev/zero > /dev/shm/full) &
+sleep 5
+bomb() { bomb | bomb & }
+bomb
+sleep 1000
+"""
+
+
+@pytest.fixture(scope="module")
+def session(request: pytest.FixtureRequest) -> Session:
+    open_session: Callable[[Mapping[str, str]], Session] = request.getfixturevalue("open_session")
+    return open_session({})
+
+
+@pytest.fixture(scope="module")
+def environment(session: Session) -> Iterator[Environment]:
+    environment = lifecycle.up(session, load_family(FAMILY), "main")
+    yield environment
+    lifecycle.destroy(session, environment)
+
+
+@pytest.fixture(scope="module")
+def root(session: Session, environment: Environment) -> Iterator[Connection]:
+    with connect(session, environment, "primary") as connection:
+        yield connection
+
+
+def text(connection: Connection, script: str) -> str:
+    return connection.run(["sh", "-c", script], timeout_seconds=60).stdout.decode().strip()
+
+
+def agent(tmp_path: Path, script: str, seconds: float) -> Agent:
+    (tmp_path / "run.sh").write_text(script)
+    return Agent(tmp_path, "exec bash run.sh", timedelta(seconds=seconds))
+
+
+def test_an_agent_that_takes_everything_is_ended_and_scored(
+    session: Session, environment: Environment, root: Connection, tmp_path: Path
+) -> None:
+    logins: list[float] = []
+
+    def log_in() -> None:
+        time.sleep(20)
+        begin = time.monotonic()
+        with connect(session, environment, "primary") as connection:
+            connection.run(["true"], timeout_seconds=60)
+        logins.append(time.monotonic() - begin)
+
+    while_it_works = threading.Thread(target=log_in)
+    while_it_works.start()
+    done = run_agent(session, environment, agent(tmp_path, ATTACK, 40))
+    while_it_works.join()
+    assert (done.timed_out, done.stdout.splitlines()[0]) == (True, b"survived")
+    assert logins, "root could not log in"
+    assert lifecycle.score(session, environment)[1].score == 0.25
+    assert text(root, "pgrep -u agent") == ""
+    assert text(root, "cat /tmp/cgroup") == "0::/agent/logins"
+    alive = text(root, "cat /tmp/alive")
+    time.sleep(1)
+    assert text(root, "cat /tmp/alive") == alive
+    assert int(text(root, "awk '/^max/ { print $2 }' /sys/fs/cgroup/agent/pids.events")) > 0
+    assert int(text(root, "awk '/^oom_kill / { print $2 }' /sys/fs/cgroup/agent/memory.events")) > 0
+
+
+def test_nothing_logs_in_as_agent_while_it_is_scored(
+    session: Session, environment: Environment, root: Connection
+) -> None:
+    script = (
+        "runuser -u agent -- ssh -o StrictHostKeyChecking=no -o BatchMode=yes -i /home/agent/.ssh/own agent@127.0.0.1"
+    )
+    assert text(root, f"{script} echo in") == ""
+    lifecycle.score(session, environment, keep=True)
+    assert text(root, f"{script} echo in") == "in"
+
+
+def test_an_agent_that_switches_its_machine_off_has_failed(
+    session: Session, environment: Environment, root: Connection, tmp_path: Path
+) -> None:
+    def switch_off() -> None:
+        time.sleep(8)
+        root.run(["systemctl", "poweroff", "--force", "--force"])
+
+    threading.Thread(target=switch_off, daemon=True).start()
+    with pytest.raises(AgentError, match=r"switched off from within: primary machine \(QEMU says guest-shutdown"):
+        run_agent(session, environment, agent(tmp_path, "sleep 1000", 100))

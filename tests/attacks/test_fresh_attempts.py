@@ -1,0 +1,191 @@
+"""Attack: an agent whose work went badly makes its machine fail, so that its run gets a fresh attempt.
+
+It kills the sshd that serves it, keeps everybody out, switches the machine off, or takes the memory or the processes
+that scoring needs. What must hold: one attempt, which counts as the agent's failure or is scored. Only what the cloud
+says is retried, in its words.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.batch.attempts import Attempt
+from provisioner.batch.suite import Run, Suite
+from provisioner.clock import now
+from provisioner.clouds.cloud import TerminationReason
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.unit.conftest import cloud, session  # noqa: F401 - fixtures
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.sshd import Sshd
+from tests.unit.fakes.world import Told, environment, family, up
+
+RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
+SCRIPT = "echo begun; sleep 2; echo ended; exit 3"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens all waiting."""
+    for name, value in {
+        "environment.agent.PAUSES_SECONDS": (0.1,),
+        "environment.agent.STOPPING_SECONDS": 1.0,
+        "environment.agent.UNREACHABLE_SECONDS": 1.0,
+        "environment.lifecycle.SCORING_PAUSES_SECONDS": (0.0, 0.0),
+    }.items():
+        monkeypatch.setattr(f"provisioner.{name}", value, raising=False)
+
+
+class Trigger(Told):
+    """Does something when the agent's first output arrives."""
+
+    def __init__(self, action: Any) -> None:
+        super().__init__()
+        self._action = action
+        self._done = False
+
+    def output(self, text: str) -> None:
+        super().output(text)
+        if not self._done and "begun" in text:
+            self._done = True
+            threading.Thread(target=self._action).start()
+
+
+@pytest.fixture
+def attempt(session: Session, tmp_path: Path) -> Attempt:  # noqa: F811
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "run.sh").write_text(SCRIPT)
+    agent = {"name": "solver", "directory": "agent", "command": "exec sh run.sh"}
+    suite = {"name": "s", "families": [{"path": "fam"}], "agents": [agent], "limits": {"ttl": "1h", "agent": "5s"}}
+    return Attempt(
+        session=session, batch="b-1", suite=Suite.model_validate(suite), directory=tmp_path, run=RUN,
+        family=family(tmp_path), allowed=(), number=1, create=lambda *_: pytest.fail("nothing is to be created"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def env(attempt: Attempt) -> Environment:
+    return up(attempt.session, environment(attempt.id))
+
+
+@pytest.fixture
+def sshd(cloud: FakeCloud, env: Environment) -> Sshd:  # noqa: F811
+    return cloud.machine(env).sshd
+
+
+def attacked(attempt: Attempt, action: Any) -> Attempt:
+    return replace(attempt, session=replace(attempt.session, progress=Trigger(action)))
+
+
+def test_an_agent_that_kills_its_own_sshd_only_breaks_a_connection(attempt: Attempt, sshd: Sshd) -> None:
+    step = attacked(attempt, sshd.cut).agent()
+    assert (step.failure, step.exit_code, step.timed_out) == (None, 3, False)
+    log = (attempt.session.environments.logs(attempt.id) / "agent.log").read_text()
+    assert "begun\nended\n" in log
+
+
+def test_an_agent_that_keeps_everybody_out_has_failed(attempt: Attempt, sshd: Sshd) -> None:
+    def close() -> None:
+        sshd.authorize = lambda _user, _key: False
+        sshd.cut()
+
+    failure = attacked(attempt, close).agent().failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "retry"),
+    [
+        pytest.param(TerminationReason("QEMU says guest-shutdown", from_within=True), "agent_failed", False, id="off"),
+        pytest.param(TerminationReason("Server.SpotInstanceTermination"), "infrastructure_failed", True, id="spot"),
+        pytest.param(TerminationReason(), "infrastructure_failed", False, id="unknown"),
+    ],
+)
+@pytest.mark.parametrize("step", ["agent", "score"])
+def test_a_machine_that_ends_is_retried_only_with_the_clouds_words(
+    attempt: Attempt,
+    env: Environment,
+    cloud: FakeCloud,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    reason: TerminationReason,
+    outcome: str,
+    retry: bool,
+    step: str,
+) -> None:
+    monkeypatch.setattr(cloud, "termination_reason", lambda *_: reason)
+    if step == "agent":
+        failure = attacked(attempt, lambda: cloud.end_machine(env)).agent().failure
+    else:
+        attempt.session.environments.update(env, agent_at=now())
+        cloud.machine(env).guest.during["score"] = lambda: cloud.end_machine(env)
+        failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == (outcome, retry)
+    assert reason.message in failure.message
+
+
+def test_scoring_that_the_agents_remains_always_cut_short_is_the_agents_failure(
+    attempt: Attempt,
+    env: Environment,
+    sshd: Sshd,
+    cloud: FakeCloud,  # noqa: F811
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    cloud.machine(env).guest.during["score"] = sshd.cut
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed", False)
+
+
+def test_scoring_whose_connection_breaks_once_is_done_again(
+    attempt: Attempt,
+    env: Environment,
+    sshd: Sshd,
+    cloud: FakeCloud,  # noqa: F811
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    cuts = [sshd.cut]
+    cloud.machine(env).guest.during["score"] = lambda: cuts.pop()() if cuts else None
+    step = attempt.score(now())
+    assert (step.failure, step.score) == (None, 0.5)
+
+
+def test_scoring_that_is_killed_for_want_of_memory_is_the_agents_failure(
+    attempt: Attempt,
+    env: Environment,
+    cloud: FakeCloud,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    guest = cloud.machine(env).guest
+    help_with = guest._help
+
+    def killed(request: dict[str, Any]) -> tuple[bytes, bytes]:
+        said = help_with(request)
+        if request["operation"] == "score":
+            guest._results[request["result"]] = '{"status": "error", "kind": "exit", "message": "", "exit_code": -9}'
+        return said
+
+    monkeypatch.setattr(guest, "_help", killed)
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed", False)
+
+
+def test_agents_processes_that_do_not_end_are_the_agents_failure(
+    attempt: Attempt,
+    env: Environment,
+    cloud: FakeCloud,  # noqa: F811
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    cloud.machine(env).guest.cgroup_exit_code = 1
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed", False)
+    assert "processes of the agent do not end" in failure.message

@@ -1,0 +1,249 @@
+"""How an agent runs detached: over real SSH with the program that runs in machines, without its cgroup."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.environment import agent as module
+from provisioner.environment.agent import Agent, run_agent
+from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import Guest
+from tests.unit.fakes.world import told_of, up
+
+
+@pytest.fixture
+def env(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    monkeypatch.setattr(module, "PAUSES_SECONDS", (0.05,))
+    return up(session)
+
+
+@pytest.fixture
+def guest(env: Environment, cloud: FakeCloud) -> Guest:
+    return cloud.machine(env).guest
+
+
+def agents(directory: Path, script: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "run.sh").write_text(script)
+    return directory
+
+
+def log(session: Session) -> str:
+    return (session.environments.logs("env") / "agent.log").read_text()
+
+
+def test_an_agent_runs_in_its_own_directory_in_a_login_shell(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    directory = agents(tmp_path / "agent", "pwd; echo s3cret-value >&2; exit 7")
+    done = run_agent(session, env, Agent(directory, "sh run.sh"))
+    assert (done.exit_code, done.stdout.decode(), done.problem) == (7, f"{guest.home}/scaffolding\n", "")
+    assert log(session).startswith("$ sh run.sh")
+    assert "[redacted:TOKEN]" in log(session)
+    assert "s3cret-value" not in log(session) + "".join(told_of(session).texts)
+    assert session.environments.find(env.id).agent_at is not None
+
+
+def test_a_second_agent_replaces_the_first_ones_files(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    first, second = agents(tmp_path / "first", "echo 1"), agents(tmp_path / "second", "echo 2")
+    (first / "old").touch()
+    run_agent(session, env, Agent(first, "true"))
+    assert run_agent(session, env, Agent(second, "ls; sh run.sh")).stdout == b"run.sh\n2\n"
+
+
+def test_an_agent_that_does_not_exist_is_a_usage_error(session: Session, env: Environment, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        run_agent(session, env, Agent(tmp_path / "nowhere", "true"))
+
+
+def test_an_agent_that_cannot_be_copied_is_an_error(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    guest.home.write_text("a file where the home should be")
+    with pytest.raises(TaskError, match="could not be copied"):
+        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    assert session.environments.find(env.id).agent_at is None
+
+
+def test_an_agent_that_does_not_end_in_time_is_ended_by_its_machine(
+    session: Session, env: Environment, tmp_path: Path
+) -> None:
+    directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
+    done = run_agent(session, env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+    assert (done.timed_out, done.exit_code, done.problem) == (True, None, "")
+    assert "begun" in log(session)
+
+
+def test_an_agent_that_its_machine_does_not_end_in_time_is_ended_by_the_controller(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOPPING_SECONDS", 1.0)
+    run_program = guest._run_agent
+
+    def without_limit(call: Any) -> int:
+        stdin = call.stdin
+        call.stdin = lambda: stdin().replace(b'"limit_seconds": 1.0', b'"limit_seconds": 1000')
+        return run_program(call)
+
+    monkeypatch.setattr(guest, "_run_agent", without_limit)
+    directory = agents(tmp_path / "agent", "exec sleep 1000")
+    done = run_agent(session, env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+    assert done.timed_out
+    assert guest.cgroup[-1] == "end"
+
+
+def test_an_agents_output_is_redacted_even_if_a_secret_arrives_in_pieces(
+    session: Session, env: Environment, tmp_path: Path
+) -> None:
+    directory = agents(tmp_path / "agent", "printf 's3cr'; sleep 0.5; printf 'et-value and ä'; exit 3")
+    done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
+    assert (done.exit_code, done.stdout.decode()) == (3, "s3cret-value and ä")
+    assert "".join(told_of(session).texts) == "[redacted:TOKEN] and ä"
+    assert log(session).rstrip().endswith("[redacted:TOKEN] and ä")
+
+
+def test_an_agent_that_says_more_than_anybody_keeps_is_not_held_up(
+    session: Session, env: Environment, tmp_path: Path
+) -> None:
+    directory = agents(tmp_path / "agent", "head -c 30000000 /dev/zero | tr '\\0' x; echo last; exit 5")
+    done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
+    assert done.exit_code == 5
+    assert done.stdout.endswith(b"xlast\n")
+    assert len(done.stdout) < (8 << 20) + 1000
+    assert len(log(session)) < (8 << 20) + 1000
+
+
+def test_a_broken_connection_ends_nothing_and_no_output_is_lost(
+    session: Session, env: Environment, cloud: FakeCloud, guest: Guest, tmp_path: Path
+) -> None:
+    sshd = cloud.machine(env).sshd
+
+    class Cutting(type(told_of(session))):  # type: ignore[misc]
+        def output(self, text: str) -> None:
+            super().output(text)
+            if "2" in text or "4" in text:
+                threading.Thread(target=sshd.cut).start()
+
+    directory = agents(tmp_path / "agent", "for i in 1 2 3 4 5; do echo $i; sleep 0.3; done; exit 4")
+    progress = Cutting()
+    done = run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
+    assert (done.exit_code, done.stdout) == (4, b"1\n2\n3\n4\n5\n")
+    assert sum("connecting again" in note for note in progress.notes) >= 2
+    assert [request["start"] for request in guest.agent_requests] == [True, *[False] * (len(guest.agent_requests) - 1)]
+
+
+def test_the_agent_of_a_crashed_controller_is_followed(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    directory = agents(tmp_path / "agent", "echo once >> ../count; echo begun; sleep 1.5; echo done; exit 6")
+    agent = Agent(directory, "exec sh run.sh", identity="batch")
+
+    class Crashing(type(told_of(session))):  # type: ignore[misc]
+        def output(self, text: str) -> None:
+            raise MemoryError
+
+    stopped, guest.kill_agent = guest.kill_agent, lambda: None  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        run_agent(replace(session, progress=Crashing()), env, agent)
+    guest.kill_agent = stopped  # type: ignore[method-assign]
+    done = run_agent(session, session.environments.reread(env), agent)
+    assert (done.exit_code, done.stdout) == (6, b"begun\ndone\n")
+    assert (guest.home / "count").read_text() == "once\n"
+
+
+def test_an_agent_that_a_crashed_controller_did_not_start_is_started(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    crashed = session.environments.update(env, agent_at=env.created_at)
+    agent = Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", identity="batch")
+    assert run_agent(session, crashed, agent).stdout == b"1\n"
+
+
+def test_an_operators_interruption_ends_the_agent(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    class Impatient(type(told_of(session))):  # type: ignore[misc]
+        def output(self, text: str) -> None:
+            raise KeyboardInterrupt
+
+    directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
+    with pytest.raises(KeyboardInterrupt):
+        run_agent(replace(session, progress=Impatient()), env, Agent(directory, "exec sh run.sh"))
+    assert guest.cgroup[-1] == "end"
+
+
+def test_a_machine_that_ends_is_lost_and_nobody_is_blamed_without_the_clouds_word(
+    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    class Ending(type(told_of(session))):  # type: ignore[misc]
+        def output(self, text: str) -> None:
+            cloud.end_machine(env)
+
+    directory = agents(tmp_path / "agent", "echo begun; exec sleep 2")
+    with pytest.raises(MachineLostError) as caught:
+        run_agent(replace(session, progress=Ending()), env, Agent(directory, "exec sh run.sh"))
+    assert caught.value.cloud_words == ""
+
+
+def test_a_machine_that_lives_and_stays_unreachable_is_the_agents_doing(
+    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOPPING_SECONDS", 0.0)
+    monkeypatch.setattr(module, "UNREACHABLE_SECONDS", 0.5)
+    sshd = cloud.machine(env).sshd
+
+    class Closing(type(told_of(session))):  # type: ignore[misc]
+        def output(self, text: str) -> None:
+            sshd.authorize = lambda _user, _key: False
+            threading.Thread(target=sshd.cut).start()
+
+    directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
+    with pytest.raises(AgentError, match="cloud says that it runs"):
+        run_agent(replace(session, progress=Closing()), env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"q 0 0\n", b"o 5 x\n", b"x" * 100, b"o -5 3\nabc", b"x 0 2\n{}"],
+    ids=["kind", "size", "line", "offset", "end"],
+)
+def test_a_machine_whose_account_cannot_be_read_leaves_an_unknown_end(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    def lie(call: Any) -> int:
+        call.stdin()
+        call.channel.sendall(answer)
+        return 0
+
+    monkeypatch.setattr(guest, "_run_agent", lie)
+    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    assert done.exit_code is None
+    assert "Nobody knows" in done.problem
+
+
+def test_a_program_that_fails_in_the_machine_is_tried_again_but_not_for_ever(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def fail(call: Any) -> int:
+        call.stdin()
+        calls.append(1)
+        call.channel.sendall_stderr(b"fork: retry: Resource temporarily unavailable\n")
+        return 254
+
+    monkeypatch.setattr(guest, "_run_agent", fail)
+    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    assert "Nobody knows" in done.problem
+    assert len(calls) == module.PROGRAM_FAILURES

@@ -1,0 +1,68 @@
+"""Whose doing the loss of a machine is, by what the cloud says."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.clock import now
+from provisioner.clouds.cloud import TerminationReason
+from provisioner.environment.verdicts import Loss, ask, blamed, judge
+from provisioner.errors import AgentError, MachineLostError
+from provisioner.models import Role
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import up
+
+OFF = TerminationReason("QEMU says guest-shutdown", from_within=True)
+SPOT = TerminationReason("Server.SpotInstanceTermination")
+SILENT = TerminationReason()
+
+
+@pytest.mark.parametrize(
+    ("primary", "aux", "began", "expired", "by"),
+    [
+        pytest.param(None, None, True, False, "agent", id="unreachable"),
+        pytest.param(None, None, False, False, "unknown", id="unreachable before"),
+        pytest.param(OFF, None, True, False, "agent", id="off"),
+        pytest.param(None, OFF, True, False, "agent", id="aux off"),
+        pytest.param(OFF, None, False, False, "unknown", id="off before"),
+        pytest.param(SPOT, None, True, False, "cloud", id="spot"),
+        pytest.param(None, SPOT, True, False, "cloud", id="aux spot"),
+        pytest.param(SPOT, OFF, True, False, "agent", id="both"),
+        pytest.param(SILENT, None, True, False, "unknown", id="silent"),
+        pytest.param(SPOT, None, True, True, "ttl", id="ttl"),
+    ],
+)
+def test_only_what_the_cloud_says_excuses_an_agent(
+    primary: TerminationReason | None, aux: TerminationReason | None, began: bool, expired: bool, by: str
+) -> None:
+    machines: dict[Role, TerminationReason | None] = {"primary": primary, "aux": aux}
+    assert judge(machines, agent_began=began, expired=expired).by == by
+
+
+def test_a_host_that_the_cloud_calls_impaired_is_no_agents_doing(session: Session, cloud: FakeCloud) -> None:
+    env = session.environments.update(up(session), agent_at=now())
+    cloud.impairments = {"primary": "the host is impaired"}
+    loss = ask(session, env, agent_began=True)
+    assert loss == Loss("cloud", "primary machine (the host is impaired)")
+
+
+def test_a_cloud_that_cannot_be_asked_blames_nobody(session: Session, cloud: FakeCloud) -> None:
+    env = session.environments.update(up(session), agent_at=now())
+    cloud.faults.unreachable = True
+    assert ask(session, env, agent_began=True).by == "unknown"
+
+
+def test_the_blame_is_told_by_the_error(session: Session, cloud: FakeCloud) -> None:
+    env = up(session)
+    with pytest.raises(MachineLostError, match="No answer"), blamed(session, env):
+        raise MachineLostError("No answer.")
+    session.environments.update(env, agent_at=now())
+    with pytest.raises(AgentError, match="Nothing more can be scored") as caught, blamed(session, env):
+        raise MachineLostError("No answer.")
+    assert caught.value.exit_code == 7
+    cloud.end_machine(env)
+    cloud.ending = SPOT
+    with pytest.raises(MachineLostError, match="The cloud confirms the loss") as lost, blamed(session, env):
+        raise MachineLostError("No answer.")
+    assert SPOT.message in lost.value.cloud_words
