@@ -73,16 +73,16 @@ def test_modules_are_parsed_in_several_threads_at_once(tmp_path: Path) -> None:
     def turn(*_: object) -> None:
         time.sleep(0.0001)
 
-    text = f"class TaskFamily:\n{TASKS}" + "x = [a, (b, {c: d})]\n" * 200
+    text = f"class TaskFamily:\n{TASKS}" + "x = [a, (b, {c: d})]\n" * 60
     thresholds = gc.get_threshold()
     gc.callbacks.append(turn)
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(4) as threads:
-            directories = [tmp_path / str(number) for number in range(8)]
+            directories = [tmp_path / str(number) for number in range(6)]
             for directory in directories:
                 directory.mkdir()
-            list(threads.map(check, directories, [text] * 8))
+            list(threads.map(check, directories, [text] * 6))
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(turn)
