@@ -11,10 +11,11 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.errors import HostError, TaskError, UsageError
 from provisioner.remote import copy_program, directories
+from provisioner.remote.copy_program import TOP
 from provisioner.remote.directories import open_destination, working_directory
 from provisioner.remote.ssh import Connection
 from provisioner.remote.tree_reader import TreeError, TreeReader
-from provisioner.remote.tree_writer import FREE_BYTES, TOP, DiskFullError, TreeWriter
+from provisioner.remote.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
 
 MAX_ERROR_BYTES = 1 << 16
 # Time for 4 GiB at a bit more than 1 MiB/s.
@@ -110,7 +111,7 @@ def _require_replaceable(parent: int, name: str, destination: Path) -> None:
 
 
 def _unwritable(destination: Path, error: OSError) -> UsageError:
-    cause = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    cause = error.strerror if error.filename in (None, TOP) else f"{error.filename}: {error.strerror}"
     return UsageError(f"{destination} cannot be written: {cause}.")
 
 
