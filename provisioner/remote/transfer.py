@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tarfile
@@ -112,7 +113,8 @@ def _require_replaceable(parent: int, name: str, destination: Path) -> None:
 
 def _unwritable(destination: Path, error: OSError) -> UsageError:
     cause = error.strerror if error.filename in (None, TOP) else f"{error.filename}: {error.strerror}"
-    return UsageError(f"{destination} cannot be written: {cause}.")
+    hint = "Give the path to which the link leads." if error.errno == errno.ELOOP else None
+    return UsageError(f"{destination} cannot be written: {cause}.", hint=hint)
 
 
 def _receive(connection: Connection, source: str, work: int) -> TreeReader:
