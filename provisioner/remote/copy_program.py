@@ -23,6 +23,8 @@ from provisioner.remote.directories import open_destination, open_directory, spl
 
 DIRECTORY, UP, FILE, PROGRAM, PIECE, SKIPPED, END = b"d", b"u", b"f", b"x", b"p", b"s", b"e"
 PIECE_BYTES = 0xFFFF
+# The name of a copied tree's top until it is in its place.
+TOP = "payload"
 FRAME_HEADER = struct.Struct("!cH")
 # Far below the limits on recursion and open files. A tree that is nested deeper is no data.
 MAX_DEPTH = 100
@@ -79,15 +81,14 @@ class TreeSender:
                 return False
             if kind == stat.S_IFDIR:
                 self._frame(DIRECTORY, sent_name)
-                try:
-                    self._send_entries(descriptor, depth + 1)
-                except OSError as error:
-                    error.filename = f"{name}/{error.filename or ''}"
-                    raise
+                self._send_entries(descriptor, depth + 1)
                 self._frame(UP)
             else:
                 self._frame(PROGRAM if status.st_mode & stat.S_IXUSR else FILE, sent_name)
                 self._send_contents(descriptor, status.st_size)
+        except OSError as error:
+            error.filename = f"{name}/{error.filename}" if isinstance(error.filename, str) else name
+            raise
         finally:
             os.close(descriptor)
         return True
@@ -122,7 +123,7 @@ class TreeSender:
 
 
 def receive(destination: str, name: str) -> int:
-    """Unpacks the archive on stdin, whose only top is `payload`, and puts that in the place of what was there.
+    """Unpacks the archive on stdin, whose only top is TOP, and puts that in the place of what was there.
 
     Args:
         destination: the new path; in an existing directory, or with a / at its end, `name` is added.
@@ -154,7 +155,7 @@ def _put(work: int, parent: int, name: str) -> None:
         with suppress(FileNotFoundError):
             os.rename(name, old, src_dir_fd=parent, dst_dir_fd=work)
         try:
-            os.rename("payload", name, src_dir_fd=work, dst_dir_fd=parent)
+            os.rename(TOP, name, src_dir_fd=work, dst_dir_fd=parent)
             return
         except OSError as error:
             failure = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tarfile
@@ -11,10 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.errors import HostError, TaskError, UsageError
 from provisioner.remote import copy_program, directories
+from provisioner.remote.copy_program import TOP
 from provisioner.remote.directories import open_destination, working_directory
 from provisioner.remote.ssh import Connection
 from provisioner.remote.tree_reader import TreeError, TreeReader
-from provisioner.remote.tree_writer import FREE_BYTES, TOP, DiskFullError, TreeWriter
+from provisioner.remote.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
 
 MAX_ERROR_BYTES = 1 << 16
 # Time for 4 GiB at a bit more than 1 MiB/s.
@@ -110,8 +112,9 @@ def _require_replaceable(parent: int, name: str, destination: Path) -> None:
 
 
 def _unwritable(destination: Path, error: OSError) -> UsageError:
-    cause = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return UsageError(f"{destination} cannot be written: {cause}.")
+    cause = error.strerror if error.filename in (None, TOP) else f"{error.filename}: {error.strerror}"
+    hint = "Give the path to which the link leads." if error.errno == errno.ELOOP else None
+    return UsageError(f"{destination} cannot be written: {cause}.", hint=hint)
 
 
 def _receive(connection: Connection, source: str, work: int) -> TreeReader:

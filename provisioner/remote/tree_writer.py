@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator
 from typing import Self
 
+from provisioner.remote.copy_program import TOP
 from provisioner.remote.tree_reader import TreeError
 from provisioner.validation import shown
 
-# The tree's top, in the directory that the writer is given.
-TOP = "payload"
 # What a copy leaves free on its disk, so that it does not stop the controller's own work.
 FREE_BYTES = 256 << 20
 FREE_INODES = 10_000

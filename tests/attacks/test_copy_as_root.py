@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led 
 
 AGENT = 54321
 # How long the agent swaps while root copies.
-HAMMER_SECONDS = 4.0
+HAMMER_SECONDS = 3.0
 SWAPPING = f"""
 import os
 os.setgroups([]); os.setgid({AGENT}); os.setuid({AGENT})

@@ -86,7 +86,7 @@ def test_only_a_file_is_replaced(origin: Path, inside: Path, existing: str) -> N
 
 def test_a_directory_does_not_replace_a_file(origin: Path, inside: Path) -> None:
     (inside / "copy").write_text("mine")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="copy cannot be written: Not a directory"):
         download(origin, inside / "copy")
     assert contents(inside) == {"copy": b"mine"}
 
