@@ -41,7 +41,7 @@ def _start(directory: Path) -> int:
     (directory / "started").touch()
     if (steering / f"fail-{directory.name}").exists():
         for number in range(30):
-            print(f"line {number} of the output")
+            print(f"line {number} of the output", flush=True)
         print("QEMU said no", file=sys.stderr)
         return 1
     while (steering / "sleep").exists():
