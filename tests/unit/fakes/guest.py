@@ -60,6 +60,7 @@ class Guest:
     files: dict[str, bytes] = field(default_factory=dict)
     ran_as: list[str] = field(default_factory=list)
     package_exit_code: int = 0
+    packages: bytes = b"Package: curl\nStatus: install ok installed\nArchitecture: amd64\nVersion: 7.88.1-10\n"
     secrets_left: list[str] = field(default_factory=list)
     ttl_moved_to: int | None = None
     ttl_refusal: str = ""
@@ -103,6 +104,8 @@ class Guest:
         if argv[:3] == ["python3", "-I", "-c"]:  # the search for secrets
             assert json.loads(stdin), "there is nothing to look for"
             return 0, "\n".join(self.secrets_left).encode(), b""
+        if argv == ["cat", "/var/lib/dpkg/status"]:
+            return 0, self.packages, b""
         if argv[0] == "journalctl":
             return 0, self.journal.encode(), b""
         if argv == ["pkill", "-KILL", "-u", "agent"]:
