@@ -26,6 +26,7 @@ from provisioner.images.provisioning import (
     fill_family,
     preparation_digest,
     prepare_base,
+    read_packages,
     read_setup,
     run_steps,
 )
@@ -75,13 +76,16 @@ def base_image(session: Session, base: BaseImage) -> str:
     name = f"base-{base.role}-{sha.hexdigest()[:16]}"
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
+            packages: tuple[str, ...] = ()
             if not session.cloud.adopt(name, directory):
                 session.progress.note(
                     f"Building the base image for the {base.role} machine (only once; takes some minutes)"
                 )
                 builder = Builder(label=f"base-{base.role}", base=base, image=vendor, disk_gib=MINIMUM_DISK_GIB)
-                build(session, builder, name, directory, lambda _, link: prepare_base(session, base, link))
-            image = Image(name=name, kind="base", created_at=now(), cloud=session.cloud.name, base=vendor)
+                packages = build(session, builder, name, directory, lambda _, link: prepare_base(session, base, link))
+            image = Image(
+                name=name, kind="base", created_at=now(), cloud=session.cloud.name, base=vendor, packages=packages
+            )
             session.images.finish(image, directory)
     return name
 
@@ -99,15 +103,18 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             builder = Builder(label=family.name, base=kind, image=base, disk_gib=disk_gib(family))
+            packages: tuple[str, ...] = ()
             if session.cloud.adopt(name, directory):
                 session.progress.note(f"Reading the setup data of {family.name} from its image ({name})")
                 adopted = replace(builder, image=name)
                 setup = look_into(session, adopted, lambda driver: read_setup(session, driver))
             else:
                 session.progress.note(f"Building the image of {family.name} ({name})")
-                setup = build(
-                    session, builder, name, directory, lambda driver, link: fill_family(session, family, driver, link)
-                )
+
+                def fill(driver: TaskDriver, connection: Connection) -> tuple[SetupData, tuple[str, ...]]:
+                    return fill_family(session, family, driver, connection), read_packages(connection)
+
+                setup, packages = build(session, builder, name, directory, fill)
             write_atomically(directory / "setup-data.json", setup.model_dump_json(indent=2))
             image = Image(
                 name=name,
@@ -117,6 +124,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
                 base=base,
                 family=family.name,
                 needs=tuple(sorted(_aux_image_names(session, family, setup))),
+                packages=packages,
             )
             session.images.finish(image, directory)
     return name, session.images.setup_data(name)
@@ -176,17 +184,20 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
     name = aux_image_name(family, base, spec)
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
+            packages: tuple[str, ...] = ()
 
-            def fill(driver: TaskDriver, connection: Connection) -> None:
+            def fill(driver: TaskDriver, connection: Connection) -> tuple[str, ...]:
                 run_steps(session, family, spec.build_steps, driver, connection, AUX_ACCOUNT)
+                return read_packages(connection)
 
             if not session.cloud.adopt(name, directory):
                 session.progress.note(f"Building the aux VM's image of {family.name} ({name})")
                 builder = Builder(label=family.name, base=kind, image=base, disk_gib=size.disk_gib)
-                build(session, builder, name, directory, fill)
+                packages = build(session, builder, name, directory, fill)
             image = Image(
-                name=name, kind="aux", created_at=now(), cloud=session.cloud.name, base=base, family=family.name
-            )
+                name=name, kind="aux", created_at=now(), cloud=session.cloud.name, base=base, family=family.name,
+                packages=packages,
+            )  # fmt: skip
             session.images.finish(image, directory)
     return name
 

@@ -19,10 +19,12 @@ from provisioner.remote.driver import TaskDriver
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
 
 # The driver and most build steps need these packages on an aux VM. Debian's own cloud image has them.
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
 PREPARATION = "/run/provisioner-base"
+STATUS_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ def preparation_digest(session: Session, base: BaseImage) -> str:
     return sha.hexdigest()[:16]
 
 
-def prepare_base(session: Session, base: BaseImage, connection: Connection) -> None:
-    """Turns the vendor's system on a builder into a base image.
+def prepare_base(session: Session, base: BaseImage, connection: Connection) -> tuple[str, ...]:
+    """Turns the vendor's system on a builder into a base image, and returns the packages that it then has.
 
     Raises:
         ImageBuildError: a file could not be copied, or a package not installed.
@@ -78,6 +80,13 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> N
             on_stderr=tee.stream(),
         )
     _require(done.exit_code, done.stdout[-1500:] + done.stderr, "preparing the base image")
+    return read_packages(connection)
+
+
+def read_packages(connection: Connection) -> tuple[str, ...]:
+    """Returns the packages that a builder has by its own word, as NAME:ARCHITECTURE=VERSION."""
+    answer = connection.run(["cat", f"/{STATUS}"], timeout_seconds=STATUS_SECONDS, limit_bytes=MAXIMUM_STATUS_BYTES)
+    return installed_packages(answer.stdout)
 
 
 def _packages(role: Role) -> list[str]:

@@ -32,6 +32,8 @@ class Image(Record):
         base: the image that this one was built from; None for the lowest layer.
         family: the task family that it was built for; None for a base image.
         needs: other images that its environments need (a family's aux images).
+        packages: its Debian packages, as NAME:ARCHITECTURE=VERSION. Those of family and aux images are the word of a
+            machine in which the family's code had root; empty if this home did not build the image.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Image(Record):
     base: str | None = None
     family: str | None = None
     needs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 class ImageStore:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import shlex
 import subprocess
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
 from provisioner.errors import HostError, ImageBuildError
 from provisioner.models import Role
 from provisioner.progress import Progress
+from provisioner.store import package_list
 from provisioner.store.images import Image, ImageStore
 
 SUITE = "bookworm"
@@ -74,7 +76,7 @@ def _build_base_images(
         if directory is None or all(store.finished(name) for name in names.values()):
             return
         progress.note("Building the base images (only once; takes some minutes)")
-        build(directory, ca_bundle, progress.output)
+        installed = build(directory, ca_bundle, progress.output)
         for role, name in names.items():
             finished = directory / role
             finished.mkdir(mode=0o700)
@@ -82,11 +84,11 @@ def _build_base_images(
             for file_name in (*BOOT_FILES, "build.log"):
                 os.link(directory / file_name, finished / file_name)
             if not store.finished(name):
-                store.finish(Image(name=name, kind="base", created_at=now()), finished)
+                store.finish(Image(name=name, kind="base", created_at=now(), packages=installed), finished)
 
 
-def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], None]) -> None:
-    """Builds both disks of the base image into `directory`.
+def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], None]) -> tuple[str, ...]:
+    """Builds both disks of the base image into `directory`, and returns the packages that they have.
 
     Args:
         directory: an empty directory; the output is kept in its build.log.
@@ -108,7 +110,18 @@ def build(directory: Path, ca_bundle: Path | None, on_output: Callable[[str], No
         _run([*_contained(), *_mmdebstrap(tree, ca_bundle)], directory, tell)
         disks = [*_contained(), "sh", str(BASE_IMAGE / "disks.sh"), str(tree), str(directory), str(DISK_GIB)]
         _run(disks, directory, tell)
+    packages_of_tree = _packages_of(tree)
     tree.unlink()
+    return packages_of_tree
+
+
+def _packages_of(tree: Path) -> tuple[str, ...]:
+    """Returns the packages of the system in a tar archive."""
+    with tarfile.open(tree, "r:") as archive:
+        for member in archive:
+            if member.name.removeprefix("./") == package_list.STATUS and (file := archive.extractfile(member)):
+                return package_list.installed_packages(file.read(package_list.MAXIMUM_STATUS_BYTES))
+    return ()
 
 
 def initramfs_hook() -> str:

@@ -42,6 +42,7 @@ def test_a_family_image_is_built_once(session: Session, cloud: FakeCloud, tmp_pa
     assert setup.tasks["main"].instructions == "Do it."
     image = session.images.load(name)
     assert (image.kind, image.family, image.base) == ("family", "fam", "base-primary-0123456789abcdef")
+    assert image.packages == ("curl:amd64=7.88.1-10",)
     assert (session.images.path(name) / "disk.qcow2").read_text().endswith(f" as {name}")
     assert cloud.existing() == []
 
