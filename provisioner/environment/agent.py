@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from provisioner.clock import now
@@ -115,17 +115,25 @@ class _Following:
         self._listeners = {"o": tee.stream(), "e": tee.stream()}
         self._kept = {"o": BoundedBuffer(), "e": BoundedBuffer()}
         self._frames = AgentFrames(self._output)
-        self._heard_at = time.monotonic()
-        seconds = agent.limit.total_seconds() if agent.limit else None
-        self._deadline = None if seconds is None else time.monotonic() + seconds + STOPPING_SECONDS
+        # When the program in the machine was last heard; None while nobody listens.
+        self._heard_at: float | None = None
         self._is_new = agent.identity is None or environment.agent_at is None
+        self._deadline = self._deadline_from(now() if self._is_new else environment.agent_at or now())
         self._is_copied = False
         self._failures = 0
+
+    def _deadline_from(self, begun_at: datetime) -> float | None:
+        """Returns when the controller ends an agent by itself, in time.monotonic() seconds."""
+        if self._agent.limit is None:
+            return None
+        seconds = (begun_at + self._agent.limit - now()).total_seconds()
+        return time.monotonic() + seconds + STOPPING_SECONDS
 
     def finish(self) -> AgentResult:
         """Follows the agent until it has ended, on as many connections as that takes."""
         pauses = iter(PAUSES_SECONDS)
         while True:
+            self._heard_at = None
             try:
                 with connect(self._session, self._environment, "primary") as connection:
                     end = self._follow(connection)
@@ -172,6 +180,7 @@ class _Following:
         # Before it starts: from here on a fresh machine could be a second chance.
         self._environment = self._session.environments.update(self._environment, agent_at=now())
         self._is_new, self._is_copied = False, True
+        self._deadline = self._deadline_from(now())
 
     def _call(self, connection: Connection) -> AgentEnd | None:
         """Calls the program in the machine, which starts the agent if it may and nobody did."""
@@ -215,8 +224,7 @@ class _Following:
 
     def _check(self) -> None:
         self._plain_session.check()
-        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
-            self._heard_at = time.monotonic()
+        if self._heard_at is not None and time.monotonic() - self._heard_at > SILENCE_SECONDS:
             raise MachineLostError("The machine has sent no sign of life for a minute.")
 
     def _require_hope(self, error: InfrastructureError) -> None:

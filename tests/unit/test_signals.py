@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.signals import wait
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
     import os, sys, time
@@ -77,3 +79,20 @@ def test_an_operator_who_insists_gets_out() -> None:
         started.send_signal(signal.SIGINT)
         assert line(started) == "left at once"
         assert started.wait(10) == 3
+
+
+def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
+    class Stopped(Exception):
+        pass
+
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        wait(60, check)
+    wait(0, check)
+    assert len(calls) == 2

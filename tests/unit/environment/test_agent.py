@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -247,3 +248,24 @@ def test_a_program_that_fails_in_the_machine_is_tried_again_but_not_for_ever(
     done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
     assert "Nobody knows" in done.problem
     assert len(calls) == module.PROGRAM_FAILURES
+
+
+def test_a_connection_that_goes_silent_is_given_up_for_a_new_one(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 1.5)
+    run_program = guest._run_agent
+    calls: list[int] = []
+
+    def silent_at_first(call: Any) -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            call.stdin()
+            time.sleep(4)
+            return 0
+        return run_program(call)
+
+    monkeypatch.setattr(guest, "_run_agent", silent_at_first)
+    done = run_agent(session, env, Agent(agents(tmp_path / "agent", "echo 1; exit 2"), "exec sh run.sh"))
+    assert (done.exit_code, done.stdout) == (2, b"1\n")
+    assert any("no sign of life" in note for note in told_of(session).notes)

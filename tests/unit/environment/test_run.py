@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from provisioner.clouds.cloud import TerminationReason
 from provisioner.environment.run import AgentCommand, run, run_tests
-from provisioner.errors import TaskError, UsageError
+from provisioner.errors import AgentError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
+from tests.unit.fakes.world import Told
 
 
 @pytest.fixture
@@ -52,6 +55,21 @@ def test_a_failed_scoring_is_a_result_not_an_error(session: Session, cloud: Fake
     result = run(session, fam, "main", submission="7")
     assert (result.outcome.kind, result.outcome.score) == ("exception", None)
     assert "division by zero" in result.outcome.message
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_run_whose_agent_switches_its_machine_off_says_so_and_is_destroyed(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand
+) -> None:
+    class Watching(Told):
+        def output(self, text: str) -> None:
+            [environment] = session.environments.all()
+            cloud.end_machine(environment)
+
+    (agent.directory / "run.sh").write_text("echo begun; sleep 1000")
+    cloud.ending = TerminationReason("QEMU says guest-shutdown", from_within=True)
+    with pytest.raises(AgentError, match=r"guest-shutdown.*Nothing more can be scored"):
+        run(replace(session, progress=Watching()), fam, "main", agent=agent)
     assert_nothing_is_left(session, cloud)
 
 
