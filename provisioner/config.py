@@ -14,6 +14,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from provisioner.errors import UsageError
+from provisioner.models import TimeLimits
+from provisioner.ttl import parse_duration
 
 Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
 # S3 user guide, "Bucket naming rules"; the prefix excludes characters that Terraform would evaluate.
@@ -47,6 +49,7 @@ class Settings(BaseModel):
         prices: the operator's own price list (docs/how-to/budgets.md); empty for none.
         project: the project that launches count under.
         budget: the standing budgets.
+        time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,6 +62,7 @@ class Settings(BaseModel):
     prices: str = ""
     project: str = "default"
     budget: StandingBudgets = StandingBudgets()
+    time_limits: TimeLimits = TimeLimits()
 
     @field_validator("state")
     @classmethod
@@ -66,6 +70,16 @@ class Settings(BaseModel):
         if value and not STATE.fullmatch(value):
             raise ValueError("it must have the form s3://bucket/prefix")
         return value
+
+    @field_validator("time_limits", mode="before")
+    @classmethod
+    def _are_durations(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return {f"{name}_seconds": parse_duration(str(text)).total_seconds() for name, text in value.items()}
+        except UsageError as error:
+            raise ValueError(error.message) from error
 
     @field_validator("region", "profile")
     @classmethod

@@ -59,6 +59,7 @@ def execute(
             arguments,
             on_stdout=None if as_json else lambda data: _write(1, data),
             on_stderr=None if as_json else lambda data: _write(2, data),
+            timeout_seconds=None,
         )
     data = {
         "environment": environment.id,

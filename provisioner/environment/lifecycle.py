@@ -195,6 +195,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
         batch=session.spending.batch,
         created_at=created_at,
         expires_at=created_at + session.ttl,
+        time_limits=session.time_limits,
         setup=planned.setup,
         has_score=planned.setup_data.has_score,
         has_intermediate_score=planned.setup_data.has_intermediate_score,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from provisioner.errors import InfrastructureError
+from provisioner.errors import ProvisionerError
 from provisioner.machines.parallel import on_all_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Role
@@ -25,7 +25,7 @@ def keep_journals(session: Session, environment: Environment) -> None:
     def fetch(role: Role, _: threading.Event) -> None:
         argv = ["journalctl", "--boot", "--no-pager", "--lines", str(JOURNAL_LINES)]
         # OSError too: a log that cannot be written must not keep the machine alive.
-        with contextlib.suppress(InfrastructureError, TimeoutError, OSError):
+        with contextlib.suppress(ProvisionerError, OSError):
             if not session.cloud.alive(environment, role):
                 return
             login = session.environments.login(environment, role, "root")

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from provisioner import strict_json
 from provisioner.errors import IsolationError, MachineLostError
 from provisioner.models import Destination, Environment, ProbeResult, Record, Role
 from provisioner.remote.ssh import Connection
@@ -122,8 +121,8 @@ def run(
             timeout_seconds=PROBE_SECONDS,
             limit_bytes=ANSWER_LIMIT_BYTES,
         )
-        reports = TypeAdapter(list[_ProbeReport]).validate_json(answer.stdout)
-    except (ValidationError, TimeoutError, MachineLostError) as error:
+        reports = strict_json.load(list[_ProbeReport], answer.stdout)
+    except (ValueError, TimeoutError, MachineLostError) as error:
         raise IsolationError(
             f"The isolation of the {role} machine could not be probed: {type(error).__name__}.",
             hint="Nothing was started in it. `--debug` shows the machine's answer.",

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from provisioner.errors import TaskError, UsageError
-from provisioner.remote.ssh import Connection
+from provisioner.remote.ssh import COPY_SECONDS, Connection
 
 DOWNLOAD_LIMIT_BYTES = 4 << 30
 MAX_ERROR_BYTES = 1 << 16
@@ -104,7 +104,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
             spool.write(data)
 
         argv = ["tar", "-c", "--hard-dereference", "-C", str(path.parent), "--", name]
-        done = connection.run(argv, on_stdout=take, limit_bytes=MAX_ERROR_BYTES)
+        done = connection.run(argv, on_stdout=take, limit_bytes=MAX_ERROR_BYTES, timeout_seconds=COPY_SECONDS)
         if done.exit_code != 0:
             raise UsageError(
                 f"{source} could not be read in the machine.", details=done.stderr.decode(errors="replace")[-1000:]

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair
@@ -161,8 +160,8 @@ class EnvironmentStore:
 
     def _read(self, path: Path) -> Environment:
         try:
-            return Environment.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            return strict_json.load_record(Environment, path.read_bytes())
+        except (OSError, ValueError) as error:
             raise InfrastructureError(
                 f"The record {path} cannot be read: {type(error).__name__}.",
                 hint="It is damaged, was changed by hand, or is of another version of provisioner. "

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
@@ -115,13 +116,13 @@ class ImageStore:
             UsageError: there is no such image.
         """
         try:
-            return Image.model_validate_json((self.path(name) / "image.json").read_bytes())
+            return strict_json.load_record(Image, (self.path(name) / "image.json").read_bytes())
         except FileNotFoundError as error:
             raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows all images.") from error
 
     def setup_data(self, name: str) -> SetupData:
         """Returns the setup data stored with a family image."""
-        return SetupData.model_validate_json((self.path(name) / "setup-data.json").read_bytes())
+        return strict_json.load_record(SetupData, (self.path(name) / "setup-data.json").read_bytes())
 
     def all(self) -> list[Image]:
         """Returns all finished images, oldest first."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from provisioner import strict_json
 from provisioner.errors import TerraformError
 from provisioner.signals import go_on
 from provisioner.store.files import write_atomically
@@ -192,7 +193,10 @@ class Stack:
 
     def _values(self) -> dict[str, Any]:
         try:
-            return cast(dict[str, Any], json.loads((self._directory / VALUES).read_text())["environments"])
+            return cast(
+                dict[str, Any],
+                strict_json.load_record(dict[str, Any], (self._directory / VALUES).read_bytes())["environments"],
+            )
         except (OSError, ValueError, KeyError):
             return {}
 

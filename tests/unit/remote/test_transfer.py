@@ -23,7 +23,9 @@ class HostileMachine:
     def __init__(self, answer: bytes, exit_code: int = 0) -> None:
         self._answer, self._exit_code = answer, exit_code
 
-    def run(self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int) -> Completed:
+    def run(
+        self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int, timeout_seconds: float
+    ) -> Completed:
         for start in range(0, len(self._answer), 4096):
             on_stdout(self._answer[start : start + 4096])
         return Completed(self._exit_code, b"", b"tar: no such file")
