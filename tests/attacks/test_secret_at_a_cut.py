@@ -24,7 +24,7 @@ FORMS = {"verbatim": str.encode, "base64": lambda secret: base64.b64encode(secre
 
 
 def cut(secret: bytes, inside: int) -> tuple[bytes, bytes]:
-    """Returns output that was cut after `inside` bytes of the secret, and output that was cut as long before its end."""
+    """Returns output that was cut `inside` bytes after the secret's beginning, and as many before its end."""
     before, after = BoundedBuffer(200), BoundedBuffer(200)
     before.write(b"." * (100 - inside) + secret + b"." * 500)
     after.write(b"." * 500 + secret + b"." * (100 - inside))
