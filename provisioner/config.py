@@ -14,6 +14,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from provisioner.errors import UsageError
+from provisioner.models import TimeLimits
+from provisioner.ttl import parse_duration
 
 Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
 # S3 user guide, "Bucket naming rules"; the prefix excludes characters that Terraform would evaluate.
@@ -49,6 +51,7 @@ class Settings(BaseModel):
         disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
             every machine fill its disk.
         budget: the standing budgets.
+        time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +65,7 @@ class Settings(BaseModel):
     project: str = "default"
     disk_overcommit: float = Field(default=8, ge=1, le=1000)
     budget: StandingBudgets = StandingBudgets()
+    time_limits: TimeLimits = TimeLimits()
 
     @field_validator("state")
     @classmethod
@@ -69,6 +73,16 @@ class Settings(BaseModel):
         if value and not STATE.fullmatch(value):
             raise ValueError("it must have the form s3://bucket/prefix")
         return value
+
+    @field_validator("time_limits", mode="before")
+    @classmethod
+    def _are_durations(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return {f"{name}_seconds": parse_duration(str(text)).total_seconds() for name, text in value.items()}
+        except UsageError as error:
+            raise ValueError(error.message) from error
 
     @field_validator("region", "profile")
     @classmethod

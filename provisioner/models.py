@@ -156,6 +156,27 @@ class ScoreLogEntry(Record):
     elapsed_seconds: float
 
 
+Seconds = Annotated[float, Field(ge=1, le=7 * 86400)]
+
+
+class TimeLimits(Record):
+    """How long the family's code may run in a machine: afterwards it is killed, and counts as failed.
+
+    Args:
+        start_seconds: for start(). An hour is a quarter of the default time to live.
+        intermediate_score_seconds, aggregate_scores_seconds, score_seconds: for each call of that function.
+        teardown_seconds: for teardown(), which delays the destruction of machines that cost money.
+        tests_seconds: for the family's own pytest files.
+    """
+
+    start_seconds: Seconds = 3600
+    intermediate_score_seconds: Seconds = 1800
+    aggregate_scores_seconds: Seconds = 1800
+    score_seconds: Seconds = 3600
+    teardown_seconds: Seconds = 120
+    tests_seconds: Seconds = 7200
+
+
 Status = Literal["creating", "ready", "destroying", "unverified"]
 
 
@@ -179,6 +200,7 @@ class Environment(Record):
         expires_at: the end of its time to live: its machines end then, whatever happens.
         usd_per_hour: its price in the place where it was created; None until then.
         worst_usd_per_hour: its highest price in any place that may be tried.
+        time_limits: how long the family's code may run in it.
         started_at: when start() succeeded.
         agent_at: when a batch started its agent, which happens only once in each environment.
     """
@@ -198,6 +220,7 @@ class Environment(Record):
     expires_at: AwareDatetime
     usd_per_hour: Decimal | None = None
     worst_usd_per_hour: Decimal = Decimal(0)
+    time_limits: TimeLimits = TimeLimits()
     setup: TaskSetup
     has_score: bool = False
     has_intermediate_score: bool = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from urllib.parse import quote, quote_plus
 
 MINIMUM_VALUE_CHARACTERS = 4
@@ -14,6 +16,15 @@ MINIMUM_LINE_CHARACTERS = 8
 
 # The most that a stream holds back: a secret that overlaps itself ("aaaa") could otherwise stall it for ever.
 _MAXIMUM_HELD_CHARACTERS = 1 << 20
+
+# Where the middle of long output was cut out, here (remote/output_buffer.py) or in a machine. The cut may have gone
+# through a secret, and through a character, which was then replaced.
+_CUT = re.compile(r"\[\.\.\. \d+ bytes cut out \.\.\.\]\n")
+_CUT_MAXIMUM_CHARACTERS = 60
+# A stream has one cut, or two. Forged ones must not cost time without end.
+_MAXIMUM_CUTS = 100
+_CUT_BEGINNING = re.compile(r"\[(?:\.(?:\.(?:\.(?: [ \dbytescutou.]*\]?)?)?)?)?\Z")
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class _Span:
 class Redactor:
     """Replaces secret values by `[redacted:NAME]`: verbatim, line by line, and as JSON, repr, shell, URL and base64.
 
+    Where the middle of long output was cut out, halves of secrets are replaced as well.
+
     Args:
         variables: secret values by name. Values under MINIMUM_VALUE_CHARACTERS are ignored, since any text has them.
     """
@@ -40,6 +53,7 @@ class Redactor:
                 names.setdefault(form, name)
         # Longest first: where two forms cover the same text, the longest one gives the name.
         self._forms = sorted(names.items(), key=lambda item: (-len(item[0]), item[0]))
+        self._longest = len(self._forms[0][0]) if self._forms else 0
 
     def redact(self, text: str) -> str:
         """Returns a whole text with its secrets redacted."""
@@ -51,7 +65,7 @@ class Redactor:
 
     def _split(self, text: str) -> tuple[str, str]:
         """Splits an unfinished text: returns the redacted part to show now, and the rest, which may begin a secret."""
-        cut = self._first_beginning(text)
+        cut = min(self._first_beginning(text), self._first_half(text))
         spans = self._spans(text)
         for span in spans:
             if span.start < cut < span.end:
@@ -61,13 +75,45 @@ class Redactor:
 
     def _first_beginning(self, text: str) -> int:
         """Returns where the first form begins that the text's end cuts off, or the text's length if none does."""
+        begins = (max(0, len(text) - len(form) + 1) for form, _ in self._forms)
+        return min(
+            (at + _beginning(form, text[at:]) for (form, _), at in zip(self._forms, begins, strict=True)),
+            default=len(text),
+        )
+
+    def _first_half(self, text: str) -> int:
+        """Returns where to wait because of a cut at the text's end: the half before it, or the half after it."""
         first = len(text)
-        for form, _ in self._forms:
-            at = text.find(form[0], max(0, len(text) - len(form) + 1), first)
-            while at >= 0 and not form.startswith(text[at:]):
-                at = text.find(form[0], at + 1, first)
-            first = at if at >= 0 else first
-        return first
+        tail = max(0, first - self._longest - _CUT_MAXIMUM_CHARACTERS)
+        for cut in islice(_CUT.finditer(text, tail), _MAXIMUM_CUTS):
+            if cut.end() + self._longest > len(text):
+                first = min(first, cut.start(), *(half.start for half in self._halves(text, cut)))
+        beginning = _CUT_BEGINNING.search(text, max(0, len(text) - _CUT_MAXIMUM_CHARACTERS))
+        end = beginning.start() if beginning else len(text)
+        return min(first, end, *(half.start for half in self._halves_before(text, end)))
+
+    def _halves(self, text: str, cut: re.Match[str]) -> Iterator[_Span]:
+        """Yields the halves of secrets on both sides of a cut. A few characters alone reveal nothing."""
+        yield from self._halves_before(text, cut.start())
+        begin = cut.end()
+        while text.startswith(_REPLACED, begin):
+            begin += 1
+        for form, name in self._forms:
+            seen = text[begin : begin + len(form) - 1]
+            size = len(seen) - _beginning(form[::-1], seen[::-1])
+            if size >= MINIMUM_VALUE_CHARACTERS:
+                yield _Span(cut.end(), begin + size, size, name)
+
+    def _halves_before(self, text: str, cut: int) -> Iterator[_Span]:
+        newline = cut - text.endswith("\n", 0, cut)
+        end = newline
+        while text.endswith(_REPLACED, 0, end):
+            end -= 1
+        for form, name in self._forms:
+            seen = text[max(0, end - len(form) + 1) : end]
+            size = len(seen) - _beginning(form, seen)
+            if size >= MINIMUM_VALUE_CHARACTERS:
+                yield _Span(end - size, newline, size, name)
 
     def _spans(self, text: str) -> list[_Span]:
         """Returns all spans to replace, in order, with overlapping ones merged."""
@@ -82,6 +128,8 @@ class Redactor:
         return merged
 
     def _occurrences(self, text: str) -> Iterator[_Span]:
+        for cut in islice(_CUT.finditer(text), _MAXIMUM_CUTS):
+            yield from self._halves(text, cut)
         for form, name in self._forms:
             size = len(form)
             at = text.find(form)
@@ -101,6 +149,14 @@ class Redactor:
             pieces += [text[shown_until : span.start], f"[redacted:{span.name}]"]
             shown_until = span.end
         return "".join([*pieces, text[shown_until:]])
+
+
+def _beginning(form: str, text: str) -> int:
+    """Returns where a form begins that the text's end cuts off, or the text's length if it does not."""
+    at = text.find(form[0])
+    while at >= 0 and not form.startswith(text[at:]):
+        at = text.find(form[0], at + 1)
+    return at if at >= 0 else len(text)
 
 
 class RedactingStream:

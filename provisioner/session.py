@@ -15,7 +15,7 @@ from pathlib import Path
 from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
-from provisioner.models import Phase
+from provisioner.models import Phase, TimeLimits
 from provisioner.progress import Progress, Silence, Steady
 from provisioner.redaction import Redactor
 from provisioner.signals import go_on, no_shield
@@ -39,6 +39,7 @@ class Session:
         ca_bundle: PEM file of extra CA certificates that images trust.
         ttl: the time to live of an environment of this command.
         builder_ttl: the time to live of a machine in which an image is built.
+        time_limits: how long the family's code may run in an environment of this command.
         spending: the budgets of this command.
         leases: the leases of the environments that this process looks after.
         check: called regularly during long waits, except under `shield`; raises an exception to stop them.
@@ -53,6 +54,7 @@ class Session:
     ca_bundle: Path | None = None
     ttl: timedelta = DEFAULT_TTL
     builder_ttl: timedelta = BUILDER_TTL
+    time_limits: TimeLimits = field(default_factory=TimeLimits)
     spending: Spending = field(default_factory=Spending)
     leases: Leases = field(default_factory=Leases)
     check: Callable[[], None] = go_on

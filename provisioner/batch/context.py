@@ -78,6 +78,7 @@ class BatchContext:
             variables=load_env_file(env_file) if env_file else {},
             ca_bundle=settings.ca_bundle_path,
             ttl=parse_duration(suite.limits.ttl),
+            time_limits=settings.time_limits,
             spending=Spending.of(settings, suite.budget).model_copy(update={"command": batch, "batch": batch}),
             database=database,
         )

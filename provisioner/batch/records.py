@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from provisioner import strict_json
 from provisioner.batch.results import Row, as_csv, as_jsonl
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
@@ -141,7 +140,7 @@ class Batches:
         path = self.directory(batch.id) / CANCELLED
         if not batch.shared:
             return None
-        return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
+        return strict_json.load_file(frozenset[str], path) if path.exists() else frozenset()
 
     def write_results(self, batch: Batch, rows: list[Row]) -> None:
         """Writes results.jsonl and results.csv."""
@@ -153,12 +152,12 @@ class Batches:
         path = self.directory(batch.id) / "results.jsonl"
         if not path.exists():
             return []
-        return [Row.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
+        return [strict_json.load_record(Row, line) for line in path.read_bytes().split(b"\n") if line]
 
     def _read(self, path: Path) -> Batch:
         try:
-            return Batch.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            return strict_json.load_file(Batch, path)
+        except (OSError, ValueError) as error:
             raise InfrastructureError(
                 f"The record {path} cannot be read: {type(error).__name__}.",
                 hint="It was changed by hand, written by another version of provisioner, or is damaged.",

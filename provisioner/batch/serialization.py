@@ -7,14 +7,13 @@ pickle is ever read or written.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from dbos import DBOSPortableJSONSerializer, _dbos, _queue, _serialization
 from dbos._error import DBOSException
 
-# The longest row of ours is a job whose suite has a long submission: a suite file may have 1 MiB.
-MAXIMUM_CHARACTERS = 8 << 20
+from provisioner import strict_json
+
 REFUSED = "The queue's row of this run is not one that provisioner wrote: it was changed by somebody else."
 
 _JSON = DBOSPortableJSONSerializer()
@@ -38,26 +37,17 @@ def _refuse(_self: object, _data: object) -> Any:
 
 
 def _read_json(_self: object, text: str | None) -> Any:
-    """Reads a row's JSON. Each key is allowed once, so that no two readers can understand a row differently.
+    """Reads a row's JSON.
 
     Raises:
-        RefusedRowError: it is too long, nested too deeply, or not JSON.
+        RefusedRowError: it is not strict JSON, or too large.
     """
     if text is None:
         return None
-    if not isinstance(text, str) or len(text) > MAXIMUM_CHARACTERS:
-        raise RefusedRowError
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
+        return strict_json.parse(text.encode())
+    except (AttributeError, ValueError) as error:  # AttributeError: no text at all
         raise RefusedRowError from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise RefusedRowError
-    return mapping
 
 
 def _execute_or_end(dbos: Any, status: Any, owner_xid: str) -> Any:

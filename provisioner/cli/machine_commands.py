@@ -61,7 +61,7 @@ def execute(
     opened, environment = environment_session(env)
     out, err = (None, None) if as_json else (_Output(1), _Output(2))
     with connect(opened, environment, machine, _user(user, machine)) as connection:
-        done = connection.run(arguments, on_stdout=out, on_stderr=err)
+        done = connection.run(arguments, on_stdout=out, on_stderr=err, timeout_seconds=None)
     for output in filter(None, (out, err)):
         output.end()
     data = {

@@ -80,6 +80,9 @@ def show(env: PastEnvironmentArgument) -> Result:
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
+    limits = environment.time_limits.model_dump().items()
+    named = [f"{name.removesuffix('_seconds')} {words(timedelta(seconds=seconds))}" for name, seconds in limits]
+    lines.append(f"  time limits: {', '.join(named)}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
     lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]

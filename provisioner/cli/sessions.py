@@ -43,6 +43,7 @@ def session(
         shield=shield,
         ca_bundle=settings.ca_bundle_path,
         ttl=ttl,
+        time_limits=settings.time_limits,
         spending=Spending.of(settings, budget),
         database=database,
     )

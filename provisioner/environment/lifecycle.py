@@ -47,8 +47,8 @@ from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.store.environments import new_id
 
-# The family's own two minutes, and a minute to log in and to end it.
-TEARDOWN_LIMIT_SECONDS = operations.TEARDOWN_SECONDS + 60.0
+# To log in for the teardown, and to end it, beyond the family's own time.
+TEARDOWN_GRACE_SECONDS = 60.0
 # Between attempts to score, each of which connects for a minute.
 SCORING_PAUSES_SECONDS = (2.0, 30.0, 60.0)
 
@@ -207,6 +207,7 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
         batch=session.spending.batch,
         created_at=created_at,
         expires_at=created_at + session.ttl,
+        time_limits=session.time_limits,
         setup=planned.setup,
         has_score=planned.setup_data.has_score,
         has_intermediate_score=planned.setup_data.has_intermediate_score,
@@ -285,7 +286,8 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
         if environment.has_teardown and environment.started_at and environment.endpoints:
             with phases.phase("teardown"):
                 work = partial(_teardown, session, environment)
-                best_effort_within(session.progress, "teardown", TEARDOWN_LIMIT_SECONDS, work)
+                limit_seconds = environment.time_limits.teardown_seconds + TEARDOWN_GRACE_SECONDS
+                best_effort_within(session.progress, "teardown", limit_seconds, work)
         with phases.phase("destroy"):
             clear_away(session, environment)
     return tuple(phases.finished)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
@@ -19,7 +20,12 @@ from provisioner.session import Session
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20
-TEARDOWN_SECONDS = 120.0
+# Our own operations. The first changes the owner of everything in the agent's home, which may be millions of files.
+SETTLING_SECONDS = 1800.0
+READING_SECONDS = 120.0
+# The record must stay readable whatever the family's code put into its score log.
+SCORE_LOG_BYTES = 4 << 20
+SCORE_LOG_VALUES = 400_000
 
 
 def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
@@ -53,23 +59,30 @@ def start(session: Session, environment: Environment, driver: TaskDriver, *, ski
     """Runs start(), gives the agent its home, and places the instructions.
 
     Raises:
-        TaskError: start() failed.
+        TaskError: start() failed or did not end in time.
     """
     variables = task_variables(session, environment)
-    driver.call("start", task=environment.task, environment=variables).value("start()")
-    settled = driver.call("settle_home", instructions=environment.setup.instructions, skip_chown=skip_chown)
+    limit = environment.time_limits.start_seconds
+    driver.call("start", task=environment.task, environment=variables, timeout_seconds=limit).value("start()")
+    settled = driver.call(
+        "settle_home",
+        instructions=environment.setup.instructions,
+        skip_chown=skip_chown,
+        timeout_seconds=SETTLING_SECONDS,
+    )
     settled.value("giving the agent its home")
 
 
 def teardown(session: Session, environment: Environment, driver: TaskDriver) -> None:
-    """Runs the family's teardown, for at most two minutes.
+    """Runs the family's teardown.
 
     Raises:
         TaskError: teardown failed or did not end in time.
         MissingVariablesError: required variables are not set.
     """
     variables = task_variables(session, environment)
-    answer = driver.call("teardown", task=environment.task, environment=variables, timeout_seconds=TEARDOWN_SECONDS)
+    limit = environment.time_limits.teardown_seconds
+    answer = driver.call("teardown", task=environment.task, environment=variables, timeout_seconds=limit)
     answer.value("teardown()")
 
 
@@ -80,7 +93,13 @@ def run_tests(session: Session, environment: Environment, driver: TaskDriver, ar
         pytest's exit code.
     """
     variables = {**session.variables, **vm_variables(session, environment)}
-    answer = driver.call("pytest", task=environment.task, environment=variables, arguments=list(arguments))
+    answer = driver.call(
+        "pytest",
+        task=environment.task,
+        environment=variables,
+        arguments=list(arguments),
+        timeout_seconds=environment.time_limits.tests_seconds,
+    )
     return int(answer.value("pytest")["exit_code"])
 
 
@@ -90,7 +109,10 @@ def read_submission(driver: TaskDriver) -> str | None:
     Raises:
         SubmissionError: the submission is not a regular file, or is too large.
     """
-    value = driver.call("read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES).value("reading it")
+    answer = driver.call(
+        "read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES, timeout_seconds=READING_SECONDS
+    )
+    value = answer.value("reading the submission")
     if value.get("found"):
         return str(value["text"])
     if reason := str(value.get("reason") or ""):
@@ -122,16 +144,32 @@ def end_score(
     path = f"{RESULTS}/{secrets.token_hex(16)}.submission"
     driver.put_file(path, (submission or "").encode())
     variables = task_variables(session, environment)
-    answer = driver.call("score", task=environment.task, environment=variables, submission=path)
+    answer = driver.call(
+        "score",
+        task=environment.task,
+        environment=variables,
+        submission=path,
+        timeout_seconds=environment.time_limits.score_seconds,
+    )
     return environment, classify_score(answer.result)
 
 
 def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -> ScoreResult:
     path = f"{RESULTS}/{secrets.token_hex(16)}.score-log"
-    driver.put_file(path, json.dumps([_entry(entry) for entry in environment.score_log]).encode())
+    driver.put_file(path, _score_log(environment.score_log))
     variables = task_variables(session, environment)
-    answer = driver.call("aggregate_scores", task=environment.task, environment=variables, score_log=path)
+    answer = driver.call(
+        "aggregate_scores",
+        task=environment.task,
+        environment=variables,
+        score_log=path,
+        timeout_seconds=environment.time_limits.aggregate_scores_seconds,
+    )
     return classify_score(answer.result)
+
+
+def _score_log(entries: Sequence[ScoreLogEntry]) -> bytes:
+    return json.dumps([_entry(entry) for entry in entries]).encode()
 
 
 def _entry(entry: ScoreLogEntry) -> dict[str, object]:
@@ -166,7 +204,8 @@ def intermediate_score(
     if not environment.has_intermediate_score:
         raise UsageError(f"{environment.family} has no intermediate_score.")
     variables = task_variables(session, environment)
-    answer = driver.call("intermediate_score", task=environment.task, environment=variables)
+    limit = environment.time_limits.intermediate_score_seconds
+    answer = driver.call("intermediate_score", task=environment.task, environment=variables, timeout_seconds=limit)
     parsed = parse_intermediate(answer.result)
     entry = None
     if parsed.is_logged:
@@ -178,8 +217,26 @@ def intermediate_score(
             scored_at=now(),
             elapsed_seconds=(now() - begin).total_seconds(),
         )
-        environment = session.environments.update(environment, score_log=(*environment.score_log, entry))
+        environment = session.environments.update(environment, score_log=_extended(environment.score_log, entry))
     elif parsed.failed:
         raise TaskError(f"intermediate_score() failed: {parsed.failure}", details=answer.tail(answer.result))
     visible = visible_message(parsed.score, parsed.message, environment.score_visible_to_agent)
     return environment, IntermediateScore(entry, visible, answer.stdout, answer.stderr)
+
+
+def _extended(log: tuple[ScoreLogEntry, ...], entry: ScoreLogEntry) -> tuple[ScoreLogEntry, ...]:
+    """Returns a score log with one more entry.
+
+    Raises:
+        TaskError: it would become too large.
+    """
+    longer = (*log, entry)
+    try:
+        strict_json.parse(
+            _score_log(longer), limit_bytes=SCORE_LOG_BYTES, maximum_values=SCORE_LOG_VALUES, constants=True
+        )
+    except strict_json.NotStrictJsonError as error:
+        raise TaskError(
+            f"The score log is full: {error}.", hint="Return shorter messages and details from intermediate_score()."
+        ) from error
+    return longer

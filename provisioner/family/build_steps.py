@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from provisioner import strict_json
 from provisioner.errors import TaskFamilyError
 from provisioner.family.files import is_skipped, list_files
 from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
@@ -41,13 +41,9 @@ def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
 
 def _load_json(data: bytes) -> object:
     try:
-        return json.loads(data.decode("utf-8"))
-    except json.JSONDecodeError as error:
-        raise TaskFamilyError(f"{FILE_NAME} is not JSON: {error.msg} (line {error.lineno}).") from None
+        return strict_json.parse(data)
     except ValueError as error:
-        raise TaskFamilyError(f"{FILE_NAME} cannot be read as JSON: {shown(str(error))}.") from None
-    except RecursionError:
-        raise TaskFamilyError(f"{FILE_NAME} is nested too deeply.") from None
+        raise TaskFamilyError(f"{FILE_NAME} cannot be read: {error}.") from None
 
 
 def parse_build_steps(value: object, where: str) -> tuple[BuildStep, ...]:

@@ -135,7 +135,11 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
     if not secrets:
         return
     program = (GUEST / "secret_scan.py").read_bytes()
-    search = connection.run(["python3", "-I", "-c", program.decode()], stdin=json.dumps(secrets).encode())
+    search = connection.run(
+        ["python3", "-I", "-c", program.decode()],
+        stdin=json.dumps(secrets).encode(),
+        timeout_seconds=session.builder_ttl.total_seconds(),
+    )
     if search.exit_code != 0:
         raise MachineLostError(
             "The builder could not be searched for secrets.", details=search.stderr.decode(errors="replace")[-500:]

@@ -17,7 +17,7 @@ from provisioner.family.setup_data import parse_setup_data
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.output_tee import OutputTee
-from provisioner.remote.ssh import Connection
+from provisioner.remote.ssh import COPY_SECONDS, Connection
 from provisioner.session import Session
 from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
 
@@ -78,6 +78,7 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> t
             ["sh", f"{PREPARATION}/prepare.sh", base.role, PREPARATION, *_packages(base.role)],
             on_stdout=tee.stream(),
             on_stderr=tee.stream(),
+            timeout_seconds=_limit(session),
         )
     _require(done.exit_code, done.stdout[-1500:] + done.stderr, "preparing the base image")
     return read_packages(connection)
@@ -87,6 +88,11 @@ def read_packages(connection: Connection) -> tuple[str, ...]:
     """Returns the packages that a builder has by its own word, as NAME:ARCHITECTURE=VERSION."""
     answer = connection.run(["cat", f"/{STATUS}"], timeout_seconds=STATUS_SECONDS, limit_bytes=MAXIMUM_STATUS_BYTES)
     return installed_packages(answer.stdout)
+
+
+def _limit(session: Session) -> float:
+    """Returns how long a step of a build may take: no longer than the builder lives."""
+    return session.builder_ttl.total_seconds()
 
 
 def _packages(role: Role) -> list[str]:
@@ -108,7 +114,7 @@ def fill_family(session: Session, family: TaskFamily, driver: TaskDriver, connec
     """
     _send_tree(connection, family.directory, family.files, "/root")
     run_steps(session, family, family.build_steps, driver, connection, ROOT)
-    answer = driver.call("install", environment=session.variables)
+    answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
     try:
         answer.value("install()")
     except TaskError as error:
@@ -122,7 +128,7 @@ def read_setup(session: Session, driver: TaskDriver) -> SetupData:
     Raises:
         TaskFamilyError: the setup data is not valid.
     """
-    read = driver.call("setup", given=dict(session.variables))
+    read = driver.call("setup", given=dict(session.variables), timeout_seconds=_limit(session))
     return parse_setup_data(read.value("reading the family's setup data"))
 
 
@@ -155,6 +161,7 @@ def run_steps(
             cwd=str(account.home),
             user=account.user,
             environment=session.variables if account.user is None else {},
+            timeout_seconds=_limit(session),
         )
         try:
             answer.value(what)
@@ -181,7 +188,8 @@ def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, accou
     """
     mode = "755" if source.stat().st_mode & 0o100 else "644"
     with source.open("rb") as file:
-        done = connection.run([*account.runs_as, "sh", "-ec", script, "sh", destination, source.name, mode], stdin=file)
+        argv = [*account.runs_as, "sh", "-ec", script, "sh", destination, source.name, mode]
+        done = connection.run(argv, stdin=file, timeout_seconds=COPY_SECONDS)
     _require(done.exit_code, done.stderr, what)
 
 

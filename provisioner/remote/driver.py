@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provisioner.errors import MachineLostError, TaskError
+from provisioner import strict_json
+from provisioner.errors import CommandTimeoutError, TaskError
 from provisioner.redaction import Redactor
 from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
@@ -23,9 +24,8 @@ HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
 # More than the helper ever sends. Family code with root may replace the helper, and only this bounds what it sends.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
-RESULT_LIMIT_BYTES = 9 << 20
-# pydantic writes no record with values that are nested deeper than about 200.
-MAXIMUM_DEPTH = 100
+# The helper writes no larger result; provisioner_values.MAX_BYTES counts the whole file.
+RESULT_LIMIT_BYTES = strict_json.LIMIT_BYTES
 # The helper may take this much longer than the operation itself: it starts an interpreter and reads files.
 GRACE_SECONDS = 120
 
@@ -35,7 +35,7 @@ class Answer:
     """Holds an operation's result and its output.
 
     Args:
-        result: the helper's JSON result; None if there was none, or not a valid one.
+        result: the helper's JSON result; a description of the failure if there was none, or not a valid one.
         stdout, stderr: bounded and free of secrets.
     """
 
@@ -55,7 +55,12 @@ class Answer:
         result = self.result
         if isinstance(result, dict) and result.get("status") == "ok":
             return result.get("value")
-        raise TaskError(f"{what} {failure(result)}", details=self.tail(result))
+        timed_out = isinstance(result, dict) and result.get("kind") == "timeout"
+        raise TaskError(
+            f"{what} {failure(result)}",
+            details=self.tail(result),
+            hint="docs/reference/settings.md has the time limits." if timed_out else None,
+        )
 
     def tail(self, result: object = None) -> str:
         """Returns the end of the output, and of the traceback if there is one: about one screen."""
@@ -80,13 +85,9 @@ def failure(result: object) -> str:
             return f"failed: {str(result.get('message') or 'no reason given')[:400]}"
 
 
-def _depth(value: object) -> int:
-    """Returns how deep lists and objects are nested. A value that json could parse does not exhaust the stack."""
-    if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+def _error(kind: str, message: str) -> dict[str, str]:
+    """Returns what the helper returns for an operation that failed."""
+    return {"status": "error", "kind": kind, "message": message}
 
 
 def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
@@ -137,7 +138,7 @@ class TaskDriver:
         *,
         task: str | None = None,
         environment: Mapping[str, str] | None = None,
-        timeout_seconds: float | None = None,
+        timeout_seconds: float,
         **request: Any,
     ) -> Answer:
         """Runs one operation of the helper and reads its result.
@@ -146,7 +147,8 @@ class TaskDriver:
             operation: the name of a helper operation.
             task: the task's name, if the operation concerns one task.
             environment: variables for the family's code. They travel on stdin, so no process list shows them.
-            timeout_seconds: the family's code is killed after this time; None sets no limit.
+            timeout_seconds: the family's code is killed after this time. A machine that does not obey is no longer
+                waited for two minutes later.
             request: further fields that the operation needs.
 
         Raises:
@@ -166,9 +168,9 @@ class TaskDriver:
         }
         try:
             completed = self._stream(operation, json.dumps(body).encode(), timeout_seconds)
-        except TimeoutError:
-            return Answer({"status": "error", "kind": "timeout"}, "", "")
-        result = self._result(result_path)
+            result = self._result(result_path)
+        except CommandTimeoutError as error:
+            return Answer(_error("timeout", f"The machine stayed silent: {error.message}"), "", "")
         # A submission is the agent's own text, and is scored as it is.
         shown = result if operation == "read_submission" else self._without_secrets(result)
         return Answer(shown, *self._texts(completed))
@@ -188,7 +190,7 @@ class TaskDriver:
             self._redactor.redact(data.decode(errors="replace")) for data in (completed.stdout, completed.stderr)
         )
 
-    def _stream(self, operation: str, request: bytes, timeout_seconds: float | None) -> Completed:
+    def _stream(self, operation: str, request: bytes, timeout_seconds: float) -> Completed:
         log = self._logs / f"{operation}.log" if self._logs else None
         with OutputTee(self._redactor, self._on_output, log, limit_bytes=2 * STREAM_LIMIT_BYTES) as tee:
             return self._connection.run(
@@ -196,30 +198,29 @@ class TaskDriver:
                 stdin=request,
                 on_stdout=_bounded(operation, tee.stream()),
                 on_stderr=_bounded(operation, tee.stream()),
-                timeout_seconds=None if timeout_seconds is None else timeout_seconds + GRACE_SECONDS,
+                timeout_seconds=timeout_seconds + GRACE_SECONDS,
                 limit_bytes=STREAM_LIMIT_BYTES,
             )
 
     def _result(self, path: str) -> object:
-        """Reads and removes the result; None if it is no JSON, is nested too deeply, or cannot be written as UTF-8."""
+        """Reads and removes the result; returns an error in its place if it is not strict JSON."""
         script = 'head -c "$1" "$2" && rm -f "$2"'
         read = self._connection.run(
             ["sh", "-c", script, "sh", str(RESULT_LIMIT_BYTES), path], limit_bytes=2 * RESULT_LIMIT_BYTES
         )
         try:
-            parsed: object = json.loads(read.stdout)
-            json.dumps(parsed, ensure_ascii=False).encode()  # fails for a lone surrogate
-            return parsed if _depth(parsed) <= MAXIMUM_DEPTH else None
-        except (ValueError, RecursionError):
-            return None
+            return strict_json.parse(read.stdout, limit_bytes=RESULT_LIMIT_BYTES, constants=True)
+        except strict_json.NotStrictJsonError as error:
+            return _error("invalid", f"its result cannot be read: {error}")
 
     def put_file(self, path: str, data: bytes) -> None:
         """Writes a file that only root can read.
 
         Raises:
-            MachineLostError: the file could not be written.
+            TaskError: the machine did not write it: its disk is full, or somebody has replaced its programs.
         """
         script = 'umask 077 && mkdir -p "$(dirname "$1")" && cat > "$1"'
         written = self._connection.run(["sh", "-c", script, "sh", path], stdin=data)
         if written.exit_code != 0:
-            raise MachineLostError(f"{path} could not be written: {written.stderr.decode(errors='replace')[-300:]}")
+            said = self._redactor.redact(written.stderr.decode(errors="replace"))
+            raise TaskError(f"{path} could not be written in the machine.", details=said[-1000:])

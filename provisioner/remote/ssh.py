@@ -32,6 +32,7 @@ from provisioner.validation import shown
 # later. So a new attempt starts after this time, beside the earlier ones.
 ATTEMPT_SECONDS = 0.7
 ATTEMPTS_AT_ONCE = 4
+CONNECT_SECONDS = 10.0
 # For each answer of sshd itself: the handshake, the login, the start of a command.
 HANDSHAKE_SECONDS = 60
 # What our own side does in a moment: copies of a few bytes, a result read, a file of some megabytes written.
@@ -293,8 +294,10 @@ def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], b
         while time.monotonic() < deadline and alive():
             now = time.monotonic()
             if not attempts or (now - attempts[-1][1] > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE):
+                # Reading its first bytes waits for as long as connecting does.
+                patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
                 with contextlib.suppress(OSError):
-                    attempts.append((socket.create_connection(address, timeout=10), now))
+                    attempts.append((socket.create_connection(address, timeout=patience), now))
             for attempt in list(attempts):
                 answer = _first_bytes(attempt[0])
                 if answer:

@@ -14,13 +14,11 @@ from provisioner.errors import HostError, TaskError, UsageError
 from provisioner.remote import copy_program, directories
 from provisioner.remote.copy_program import TOP
 from provisioner.remote.directories import open_destination, working_directory
-from provisioner.remote.ssh import Connection
+from provisioner.remote.ssh import COPY_SECONDS, Connection
 from provisioner.remote.tree_reader import TreeError, TreeReader
 from provisioner.remote.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
 
 MAX_ERROR_BYTES = 1 << 16
-# Time for 4 GiB at a bit more than 1 MiB/s.
-TRANSFER_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _receive(connection: Connection, source: str, work: int) -> TreeReader:
                 [*_program(), "send", source],
                 on_stdout=reader.feed,
                 limit_bytes=MAX_ERROR_BYTES,
-                timeout_seconds=TRANSFER_SECONDS,
+                timeout_seconds=COPY_SECONDS,
             )
             if done.exit_code != 0:
                 raise UsageError(

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from provisioner import strict_json
 from provisioner.best_effort import SURVIVABLE
 from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Endpoint, Environment, Role
@@ -20,8 +21,6 @@ from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 
 RECORD = "environment.json"
-# A record holds the score log; a result may have 8 MiB.
-RECORD_LIMIT_BYTES = 64 << 20
 DETAILS_CHARACTERS = 2000
 # No vowels and no look-alikes, since people read ids aloud and type them.
 ID_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
@@ -177,11 +176,7 @@ class EnvironmentStore:
     def _read(self, path: Path) -> Environment:
         identity = path.parent.name
         try:
-            with path.open("rb") as file:
-                text = file.read(RECORD_LIMIT_BYTES + 1)
-            if len(text) > RECORD_LIMIT_BYTES:
-                raise ValueError(f"it is longer than {RECORD_LIMIT_BYTES >> 20} MiB")
-            environment = Environment.model_validate_json(text)
+            environment = strict_json.load_file(Environment, path)
             if environment.id != identity:
                 raise ValueError(f"it is the record of {environment.id}")
             return environment

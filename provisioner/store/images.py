@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import ValidationError
-
+from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
@@ -190,11 +189,11 @@ class ImageStore:
 def _read(path: Path, kind: type[R]) -> R:
     """Reads one of the records in an image's directory."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return strict_json.load_file(kind, path)
     except FileNotFoundError as error:
         name = path.parent.name
         raise UsageError(f"There is no image {name}.", hint="`provisioner image list` shows all images.") from error
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise InfrastructureError(
             f"The record {path} cannot be read: {type(error).__name__}.",
             hint="It is damaged, was changed by hand, or is of another version of provisioner. "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from typing import IO, Any, cast
 
 from python_terraform import IsFlagged, Terraform
 
-from provisioner import child_environment
+from provisioner import child_environment, strict_json
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
 from provisioner.store.locks import holders, is_locked
@@ -205,9 +204,8 @@ def _follow(process: subprocess.Popen[bytes], reader: IO[bytes], take: Take, che
 
 
 def _parse(line: bytes) -> Message:
-    text = line.decode(errors="replace")
     with contextlib.suppress(ValueError):
-        parsed = json.loads(text)
+        parsed = strict_json.parse(line)
         if isinstance(parsed, dict):
             return parsed
-    return {"@message": text}
+    return {"@message": line.decode(errors="replace")}

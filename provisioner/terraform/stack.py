@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from provisioner import strict_json
 from provisioner.errors import TerraformError
 from provisioner.signals import go_on
 from provisioner.store.files import read_end, write_atomically
@@ -195,7 +196,10 @@ class Stack:
 
     def _values(self) -> dict[str, Any]:
         try:
-            return cast(dict[str, Any], json.loads((self._directory / VALUES).read_text())["environments"])
+            return cast(
+                dict[str, Any],
+                strict_json.load_file(dict[str, Any], self._directory / VALUES)["environments"],
+            )
         except (OSError, ValueError, KeyError):
             return {}
 

@@ -184,7 +184,7 @@ def test_a_teardown_that_never_ends_is_left_behind(
 ) -> None:
     env = running(session)
     release = threading.Event()
-    monkeypatch.setattr("provisioner.environment.lifecycle.TEARDOWN_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr("provisioner.environment.lifecycle.TEARDOWN_GRACE_SECONDS", -119.8)
     monkeypatch.setattr("provisioner.environment.operations.teardown", lambda *_: release.wait(60))
     begin = time.monotonic()
     lifecycle.destroy(session, env)

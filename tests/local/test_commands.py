@@ -174,10 +174,10 @@ def test_a_helper_that_family_code_replaced_does_not_flood_the_controller(lab: L
         assert connection.run(["mount", "--bind", "/tmp/evil.py", helper]).exit_code == 0
         try:
             with pytest.raises(TaskError, match="more than 16 MiB"):
-                operations.driver(lab.session, lab.environment, connection).call("score")
+                operations.driver(lab.session, lab.environment, connection).call("score", timeout_seconds=60)
             garbage = "import sys; print('{' * 100000)"
             assert connection.run(["sh", "-c", "cat > /tmp/evil.py"], stdin=garbage.encode()).exit_code == 0
-            answer = operations.driver(lab.session, lab.environment, connection).call("score")
+            answer = operations.driver(lab.session, lab.environment, connection).call("score", timeout_seconds=60)
             with pytest.raises(TaskError, match="no result that could be read"):
                 answer.value("score()")
         finally:

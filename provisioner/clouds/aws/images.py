@@ -10,6 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import Api, asking, code_of, tagged, tags_of
@@ -51,7 +52,7 @@ class Ami(Record):
 
 def read(image: Path) -> Ami:
     """Reads which AMI an image's directory describes."""
-    return Ami.model_validate_json((image / FILE).read_bytes())
+    return strict_json.load_file(Ami, image / FILE)
 
 
 def write(ami: Ami, image: Path) -> None:

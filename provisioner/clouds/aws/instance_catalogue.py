@@ -6,7 +6,6 @@ kept, and the shipped snapshot.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import date
 from decimal import Decimal, InvalidOperation
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
@@ -83,10 +83,10 @@ def load_catalogue(api: Api, region: str, kept: Path, lists: Iterable[Path] = ()
 def _live(api: Api, region: str, kept: Path) -> Catalogue:
     """What the API said within the last day, or says now. What it does not say is missing."""
     try:
-        kept_catalogue = Catalogue.model_validate_json(kept.read_bytes())
+        kept_catalogue = strict_json.load_file(Catalogue, kept)
         if now().timestamp() - kept.stat().st_mtime < KEEP_SECONDS:
             return kept_catalogue
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         pass
     try:
         types = _fetch_types(api, region)
@@ -204,7 +204,7 @@ def parse_prices(products: Iterable[str]) -> dict[str, Decimal]:
     """
     prices: dict[str, Decimal] = {}
     for text in products:
-        product = json.loads(text)
+        product = strict_json.parse(text.encode())
         name, unit = _priced(product["product"])
         for term in product.get("terms", {}).get("OnDemand", {}).values():
             for dimension in term["priceDimensions"].values():

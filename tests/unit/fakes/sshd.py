@@ -198,7 +198,8 @@ class _Server(paramiko.ServerInterface):
         except BaseException as error:
             self._sshd.errors.append(error)
         finally:
-            call.channel.close()
+            with contextlib.suppress(OSError, EOFError):  # the client may have gone
+                call.channel.close()
 
     def check_channel_direct_tcpip_request(
         self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]

@@ -56,11 +56,11 @@ def driver(result: bytes, output: Iterator[bytes] | None = None, logs: Path | No
 )  # fmt: skip
 def test_an_invalid_result_is_a_task_error(result: bytes) -> None:
     with pytest.raises(TaskError, match=r"^score\(\) (gave no result that could be read|failed)"):
-        driver(result).call("score").value("score()")
+        driver(result).call("score", timeout_seconds=60).value("score()")
 
 
 def test_a_valid_result_is_returned_without_secrets() -> None:
-    answer = driver(b'{"status": "ok", "value": {"said": ["with s3cret-value"]}}').call("score")
+    answer = driver(b'{"status": "ok", "value": {"said": ["with s3cret-value"]}}').call("score", timeout_seconds=60)
     assert answer.value("score()") == {"said": ["with [redacted:TOKEN]"]}
 
 
@@ -70,5 +70,5 @@ def test_endless_output_is_refused_and_does_not_fill_the_disk(tmp_path: Path) ->
             yield b"x" * 65536
 
     with pytest.raises(TaskError, match="more than 16 MiB of output"):
-        driver(b"{}", endless(), tmp_path).call("start")
+        driver(b"{}", endless(), tmp_path).call("start", timeout_seconds=60)
     assert (tmp_path / "start.log").stat().st_size <= STREAM_LIMIT_BYTES

@@ -1,0 +1,179 @@
+"""A machine that stays silent ends as the task's failure after a time limit, and holds no slot until the ttl.
+
+The attacker is root in the machine: the family's code, or an agent that became root. It replaces the helper, or the
+programs that the controller runs beside it, by something that never ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioner.environment import operations
+from provisioner.environment.run import run, run_tests
+from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
+from provisioner.machines import boot, logs
+from provisioner.machines.boot import boot_machines
+from provisioner.models import Environment, ScoreLogEntry, TimeLimits
+from provisioner.remote import driver as driver_module
+from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from tests.attacks.hostile_sshd import before_login
+from tests.attacks.test_ssh_server import HANDSHAKES
+from tests.unit.conftest import cloud, session
+from tests.unit.environment.conftest import fam
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import created, environment, up
+
+__all__ = ["cloud", "fam", "session"]  # fixtures
+
+SECONDS = 10
+LIMITS = TimeLimits(**{f"{name}_seconds": 1 for name in (
+    "start", "intermediate_score", "aggregate_scores", "score", "teardown", "tests"
+)})  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "GRACE_SECONDS", 0.2)
+    assert Connection.run.__kwdefaults__
+    monkeypatch.setitem(Connection.run.__kwdefaults__, "timeout_seconds", 1)
+    for name in ("SETTLING_SECONDS", "READING_SECONDS"):
+        monkeypatch.setattr(operations, name, 1)
+
+
+@pytest.fixture
+def impatient(session: Session) -> Session:
+    object.__setattr__(session, "time_limits", LIMITS)
+    return session
+
+
+def hang() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("operation", ["start", "settle_home"])
+def test_a_silent_start_is_the_tasks_failure(
+    impatient: Session,
+    cloud: FakeCloud,
+    fam: object,
+    operation: str,
+) -> None:
+    cloud.guest_defaults = {"during": {operation: hang}}
+    begin = time.monotonic()
+    with pytest.raises(TaskError, match="did not end in time") as caught:
+        run(impatient, fam, "main", submission="7")  # type: ignore[arg-type]
+    assert caught.value.exit_code == 7
+    assert not isinstance(caught.value, MachineLostError)
+    assert time.monotonic() - begin < SECONDS
+    assert cloud.existing() == []
+
+
+def test_a_silent_score_is_a_result(impatient: Session, cloud: FakeCloud, fam: object) -> None:
+    cloud.guest_defaults = {"during": {"score": hang}}
+    begin = time.monotonic()
+    result = run(impatient, fam, "main", submission="7")  # type: ignore[arg-type]
+    assert (result.outcome.kind, result.outcome.score) == ("timeout", None)
+    assert time.monotonic() - begin < SECONDS
+    assert cloud.existing() == []
+
+
+def test_silent_tests_end(impatient: Session, cloud: FakeCloud, fam: object) -> None:
+    cloud.guest_defaults = {"during": {"pytest": hang}}
+    with pytest.raises(TaskError, match="pytest did not end in time"):
+        run_tests(impatient, fam, "main", [])  # type: ignore[arg-type]
+    assert cloud.existing() == []
+
+
+Use = Callable[[Session, Environment, TaskDriver], object]
+USES: dict[str, Use] = {
+    "teardown": operations.teardown,
+    "read_submission": lambda _, __, driver: operations.read_submission(driver),
+    "intermediate_score": operations.intermediate_score,
+    "aggregate_scores": lambda session, env, driver: operations.end_score(
+        session, env.model_copy(update={"has_intermediate_score": False, "has_aggregate_scores": True}), driver, None
+    )[1],
+}
+
+
+@pytest.mark.parametrize("operation", USES)
+def test_every_operation_ends_in_time(session: Session, cloud: FakeCloud, operation: str) -> None:
+    env = up(session, environment(time_limits=LIMITS, has_intermediate_score=True))
+    cloud.machine(env).guest.during = {operation: hang}
+    begin = time.monotonic()
+    with Connection(session.environments.login(env, "primary", "root")) as connection:
+        driver = operations.driver(session, env, connection)
+        said = ""
+        try:
+            said = getattr(USES[operation](session, env, driver), "kind", "")
+        except TaskError as error:
+            said = error.message
+    assert "timeout" in said or "in time" in said
+    assert time.monotonic() - begin < SECONDS
+
+
+@pytest.mark.parametrize("small", ["result", "file"])
+def test_the_small_calls_beside_an_operation_end_in_time(
+    session: Session,
+    cloud: FakeCloud,
+    small: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = up(session)
+    monkeypatch.setattr(type(cloud.machine(env).guest), "_run_script", lambda *_: hang())
+    with Connection(session.environments.login(env, "primary", "root")) as connection:
+        driver = operations.driver(session, env, connection)
+        uses: dict[str, Callable[[], object]] = {
+            "result": lambda: driver.call("score", timeout_seconds=1).value("score()"),
+            "file": lambda: driver.put_file("/run/provisioner/x", b"text"),
+        }
+        with pytest.raises(TaskError) as caught:
+            uses[small]()
+    assert "in time" in caught.value.message or isinstance(caught.value, CommandTimeoutError)
+
+
+@pytest.mark.parametrize("listener", ["silence", "line", "lines", "version", "length"])
+def test_the_wait_for_a_boot_ends_whatever_answers(
+    session: Session,
+    cloud: FakeCloud,
+    listener: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(boot, "BOOT_SECONDS", 2)
+    monkeypatch.setattr("provisioner.remote.ssh.HANDSHAKE_SECONDS", 1)
+    [env] = created(session, environment())
+    begin = time.monotonic()
+    with before_login(HANDSHAKES[listener]) as port:
+        endpoint = env.endpoints["primary"].model_copy(update={"port": port})
+        env = session.environments.update(env, endpoints={"primary": endpoint})
+        with pytest.raises(ProvisionerError) as caught:
+            boot_machines(session, env)
+    assert caught.value.message.isprintable()
+    assert time.monotonic() - begin < SECONDS
+
+
+def test_a_silent_journal_delays_nothing(session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "JOURNAL_SECONDS", 1)
+    env = up(session)
+    monkeypatch.setattr(type(cloud.machine(env).guest), "_as_root", lambda *_: hang())
+    begin = time.monotonic()
+    logs.keep_journals(session, env)
+    assert time.monotonic() - begin < SECONDS
+
+
+def test_a_score_log_never_makes_its_record_unreadable(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    """The family's code returns as much as it may, again and again; the record is needed to destroy the machines."""
+    env = up(session, environment(has_intermediate_score=True))
+    cloud.machine(env).guest.values["intermediate_score"] = {"score": 1, "details": {"x": ["\x01" * 100_000]}}
+    with Connection(session.environments.login(env, "primary", "root")) as connection:
+        driver = operations.driver(session, env, connection)
+        for _ in range(6):
+            env, _ = operations.intermediate_score(session, env, driver)
+        with pytest.raises(TaskError, match="The score log is full"):
+            operations.intermediate_score(session, env, driver)
+    [again] = session.environments.all()
+    assert isinstance(again.score_log[-1], ScoreLogEntry)
