@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from typing import Any
 
@@ -11,9 +10,9 @@ PROMISED = ("neighbour ", "allowed ")
 
 def request_in(script: bytes) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
-    call = ast.parse(script).body[-1]
-    [text] = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
-    request: dict[str, Any] = json.loads(str(text))
+    call = script.decode().splitlines()[-1]
+    text = call.removeprefix("main(json.loads(").removesuffix("))")
+    request: dict[str, Any] = json.loads(json.loads(text))
     return request
 
 
