@@ -31,8 +31,9 @@ def probe(connection: Connection, asked: Questions, program: str) -> tuple[Probe
     Raises:
         IsolationError: the machine did not answer exactly what it was asked.
     """
-    # The text of the request is a Python string: JSON alone knows words that Python does not.
-    script = f"{program}\n\nmain(json.loads({json.dumps(asked.request())!r}))\n"
+    # Twice: JSON's strings are Python's, too, but its words true, false and null are not.
+    request = json.dumps(json.dumps(asked.request()))
+    script = f"{program}\n\nmain(json.loads({request}))\n"
     try:
         answer = connection.run(
             ["python3", "-I", "-"],

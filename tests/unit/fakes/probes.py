@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import threading
 from typing import Any
 
-# One thread at a time: Python 3.11.2's parser counts the depth for all of them together.
-_PARSING = threading.Lock()
 PROMISED = ("neighbour ", "allowed ")
 
 
 def request_in(script: bytes) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
-    with _PARSING:
-        call = ast.parse(script).body[-1]
-    [text] = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
-    request: dict[str, Any] = json.loads(str(text))
+    call = script.decode().splitlines()[-1]
+    text = call.removeprefix("main(json.loads(").removesuffix("))")
+    request: dict[str, Any] = json.loads(json.loads(text))
     return request
 
 
