@@ -14,6 +14,9 @@ fi
 chroot "$tree" groupadd --system protected
 chroot "$tree" useradd --create-home --shell /bin/bash --uid 1000 agent
 chmod 0755 "$tree/home/agent"
+# A service manager of the agent's own would start processes outside its cgroup, where logind is installed.
+mkdir -p "$tree/etc/systemd/system"
+ln -sf /dev/null "$tree/etc/systemd/system/user@1000.service"
 mkdir "$tree/protected"
 : > "$tree/protected/score.log"
 chroot "$tree" chown -R root:protected /protected

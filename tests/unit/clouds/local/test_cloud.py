@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
+from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.clouds.local import kvm
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.config import Settings
@@ -89,5 +89,6 @@ def test_what_the_local_cloud_has_not_is_answered_by_the_defaults(cloud: LocalCl
     assert (cloud.region, cloud.place(ENVIRONMENT), cloud.fallback()) == ("", {}, None)
     assert cloud.next_place(ENVIRONMENT, TerraformError("InsufficientInstanceCapacity")) is None
     assert (cloud.shared_network(ENVIRONMENT), cloud.root_files(ENVIRONMENT)) == (None, {})
-    assert cloud.termination_reason(ENVIRONMENT, "primary") == TerminationReason()
+    assert cloud.impairment(ENVIRONMENT, "primary") == ""
+    assert cloud.termination_reason(ENVIRONMENT, "primary").from_within is False
     assert (cloud.has_image(tmp_path), cloud.adopt("image", tmp_path)) == (True, False)
