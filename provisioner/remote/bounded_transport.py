@@ -179,7 +179,7 @@ class BoundedTransport(paramiko.Transport):
     def _parse_ext_info(self, msg: paramiko.Message) -> None:
         """Ignores the server's extensions: paramiko would read as many as the server claims, even four billion."""
 
-    def _parse_debug(self, m: paramiko.Message) -> None:
+    def _parse_debug(self, msg: paramiko.Message) -> None:
         """Ignores debugging messages, whose escaping costs paramiko milliseconds each."""
 
     def _log(self, level: int, msg: str | list[str], *args: object) -> None:

@@ -46,3 +46,17 @@ def test_a_configuration_file_that_is_not_valid_is_named(tmp_path: Path, text: s
     configure(tmp_path, text)
     with pytest.raises(UsageError, match=r"config\.toml"):
         load_settings(environment(tmp_path))
+
+
+def test_time_limits_are_durations(tmp_path: Path) -> None:
+    assert load_settings(environment(tmp_path)).time_limits.start_seconds == 3600
+    configure(tmp_path, '[time_limits]\nstart = "3h"\nteardown = "90s"\n')
+    limits = load_settings(environment(tmp_path)).time_limits
+    assert (limits.start_seconds, limits.teardown_seconds, limits.score_seconds) == (10800, 90, 3600)
+
+
+@pytest.mark.parametrize("limit", ['start = "soon"', 'start = "8d"', "start = 5", 'begin = "1h"'])
+def test_a_time_limit_that_is_not_valid_is_named(tmp_path: Path, limit: str) -> None:
+    configure(tmp_path, f"[time_limits]\n{limit}\n")
+    with pytest.raises(UsageError, match=r"config\.toml is not valid: time_limits"):
+        load_settings(environment(tmp_path))

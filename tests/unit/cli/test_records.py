@@ -11,7 +11,7 @@ import pytest
 from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.family.loader import load_family
 from provisioner.images.build import family_image_name
-from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup
+from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup, TimeLimits
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
@@ -84,6 +84,12 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     assert listed.keys() == fields
     assert shown.keys() == fields | {"schema", "ok", "exists"}
     assert shown["exists"] is True
+
+
+def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("limited").model_copy(update={"time_limits": TimeLimits(start_seconds=5400)}))
+    assert provisioner("show", "limited", "--json").json["time_limits"]["start_seconds"] == 5400
+    assert "time limits: start 1h30m, intermediate_score 30m" in provisioner("show", "limited").stdout
 
 
 def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
