@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,9 @@ def provisioner(
     monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    mask = os.umask(0o022)
     yield CommandLine(monkeypatch, capsys, tmp_path / "home")
+    os.umask(mask)
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -53,6 +53,7 @@ class Cloud:
 
     name = "moon"
     region = "crater"
+    terraform_variables = ()
 
     def __init__(self) -> None:
         self.alive_by_role = {"primary": True}
