@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "provisioner"
 DOCUMENT = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- scripts/architecture.py begins -->", "<!-- scripts/architecture.py ends -->"
-WIDTH, NAMES = 116, 15
+WIDTH, NAMES = 116, 19
 
 
 def layers() -> list[list[str]]:

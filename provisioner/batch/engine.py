@@ -16,12 +16,14 @@ from typing import Any, Literal, TypeVar
 
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos import error as dbos_error
+from psycopg import Connection as PostgresConnection
+from psycopg.types.json import set_json_loads
 from sqlalchemy import event
 from sqlalchemy.engine import Engine as DatabaseEngine
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioner.batch.serialization import REFUSED as REFUSED
-from provisioner.batch.serialization import serializer
+from provisioner.batch.serialization import read_unused_json, serializer
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
 from provisioner.errors import InfrastructureError, Interrupted
@@ -49,6 +51,18 @@ _STATES: dict[str, State] = {
 
 S = TypeVar("S", bound=Step)
 Json = dict[str, Any]
+
+
+@event.listens_for(DatabaseEngine, "do_connect")
+def _read_json_columns(dialect: Any, *_: object) -> None:
+    """Has SQLAlchemy read columns of the type JSON as serialization.py does; psycopg reads them itself, see below."""
+    dialect._json_deserializer = read_unused_json
+
+
+@event.listens_for(DatabaseEngine, "connect")
+def _read_json_of_postgres(connection: object, _: object) -> None:
+    if isinstance(connection, PostgresConnection):
+        set_json_loads(read_unused_json, connection)
 
 
 @event.listens_for(DatabaseEngine, "connect")

@@ -7,9 +7,11 @@ pickle is ever read or written.
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
-from dbos import DBOSPortableJSONSerializer, _dbos, _queue, _serialization
+from dbos import DBOSPortableJSONSerializer, _dbos, _queue, _serialization, _sys_db
 from dbos._error import DBOSException
 
 from provisioner import strict_json
@@ -50,6 +52,17 @@ def _read_json(_self: object, text: str | None) -> Any:
         raise RefusedRowError from error
 
 
+def read_unused_json(text: str | bytes) -> Any:
+    """Reads the JSON of a column that provisioner does not use; returns None for what is no bounded JSON.
+
+    dbos reads such columns of all rows at once. An error would hide every run of the batch.
+    """
+    try:
+        return _read_json(None, text.decode() if isinstance(text, bytes) else text)
+    except ValueError:
+        return None
+
+
 def _execute_or_end(dbos: Any, status: Any, owner_xid: str) -> Any:
     """Starts a run that this process has taken from the queue; ends it as failed if its row cannot be used.
 
@@ -70,6 +83,7 @@ def _run_no_schedules(*_: object) -> None:
 def _replace() -> None:
     """Replaces what dbos reads and writes rows with. The attack tests fail if a version of dbos has another way."""
     vars(_serialization).pop("pickle", None)
+    vars(_sys_db)["json"] = SimpleNamespace(loads=read_unused_json, dumps=json.dumps)
     for name in ("serialize", "deserialize"):
         setattr(_serialization.DefaultSerializer, name, _refuse)
     setattr(DBOSPortableJSONSerializer, "deserialize", _read_json)  # noqa: B010 - mypy refuses the assignment

@@ -219,5 +219,10 @@ def reconcile_cancellations(
         # Read again: before it ended, the worker may have requeued them, and others may have taken them.
         current = client.states(batch)
         client.resume(
-            batch, [key for key in lost if current[key].state == "cancelled" and current[key].executor in dead]
+            batch,
+            [
+                key
+                for key in lost
+                if key in current and current[key].state == "cancelled" and current[key].executor in dead
+            ],
         )

@@ -167,6 +167,19 @@ def other_class(attacked: Attacked, name: str) -> None:
     )
 
 
+def wrong_roles(attacked: Attacked, name: str) -> None:
+    attacked.write("UPDATE workflow_status SET authenticated_roles = '}' WHERE workflow_uuid = ?", f"batch/{name}")
+
+
+def wrong_attributes(attacked: Attacked, name: str) -> None:
+    attacked.write("UPDATE workflow_status SET attributes = '}' WHERE workflow_uuid = ?", f"batch/{name}")
+
+
+def nested_attributes(attacked: Attacked, name: str) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    attacked.write("UPDATE workflow_status SET attributes = ? WHERE workflow_uuid = ?", deep, f"batch/{name}")
+
+
 ROWS = [pickled, unknown_format, nested, vast, not_a_mapping, other_workflow, other_class]
 
 
@@ -262,6 +275,21 @@ def test_messages_events_streams_and_schedules_are_not_unpickled(
             raise AssertionError("read as a plain text")
     assert unpickled == []
     assert not attacked.trophy.exists()
+
+
+@pytest.mark.parametrize(
+    "tamper", [wrong_roles, wrong_attributes, nested_attributes], ids=["roles", "attributes", "nested"]
+)
+def test_columns_that_provisioner_does_not_use_stop_no_batch(
+    attacked: Attacked, started: Callable[[], QueueClient], tamper: Callable[[Attacked, str], None]
+) -> None:
+    attacked.queue("bad", "good")
+    tamper(attacked, "bad")
+    client = started()
+    ended = wait_for_end(client, "bad", "good")
+    assert ended["good"] == "done"
+    assert client.outputs("batch", ["good"])["good"] == {"name": "good"}
+    assert set(client.outputs("batch", ["bad"])) == {"bad"}
 
 
 def test_a_row_that_nobody_queued_stops_no_batch(attacked: Attacked, started: Callable[[], QueueClient]) -> None:
