@@ -157,15 +157,11 @@ FAMILIES = [
 ]
 
 BUILD_STEPS = [
-    Bad(
-        "not JSON",
-        Family({"build_steps.json": '[{"type": '}),
-        "build_steps.json cannot be read: it is not JSON: Expecting value: line 1",
-    ),
+    Bad("not JSON", Family({"build_steps.json": '[{"type": '}), "build_steps.json cannot be read: it is not JSON"),
     Bad(
         "nested too deeply",
         Family({"build_steps.json": "[" * 100_000}),
-        "build_steps.json cannot be read: it is nested more than 100 deep",
+        "build_steps.json cannot be read: it is nested",
     ),
     Bad("an object", Family({"build_steps.json": "{}"}), "must be a list of build steps, not a mapping"),
     Bad("a directory", Family({"build_steps.json/x": ""}), "build_steps.json is not a file"),
