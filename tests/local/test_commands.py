@@ -178,7 +178,7 @@ def test_a_helper_that_family_code_replaced_does_not_flood_the_controller(lab: L
             garbage = "import sys; print('{' * 100000)"
             assert connection.run(["sh", "-c", "cat > /tmp/evil.py"], stdin=garbage.encode()).exit_code == 0
             answer = operations.driver(lab.session, lab.environment, connection).call("score", timeout_seconds=60)
-            with pytest.raises(TaskError, match="no result that could be read"):
+            with pytest.raises(TaskError, match="its result cannot be read"):
                 answer.value("score()")
         finally:
             assert connection.run(["umount", helper]).exit_code == 0
