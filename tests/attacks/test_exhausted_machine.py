@@ -6,6 +6,8 @@ is scored, and what it leaves behind writes nothing any more. A machine that is 
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,29 +18,32 @@ import pytest
 
 from provisioner.environment import lifecycle
 from provisioner.environment.agent import Agent, run_agent
-from provisioner.errors import AgentError
+from provisioner.errors import AgentError, MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("exhausted")]
 FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"
-# Kills what serves its login, leaves a process in a session of its own, logs in to itself, and then takes what it can.
+# Kills what serves its login, leaves a process in a session of its own, and then takes what it can.
 ATTACK = r"""
 echo 0.25 > ~/submission.txt
 pkill -KILL -u agent sshd
 echo survived
 setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
-mkdir -p ~/.ssh && ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/own && cat ~/.ssh/own.pub >> ~/.ssh/authorized_keys
-ssh -o StrictHostKeyChecking=no -i ~/.ssh/own agent@127.0.0.1 'cat /proc/self/cgroup > /tmp/cgroup; sleep 1000' &
-while [ ! -s /tmp/cgroup ]; do sleep 0.2; done
 (head -c 3G /dev/zero > /dev/shm/full) &
 sleep 5
 bomb() { bomb | bomb & }
 bomb
 sleep 1000
+"""
+# Lets the agent log in to its own machine.
+OWN_KEY = """
+mkdir -p /home/agent/.ssh
+ssh-keygen -q -t ed25519 -N '' -f /home/agent/.ssh/own
+cat /home/agent/.ssh/own.pub >> /home/agent/.ssh/authorized_keys
 """
 
 
@@ -90,23 +95,23 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     assert logins, "root could not log in"
     assert lifecycle.score(session, environment)[1].score == 0.25
     assert text(root, "pgrep -u agent") == ""
-    assert text(root, "cat /tmp/cgroup") == "0::/agent/logins"
     alive = text(root, "cat /tmp/alive")
     time.sleep(1)
     assert text(root, "cat /tmp/alive") == alive
-    assert int(text(root, "awk '/^max/ { print $2 }' /sys/fs/cgroup/agent/pids.events")) > 0
-    assert int(text(root, "awk '/^oom_kill / { print $2 }' /sys/fs/cgroup/agent/memory.events")) > 0
+    events = text(root, "cat /sys/fs/cgroup/agent/pids.events /sys/fs/cgroup/agent/memory.events").splitlines()
+    assert {"max 0", "oom_kill 0"} - set(events), "it met neither limit"
 
 
 def test_nothing_logs_in_as_agent_while_it_is_scored(
     session: Session, environment: Environment, root: Connection
 ) -> None:
-    script = (
-        "runuser -u agent -- ssh -o StrictHostKeyChecking=no -o BatchMode=yes -i /home/agent/.ssh/own agent@127.0.0.1"
-    )
-    assert text(root, f"{script} echo in") == ""
+    text(root, f"runuser -u agent -- sh -c {shlex.quote(OWN_KEY)}")
+    options = "-o StrictHostKeyChecking=no -o BatchMode=yes -i /home/agent/.ssh/own"
+    log_in = f"runuser -u agent -- ssh {options} agent@127.0.0.1 cat /proc/self/cgroup"
+    lifecycle.score(session, environment)
+    assert text(root, log_in) == ""
     lifecycle.score(session, environment, keep=True)
-    assert text(root, f"{script} echo in") == "in"
+    assert text(root, log_in) == "0::/agent/logins"
 
 
 def test_an_agent_that_switches_its_machine_off_has_failed(
@@ -114,7 +119,8 @@ def test_an_agent_that_switches_its_machine_off_has_failed(
 ) -> None:
     def switch_off() -> None:
         time.sleep(8)
-        root.run(["systemctl", "poweroff", "--force", "--force"])
+        with contextlib.suppress(MachineLostError):
+            root.run(["systemctl", "poweroff", "--force", "--force"])
 
     threading.Thread(target=switch_off, daemon=True).start()
     with pytest.raises(AgentError, match=r"switched off from within: primary machine \(QEMU says guest-shutdown"):
