@@ -147,7 +147,7 @@ def test_bash_completes_after_install_completion(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     completed = ["image", "prune", "echo-main-bcd234", "echo-main-bcd234 echo-past-xyz234"]
-        completed += ["--submission --submission-file"]
+    completed += ["--submission --submission-file"]
     assert done.stdout.splitlines() == completed, done.stderr
 
 
