@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import socket
 import threading
@@ -61,6 +62,14 @@ def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
     return open_session({})
 
 
+@pytest.fixture
+def commands_umask() -> Iterator[None]:
+    """Has this process write files as commands do."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
 def probe_names(environment: Environment, machine: str, user: str) -> set[str]:
     return {probe.probe for probe in environment.probes if (probe.machine, probe.user) == (machine, user)}
 
@@ -109,7 +118,9 @@ def test_a_machine_whose_python_lies_is_betrayed(lab: Lab) -> None:
         lab.text("mv /usr/bin/python3.real /usr/bin/python3", role="aux")
 
 
-def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_internet_gets_out_and_does_not_reach_the_host(
+    session: Session, monkeypatch: pytest.MonkeyPatch, commands_umask: None
+) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "PROVISIONER_DATABASE", "SOME_TOKEN"):
         monkeypatch.setenv(name, "the-controllers-own-secret")
     with listening("127.0.0.1") as (loopback, first), listening("0.0.0.0") as (everywhere, second):

@@ -175,11 +175,11 @@ class LocalCloud(Cloud):
             directory = self._directory(environment, role)
             host_key = ed25519_key_pair()
             _write_credentials(directory, credentials(environment, role, host_key.private, authorized_keys[role]))
-            (directory / HOST_KEY).write_text(host_key.public)
+            write_atomically(directory / HOST_KEY, host_key.public)
             _write_ttl(directory, environment)
             kernel = self._images.disk(record.image).with_name("vmlinuz")
             works = kvm.kvm_works(kernel, self._kvm_answer)
-            (directory / "accelerator").write_text("kvm" if works else "tcg")
+            write_atomically(directory / "accelerator", "kvm" if works else "tcg")
 
     def _directory(self, environment: Environment, role: Role) -> Path:
         """environments/ID/ROLE: docs/directory-layout.md lists what lies there."""
