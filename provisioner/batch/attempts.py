@@ -9,7 +9,6 @@ not notice that its controller has crashed, and is followed by the next.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from provisioner import signals
+from provisioner import signals, strict_json
 from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
@@ -354,7 +353,7 @@ class Attempt:
             reservations.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
             if path.exists():
-                return kind.model_validate(json.loads(path.read_text()))
+                return strict_json.load_file(kind, path)
         except (ProvisionerError, OSError, ValueError) as error:
             return kind(at=now(), failure=classify(error))
         phases = Phases(self.session.progress)

@@ -5,9 +5,10 @@ The bytes are not trusted: lines and frames are bounded, and each end is checked
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from provisioner import strict_json
 
 LINE_LIMIT_BYTES = 64
 # What guest/agent.py sends at once, and more than its last frame has.
@@ -111,9 +112,9 @@ class AgentFrames:
 
 def _parse_end(body: bytes) -> AgentEnd:
     try:
-        value = json.loads(body)
+        value = strict_json.parse(body)
         code, timed_out = value["exit_code"], value["timed_out"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         raise FrameError("its end cannot be read") from None
     if timed_out is True:
         return AgentEnd(timed_out=True)

@@ -5,6 +5,7 @@ Nothing else may come out of a parser: no other exception, no record that cannot
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -22,13 +23,15 @@ from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
 from provisioner.clouds.local import datagrams
 from provisioner.clouds.local.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
-from provisioner.errors import InfrastructureError, ProvisionerError, TaskFamilyError, UsageError
+from provisioner.errors import InfrastructureError, IsolationError, ProvisionerError, TaskFamilyError, UsageError
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
 from provisioner.family.manifest import parse_manifest
 from provisioner.family.module import check_module
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
+from provisioner.remote.agent_frames import AgentFrames, FrameError
+from provisioner.remote.probes import CanaryPorts, judge, questions
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
@@ -277,3 +280,29 @@ def test_datagrams_of_machines() -> None:
     sent = tuple(frame[:26] + guest + frame[26:30] + frame[34:] for frame in valid)
     assert all(datagrams.parse(frame) for frame in sent)
     fuzz(damaged(*sent) | FRAMES, check)
+
+
+def test_the_account_of_an_agent() -> None:
+    """A machine that says anything instead of frames is refused, and costs no more than one frame."""
+
+    def check(data: bytes) -> None:
+        output: list[bytes] = []
+        frames = AgentFrames(lambda _, piece: output.append(piece))
+        with contextlib.suppress(FrameError):
+            frames.take(data)
+        # A note about lost output is shorter than the line that claims it is lost.
+        assert sum(map(len, output)) <= len(data) + 64 * len(output)
+        assert frames.end is None or frames.end.exit_code is None or -1 <= frames.end.exit_code <= 255
+
+    valid = b'o 0 5\nhelloe 0 3\nerrb 0 0\nx 0 36\n{"exit_code": 0, "timed_out": false}'
+    fuzz(damaged(valid) | st.binary(max_size=100), check)
+
+
+def test_answers_to_the_isolation_probes() -> None:
+    asked = questions(environment("env"), "primary", "word", CanaryPorts(1, 2), ["10.0.2.2"])
+    honest = [
+        [user, probe.name, "not reached", "timed out"] for user, probes in asked.probes.items() for probe in probes
+    ]
+    valid = json.dumps(["word", honest]).encode()
+    assert judge(asked, valid)
+    fuzz(damaged(valid, b'["word", []]'), _refuses(lambda answer: judge(asked, answer), IsolationError))
