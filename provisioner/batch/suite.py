@@ -267,7 +267,11 @@ def load_suite(path: Path) -> Suite:
         lines = lines_of(error, _known_keys)
         hint = "A number, a date, yes and no are text only in quotes. " if "must be a string" in "".join(lines) else ""
         raise UsageError(f"{title} is not valid:{listed(lines)}", hint=hint + HINT) from error
-    _check_files(suite, path)
+    try:
+        _check_files(suite, path)
+    except OSError as error:  # a name that is too long, or a directory that may not be entered
+        where = shown(error.filename or "")
+        raise UsageError(f"{title} names a path that cannot be looked at: {error.strerror}: {where}") from error
     return suite
 
 

@@ -147,11 +147,10 @@ def test_the_machine_that_fills_the_hosts_disk_ends_and_the_others_do_not(
     flooder = start("flooder", 9)
     assert flooder.wait(30) != 0
     local, gone = cloud(home), environment("flooder")
-    deadline = time.monotonic() + 10
-    while not local.termination_reason(gone, "primary").message:
+    deadline = time.monotonic() + 30
+    while (home.environments / "flooder" / "primary" / disk.OVERLAY).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not (home.environments / "flooder" / "primary" / disk.OVERLAY).exists()
     ended = local.termination_reason(gone, "primary")
     assert "the host's disk was nearly full" in ended.message
     assert ended.from_within

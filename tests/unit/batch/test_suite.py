@@ -172,3 +172,12 @@ def test_the_schema_describes_the_file() -> None:
     known = schema()
     assert set(known["required"]) == {"name", "families"}
     assert known["additionalProperties"] is False
+
+
+def test_a_path_that_is_too_long_is_bad_input(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "examples" / "batch" / "suite.yaml").read_text()
+    path = tmp_path / "suite.yaml"
+    path.write_text(text.replace("agents/counting", "a" * 5000))
+    with pytest.raises(UsageError, match="cannot be looked at: File name too long") as raised:
+        load_suite(path)
+    assert len(raised.value.message) < 500
