@@ -118,9 +118,8 @@ def test_a_machine_whose_python_lies_is_betrayed(lab: Lab) -> None:
         lab.text("mv /usr/bin/python3.real /usr/bin/python3", role="aux")
 
 
-def test_full_internet_gets_out_and_does_not_reach_the_host(
-    session: Session, monkeypatch: pytest.MonkeyPatch, commands_umask: None
-) -> None:
+@pytest.mark.usefixtures("commands_umask")
+def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "PROVISIONER_DATABASE", "SOME_TOKEN"):
         monkeypatch.setenv(name, "the-controllers-own-secret")
     with listening("127.0.0.1") as (loopback, first), listening("0.0.0.0") as (everywhere, second):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from provisioner.clouds.local.egress_rules import GATEWAY_MAC, GUEST_ADDRESS
 
 # IANA "Assigned Internet Protocol Numbers"; RFC 792.
-ICMP, TCP, UDP = 1, 6, 17
+ICMP, UDP = 1, 17
 ECHO_REQUEST, ECHO_REPLY = 8, 0
 # The machine's card has Ethernet's usual MTU.
 MTU = 1500
