@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -40,6 +39,7 @@ from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.files import read_end
 
 MAXIMUM_LOG_BYTES = 8 << 20
 
@@ -267,13 +267,9 @@ def logs(env: PastEnvironmentArgument) -> Result:
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
         keep_logs(session_of(environment, opened), environment)
-    texts = {path.stem: _end_of(path) for path in sorted(directory.glob("*.log"))}
+    texts = {
+        path.stem: read_end(path, MAXIMUM_LOG_BYTES).decode(errors="replace")
+        for path in sorted(directory.glob("*.log"))
+    }
     shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
     return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")
-
-
-def _end_of(path: Path) -> str:
-    """Returns the last part of a log: a machine may have written it, so it is never read whole if it is long."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - MAXIMUM_LOG_BYTES))
-        return file.read(MAXIMUM_LOG_BYTES).decode(errors="replace")

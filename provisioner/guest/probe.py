@@ -134,10 +134,20 @@ def knock(device, address, port, word):
 
 
 def knock_udp(device, address, port, word):
-    """Sends the word to the canary, which never answers: it knows whether the word arrived."""
+    """Sends the word to the canary, which never answers: it knows whether the word arrived.
+
+    Again and again, as somebody on the controller may flood the canary.
+    """
     with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
-        connection.sendto(word.encode(), (address, port))
-        return f"{len(connection.recv(64))} bytes"
+        connection.settimeout(SECONDS / 20)
+        deadline = time.monotonic() + SECONDS
+        while True:
+            connection.sendto(word.encode(), (address, port))
+            try:
+                return f"{len(connection.recv(64))} bytes"
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
 
 
 def resolve(_device, name):

@@ -23,6 +23,9 @@ VISITORS_AT_ONCE = 64
 MOST_BYTES = 64
 # Between two looks, so that a stream of visitors costs the controller little.
 PAUSE_SECONDS = 0.002
+# At each look, so that a flood of datagrams, of which the kernel keeps a mebibyte or so meanwhile, hides no word.
+DATAGRAMS_AT_ONCE = 4096
+DATAGRAMS_KEPT_BYTES = 1 << 20
 
 
 class Canary:
@@ -41,6 +44,7 @@ class Canary:
         self._visits: dict[socket.socket, tuple[float, bytes]] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, DATAGRAMS_KEPT_BYTES)
         self._datagrams.bind(("127.0.0.1", 0))
         self._end, self._ended = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -87,7 +91,7 @@ class Canary:
                 self._selector.register(visitor, selectors.EVENT_READ)
                 self._hear(visitor)
         elif source is self._datagrams:
-            for _ in range(VISITORS_AT_ONCE):
+            for _ in range(DATAGRAMS_AT_ONCE):
                 self._recognise(self._datagrams.recv(MOST_BYTES))
         elif isinstance(source, socket.socket):
             self._hear(source)

@@ -140,10 +140,12 @@ def receive(destination: str, name: str) -> int:
             pass
     with open_destination(destination, name) as (parent, last), working_directory(parent) as work:
         inside = f"/proc/self/fd/{work}"
-        unpacked = subprocess.run(["tar", "-x", "--no-same-owner"], cwd=inside, check=False).returncode
-        if unpacked == 0:
-            _put(work, parent, last)
-            # What was there may be nested more deeply than Python can remove.
+        try:
+            unpacked = subprocess.run(["tar", "-x", "--no-same-owner"], cwd=inside, check=False).returncode
+            if unpacked == 0:
+                _put(work, parent, last)
+        finally:
+            # What is left may be nested more deeply than Python can remove, and old Pythons remove no trees here.
             subprocess.run(["rm", "-rf", "--", *os.listdir(work)], cwd=inside, check=False)
         return unpacked
 

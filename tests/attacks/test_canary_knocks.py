@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -66,6 +68,34 @@ def test_a_local_users_knock_changes_nothing_and_a_machines_word_is_still_heard(
             deadline = time.monotonic() + 10
             while not canary.visitors() and time.monotonic() < deadline:
                 time.sleep(0.01)
+        assert canary.visitors() == ["primary"]
+
+
+@contextlib.contextmanager
+def flooding(port: int) -> Iterator[None]:
+    """Sends datagrams as fast as it can, from a process of its own."""
+    program = (
+        "import socket, sys\n"
+        "flood = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "flood.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "while True:\n    flood.send(b'f' * 32)\n"
+    )
+    flooder = subprocess.Popen([sys.executable, "-c", program, str(port)])
+    try:
+        yield
+    finally:
+        flooder.kill()
+        flooder.wait()
+
+
+def test_a_machines_datagram_is_heard_in_a_flood() -> None:
+    """The machine repeats its word for two seconds, as guest/probe.py does."""
+    with Canary(WORDS) as canary, flooding(canary.ports.udp):
+        time.sleep(0.3)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as machine:
+            for _ in range(20):
+                machine.sendto(WORDS["primary"].encode(), ("127.0.0.1", canary.ports.udp))
+                time.sleep(0.1)
         assert canary.visitors() == ["primary"]
 
 

@@ -1,7 +1,7 @@
 """The attacker takes over a process that parses a machine's bytes, and reads that process's environment.
 
 It must hold neither cloud credentials nor a database's URL nor any other secret of the controller's environment.
-tests/local/test_host_processes.py reads the environments of a real machine's processes.
+tests/local/host_processes.py reads the environments of a real machine's processes.
 """
 
 from __future__ import annotations

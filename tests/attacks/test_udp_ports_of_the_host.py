@@ -27,5 +27,6 @@ def test_the_hosts_udp_ports_and_loopback_datagrams_stay_its_own() -> None:
     seen = json.loads(done.stdout)
     assert not seen["stolen"]
     assert seen["free"]
-    assert seen["taken"] + seen["pings"] <= MAX_FLOWS
+    assert 100 < seen["taken"] <= MAX_FLOWS
+    assert 100 < seen["pings"] <= MAX_FLOWS
     assert seen["outside_the_ephemeral_range"] == 0

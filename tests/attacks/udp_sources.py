@@ -50,8 +50,6 @@ def main() -> None:
         for source in range(1025, 1025 + SOURCES):
             machine.send_frame(udp(PEER, 9, source, b"x"))
         machine.send_frame(udp(PEER, 9, VICTIM_PORT, b"x"))
-        for identifier in range(2000):
-            machine.send_frame(ping(PEER, identifier))
         settle(machine)
         taken = bound_ports("udp") - before
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as program:
@@ -64,6 +62,9 @@ def main() -> None:
             free = True
         except OSError:
             free = False
+        for identifier in range(2000):
+            machine.send_frame(ping(PEER, identifier))
+        settle(machine)
         answer = {
             "taken": len(taken),
             "outside_the_ephemeral_range": len([port for port in taken if not low <= port <= high]),

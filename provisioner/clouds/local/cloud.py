@@ -182,7 +182,7 @@ class LocalCloud(Cloud):
             write_atomically(directory / "accelerator", "kvm" if works else "tcg")
 
     def _directory(self, environment: Environment, role: Role) -> Path:
-        """environments/ID/ROLE: docs/directory-layout.md lists what lies there."""
+        """environments/ID/ROLE: docs/reference/directory-layout.md lists what lies there."""
         return self._home.environments / environment.id / role
 
     def host_key(self, environment: Environment, role: Role) -> str | None:

@@ -30,7 +30,7 @@ _SO_ATTACH_FILTER = 26
 
 def give_up_privileges() -> None:
     """Becomes a user of its own if started as root, leaves its directory, and raises the limit on open files."""
-    user = own_user(Path())
+    user = own_user(Path())  # with a group of its own, too: it shares nothing with QEMU
     os.chdir("/")
     if user:
         os.setgroups([])

@@ -21,7 +21,7 @@ from provisioner.models import Environment, Role
 SSHD = ("10.0.2.15", "22")
 # A card's line in the monitor's `info network`, and its backend's below it.
 CARD = re.compile(r"(?: \\ )?(\S+): index=\d+,type=(\w+)(.*)")
-# In a machine with all cards there are six; the monitor's text is bounded by QMP's answer.
+# Of what the monitor says, in a difference.
 SHOWN_CHARACTERS = 120
 
 
