@@ -66,7 +66,7 @@ class TerminationReason:
 
     Args:
         message: in the cloud's words; empty where it gives none.
-        from_within: whether the machine was switched off from inside.
+        from_within: whether the machine was switched off from inside, or may itself have made its host end it.
     """
 
     message: str = ""

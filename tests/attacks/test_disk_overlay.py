@@ -1,7 +1,9 @@
 """Root in a machine fills its disk, and with it the disk of the host: ledger, records and other runs would fail.
 
 A launch counts what all machines are sure of, and is refused before anything is created. While machines run, the one
-that has taken most beyond its share ends before the host's disk is full, and the others do not.
+that has taken most beyond its share ends before the host's disk is full, and the others do not. A large disk that an
+ended machine left changes nothing about that. If the host's disk gets full in spite of all, QEMU pauses machines: that
+is not their agents' doing, and no way to a fresh attempt for the one that fills it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import disk, kvm
+from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.local import disk, kvm, qemu
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
+from provisioner.environment.verdicts import judge
 from provisioner.errors import CapacityError
 from provisioner.models import Environment
 from provisioner.store.home import Home
+from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
 
 MIB = 1 << 20
@@ -140,6 +145,18 @@ def start(home: Home) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]
             process.stdout.close()
 
 
+def test_a_large_disk_that_an_ended_machine_left_keeps_no_other_alive(
+    home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
+) -> None:
+    ended = home.environments / "ended" / "primary"
+    ended.mkdir(parents=True)
+    (ended / disk.SHARE).write_text(str(MIB))
+    (ended / disk.OVERLAY).write_bytes(b"x" * (20 * MIB))
+    (ended / "qemu.pid").write_text("1\n")
+    assert start("flooder", 9).wait(30) != 0
+    assert (ended / disk.OVERLAY).exists()  # its environment may still want it
+
+
 def test_the_machine_that_fills_the_hosts_disk_ends_and_the_others_do_not(
     home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
 ) -> None:
@@ -158,3 +175,42 @@ def test_the_machine_that_fills_the_hosts_disk_ends_and_the_others_do_not(
     time.sleep(1.5)  # three looks of the other watchdogs
     assert (modest.poll(), above.poll()) == (None, None)
     assert not local.termination_reason(environment("above"), "primary").from_within
+
+
+@pytest.fixture
+def paused(home: Home, monkeypatch: pytest.MonkeyPatch) -> Callable[[Environment], str]:
+    """Tells what a cloud says of a primary machine that runs, but that QEMU has paused for want of disk."""
+
+    def impairment(env: Environment) -> str:
+        with serving(home.environments / env.id / "primary", {"query-status": {"status": "io-error"}}):
+            return cloud(home).impairment(env, "primary")
+
+    monkeypatch.setattr(qemu, "live_pid", lambda _: 1)
+    return impairment
+
+
+def test_a_machine_that_another_left_without_disk_is_the_hosts_doing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, paused: Callable[[Environment], str]
+) -> None:
+    victim, flooder = environment("victim"), environment("flooder")
+    prepared(cloud(home), victim, flooder)
+    monkeypatch.setattr(disk, "_used", lambda path: (9 << 30) if "flooder" in path.parts else 0)
+    monkeypatch.setattr(disk, "_free", lambda _: 0)
+    said = TerminationReason(paused(victim))
+    assert said.message == "the host's disk is full: QEMU paused the machine"
+    assert judge({"primary": said}, agent_began=True, expired=False).by == "cloud"
+    assert paused(flooder) == ""  # it is about to be ended, and to be blamed
+
+
+def test_no_machine_excuses_another_of_its_own_environment(
+    home: Home, monkeypatch: pytest.MonkeyPatch, paused: Callable[[Environment], str]
+) -> None:
+    pair = environment("pair", roles=("primary", "aux"))
+    prepared(cloud(home), pair)
+    monkeypatch.setattr(disk, "_used", lambda path: (9 << 30) if "aux" in path.parts else 0)
+    monkeypatch.setattr(disk, "_free", lambda _: 0)
+    assert paused(pair) == ""
+    monkeypatch.setattr(disk, "_free", lambda _: 9 << 30)
+    assert paused(pair) != ""  # somebody else's disk is gone
+    (home.environments / "pair" / "aux" / disk.EVICTED).write_text("it was ended")
+    assert paused(pair) == ""

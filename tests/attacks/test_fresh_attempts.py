@@ -1,8 +1,8 @@
 """Attack: an agent whose work went badly makes its machine fail, so that its run gets a fresh attempt.
 
 It kills the sshd that serves it, keeps everybody out, switches the machine off, or takes the memory or the processes
-that scoring needs. What must hold: one attempt, which counts as the agent's failure or is scored. Only what the cloud
-says is retried, in its words.
+that scoring needs, or the memory of its host. What must hold: one attempt, which counts as the agent's failure or is
+scored. Only what the cloud says is retried, in its words.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.local import shutdown
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.config import Settings
+from provisioner.environment.verdicts import judge
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.home import Home
 from tests.unit.conftest import cloud, session  # noqa: F401 - fixtures
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.sshd import Sshd
@@ -189,3 +194,22 @@ def test_agents_processes_that_do_not_end_are_the_agents_failure(
     assert failure is not None
     assert (failure.outcome, failure.retry) == ("agent_failed", False)
     assert "processes of the agent do not end" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("killed", "by"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "cloud", id="crash")]
+)
+def test_a_machine_that_the_host_killed_for_want_of_memory_gets_no_fresh_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, by: str
+) -> None:
+    """It dirties all its memory, on a host that has too little: that kernel ends the process with most, its QEMU."""
+    home, env = Home(tmp_path / "home"), environment()
+    directory = home.environments / env.id / "primary"
+    directory.mkdir(parents=True)
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 7\n")
+    monkeypatch.setattr(shutdown, "VMSTAT", vmstat)
+    shutdown.prepare(directory)
+    vmstat.write_text(f"oom_kill {7 + killed}\n")  # and QEMU has said nothing
+    reason = LocalCloud(home, Settings()).termination_reason(env, "primary")
+    assert judge({"primary": reason}, agent_began=True, expired=False).by == by

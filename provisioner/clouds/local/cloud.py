@@ -6,6 +6,7 @@ lives is asked of the kernel (locks, processes), never of a record.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,15 @@ class LocalCloud(Cloud):
             return TerminationReason(eviction, from_within=True)
         message, from_within = shutdown.reason(directory)
         return TerminationReason(message, from_within=from_within)
+
+    def impairment(self, environment: Environment, role: Role) -> str:
+        """Tells that QEMU paused the machine, unless the environment itself fills the host's disk."""
+        if not qemu.paused_by_full_disk(self._directory(environment, role)):
+            return ""
+        with contextlib.suppress(OSError):
+            if not any(disk.fills_host(self._directory(environment, each)) for each in environment.machines):
+                return "the host's disk is full: QEMU paused the machine"
+        return ""
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""

@@ -2,7 +2,8 @@
 
 A machine's disk is a sparse layer over its image and may grow to its whole size. Few ever do, so each machine is sure
 of a share of its disk only, and may take more while the host has it. When the host's disk is nearly full, the machine
-that is furthest beyond its share ends, as Kubernetes evicts pods under disk pressure. Standard library only.
+that is furthest beyond its share ends, as Kubernetes evicts pods under disk pressure. A machine that has ended keeps
+its disk until it is destroyed, as somebody may still want that, but it keeps no other alive. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.clouds.local import qemu
 from provisioner.errors import CapacityError
 from provisioner.store.files import read_end, write_atomically
 
@@ -132,7 +134,7 @@ def is_first_to_go(own: Path, existing: Collection[Overlay], free_bytes: int) ->
 
     Args:
         own: the machine's directory.
-        existing: the disks of all machines.
+        existing: the disks of all machines that run.
         free_bytes: what is free on the host.
     """
     if free_bytes >= RESERVE_BYTES:
@@ -146,7 +148,12 @@ def must_go(directory: Path) -> bool:
     free_bytes = _free(directory)
     if free_bytes >= RESERVE_BYTES:  # as nearly always: nothing else need be looked at
         return False
-    return is_first_to_go(directory, overlays(directory.parent.parent), free_bytes)
+    running = [each for each in overlays(directory.parent.parent) if _runs(each.directory)]
+    return is_first_to_go(directory, running, free_bytes)
+
+
+def _runs(directory: Path) -> bool:
+    return qemu.live_pid(directory / "qemu.pid") is not None
 
 
 def evict(directory: Path, end: Callable[[], bool]) -> None:
@@ -158,7 +165,7 @@ def evict(directory: Path, end: Callable[[], bool]) -> None:
     used_gib = _used(directory / OVERLAY) / GIB
     # First: whoever sees that the machine has ended must find out why, and not blame the host.
     with contextlib.suppress(OSError):
-        reason = f"it was ended since the host's disk was nearly full: its own took {used_gib:.1f} GiB"
+        reason = f"it was ended because the host's disk was nearly full: its own took {used_gib:.1f} GiB"
         write_atomically(directory / EVICTED, reason)
     if end():
         with contextlib.suppress(OSError):
@@ -168,3 +175,12 @@ def evict(directory: Path, end: Callable[[], bool]) -> None:
 def eviction(directory: Path) -> str:
     """Returns why the machine was ended, if the host's disk was the reason; otherwise an empty text."""
     return read_end(directory / EVICTED, REASON_BYTES).decode(errors="replace")
+
+
+def fills_host(directory: Path) -> bool:
+    """Whether the machine is the one that fills the host's disk: it has to end, or has been ended.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return must_go(directory) or bool(eviction(directory))

@@ -26,6 +26,9 @@ INTERNET_MAC = "52:54:00:00:00:03"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
+# For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
+STATUS_SECONDS = 5.0
+
 SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
 
@@ -213,6 +216,21 @@ def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
             if not alive() or time.monotonic() > deadline:
                 raise QMPError("QEMU did not open its control socket") from error
             time.sleep(0.02)
+
+
+def paused_by_full_disk(directory: Path) -> bool:
+    """Whether QEMU says that it paused a machine because the host's disk is full (-drive, werror=enospc).
+
+    False as well if QEMU has ended, or is busy with another client.
+
+    Args:
+        directory: the machine's.
+    """
+    try:
+        with QMP(directory, STATUS_SECONDS) as qmp:
+            return bool(qmp.execute("query-status")["status"] == "io-error")
+    except (OSError, ValueError, LookupError, TypeError, QMPError):
+        return False
 
 
 def forwarded_port(usernet: str) -> int:

@@ -1,10 +1,13 @@
 """Lets QEMU itself record why it shuts down, and reads that: no process has to watch it. Standard library only.
 
-QEMU takes commands from the file events.in and writes QMP's events to events.out, in the machine's directory.
+QEMU takes commands from the file events.in and writes QMP's events to events.out, in the machine's directory. If it
+ends without a word, the kernel may have killed it for want of memory, which its machine can bring about: the kernel
+counts such kills.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -12,29 +15,66 @@ from pathlib import Path
 # QEMU's chardev `pipe` opens PATH.in and PATH.out, which may be plain files (QEMU's documentation, -chardev pipe).
 ARGUMENTS = ("-chardev", "pipe,id=events,path=events", "-mon", "chardev=events,mode=control")
 COMMANDS, EVENTS = "events.in", "events.out"
+# The count of such kills before QEMU starts.
+KILLS = "oom_kills"
+VMSTAT = Path("/proc/vmstat")
 # A guest that reboots again and again writes an event each time, and the watchdog trims them; the last is at the end.
 READ_BYTES = 64 << 10
 
 
 def prepare(directory: Path) -> None:
-    """Writes the files that QEMU opens, before it starts. Without the command it sends no events."""
+    """Writes the files that QEMU opens, and the kernel's count, before it starts.
+
+    Without the command QEMU sends no events.
+    """
     (directory / COMMANDS).write_text('{"execute": "qmp_capabilities"}\n')
     (directory / EVENTS).write_bytes(b"")
+    kills = _kills()
+    (directory / KILLS).write_text("" if kills is None else str(kills))
+
+
+def _kills() -> int | None:
+    """Returns how many processes this host's kernel has killed for want of memory; None if it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in VMSTAT.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
+def _noted_kills(directory: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int((directory / KILLS).read_text())
+    return None
 
 
 def reason(directory: Path) -> tuple[str, bool]:
-    """Returns why a machine no longer runs, in QEMU's words, and whether it was switched off from within."""
+    """Returns why a machine no longer runs, and whether that can be its own doing."""
     try:
         with (directory / EVENTS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
-            lines = file.read(READ_BYTES).splitlines()
+            events = file.read(READ_BYTES)
     except OSError:
         return "somebody on this host removed it", False
-    for line in reversed(lines):
+    return explain(events, _noted_kills(directory), _kills())
+
+
+def explain(events: bytes, kills_before: int | None, kills_now: int | None) -> tuple[str, bool]:
+    """Decides why a machine no longer runs, and whether that can be its own doing. Pure.
+
+    Args:
+        events: the last of what QEMU wrote.
+        kills_before, kills_now: how many processes the kernel had killed for want of memory before QEMU started, and
+            has by now; None if unknown.
+    """
+    for line in reversed(events.splitlines()):
         try:
             event = json.loads(line)
             if event.get("event") == "SHUTDOWN":
                 return f"QEMU says {event['data']['reason']}", bool(event["data"]["guest"])
         except (ValueError, LookupError, TypeError, AttributeError):
             continue
+    if kills_before is not None and kills_now is not None and kills_now > kills_before:
+        return "the host ran out of memory and killed a process", True
     return "QEMU crashed or was killed", False

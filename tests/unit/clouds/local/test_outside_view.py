@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from provisioner.clouds.local import outside_view, qemu
 from provisioner.clouds.local.egress_counters import Counts
 from provisioner.clouds.local.outside_view import View, compare
 from provisioner.models import Destination, Environment
+from tests.unit.fakes.qmp import serving
 from tests.unit.fakes.world import environment
 
 MANAGEMENT = """virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:01
@@ -118,25 +116,8 @@ def test_a_machine_that_cannot_be_seen_is_a_difference(tmp_path: Path) -> None:
     assert "primary machine: its network cannot be seen from outside: QEMU does not run" in difference
 
 
-def test_the_monitor_is_reached_however_long_its_path_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_monitor_is_reached_however_long_its_path_is(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 120)
     directory.mkdir()
-    monkeypatch.chdir(directory)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("qmp.sock")
-        server.listen()
-        monkeypatch.chdir("/")
-
-        def serve() -> None:
-            with server.accept()[0] as client, client.makefile("rwb") as stream:
-                stream.write(b'{"QMP": {}}\n')
-                stream.flush()
-                while line := stream.readline():
-                    stream.write(json.dumps({"return": json.loads(line)["execute"]}).encode() + b"\n")
-                    stream.flush()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with qemu.QMP(directory) as qmp:
-            assert qmp.execute("query-status") == "query-status"
-        thread.join()
+    with serving(directory, {"query-status": "running"}), qemu.QMP(directory) as qmp:
+        assert qmp.execute("query-status") == "running"

@@ -6,15 +6,19 @@ import fcntl
 import itertools
 import multiprocessing
 import os
+import socket
 import time
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provisioner.clouds.local.qemu import Launch, QMPError, command, forwarded_port, live_pid
+from provisioner.clouds.local import qemu
+from provisioner.clouds.local.qemu import Launch, QMPError, command, forwarded_port, live_pid, paused_by_full_disk
 from provisioner.clouds.local.users import User
+from tests.unit.fakes.qmp import serving
 
 LAUNCH = Launch(
     cpus=2, memory_mib=1024, kernel="/k", initrd="/i", machine_id="0" * 32, kvm=False,
@@ -94,3 +98,29 @@ def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
     for garbage in ("", "TCP[ESTABLISHED] 13 127.0.0.1 1 x 22", "\0"):
         with pytest.raises(QMPError):
             forwarded_port(garbage)
+
+
+@pytest.mark.parametrize(
+    ("answer", "paused"),
+    [({"status": "io-error"}, True), ({"status": "running"}, False), ({"status": "paused"}, False), ([], False)],
+    ids=["full", "running", "paused", "strange"],
+)
+def test_a_machine_that_qemu_paused_for_want_of_disk_is_known_by_its_status(
+    tmp_path: Path, answer: Any, paused: bool
+) -> None:
+    with serving(tmp_path, {"query-status": answer}):
+        assert paused_by_full_disk(tmp_path) is paused
+
+
+def test_a_qemu_that_is_gone_or_busy_with_another_client_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qemu, "STATUS_SECONDS", 0.1)
+    assert not paused_by_full_disk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind("qmp.sock")
+        busy.listen()
+        started = time.monotonic()
+        assert not paused_by_full_disk(tmp_path)
+        assert time.monotonic() - started < 5

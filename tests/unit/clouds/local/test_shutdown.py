@@ -30,9 +30,54 @@ def event(name: str, guest: str, reason: str) -> str:
     ],
     ids=["guest", "host", "many", "reset", "strange", "none"],
 )
-def test_the_last_shutdown_counts(tmp_path: Path, events: str, expected: tuple[str, bool]) -> None:
-    (tmp_path / shutdown.EVENTS).write_text(events)
+def test_the_last_shutdown_counts(events: str, expected: tuple[str, bool]) -> None:
+    assert shutdown.explain(events.encode(), 3, 3) == expected
+
+
+CRASH = ("QEMU crashed or was killed", False)
+SHORT = ("the host ran out of memory and killed a process", True)
+
+
+@pytest.mark.parametrize(
+    ("events", "before", "now", "expected"),
+    [
+        ("", 3, 4, SHORT),
+        ("", 0, 1, SHORT),
+        ("", 3, 3, CRASH),
+        ("", 3, 0, CRASH),
+        ("", None, 4, CRASH),
+        ("", 3, None, CRASH),
+        (event("SHUTDOWN", "false", "host-signal"), 3, 4, ("QEMU says host-signal", False)),
+    ],
+    ids=["killed", "first", "none-killed", "rebooted", "no-note", "no-counter", "event"],
+)
+def test_a_silent_end_after_the_kernel_killed_for_want_of_memory_is_no_crash(
+    events: str, before: int | None, now: int | None, expected: tuple[str, bool]
+) -> None:
+    assert shutdown.explain(events.encode(), before, now) == expected
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [("oom_kill 3\n", SHORT), ("oom_kill 4\n", CRASH), ("pgfault 9\n", CRASH), ("oom_kill x\n", CRASH), (None, CRASH)],
+    ids=["grown", "same", "no-counter", "strange", "unreadable"],
+)
+def test_the_counter_is_noted_before_qemu_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None, expected: tuple[str, bool]
+) -> None:
+    vmstat = tmp_path / "vmstat"
+    monkeypatch.setattr(shutdown, "VMSTAT", vmstat)
+    if noted is not None:
+        vmstat.write_text(noted)
+    shutdown.prepare(tmp_path)
+    vmstat.write_text("pgfault 9\noom_kill 4\n")
     assert shutdown.reason(tmp_path) == expected
+
+
+def test_a_lost_note_counts_as_a_crash(tmp_path: Path) -> None:
+    shutdown.prepare(tmp_path)
+    (tmp_path / shutdown.KILLS).unlink()
+    assert shutdown.reason(tmp_path) == CRASH
 
 
 def test_a_machine_without_a_directory_was_removed_here(tmp_path: Path) -> None:
