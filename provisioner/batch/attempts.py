@@ -345,6 +345,7 @@ class Attempt:
             kind: the type of its result.
             task_outcome: the outcome if a command failed that the task or the agent brought along.
         """
+        environment: Environment | None = None
         try:
             environment = self._record()
             if environment is None:
@@ -355,7 +356,7 @@ class Attempt:
             if path.exists():
                 return strict_json.load_file(kind, path)
         except (ProvisionerError, OSError, ValueError) as error:
-            return kind(at=now(), failure=classify(error))
+            return kind(at=now(), failure=classify(error, agent_began=self._agent_began(environment)))
         phases = Phases(self.session.progress)
         try:
             result = work(environment, phases)
@@ -364,14 +365,27 @@ class Attempt:
         except (SubmissionError, AgentError) as error:
             result = kind(at=now(), failure=Failure(outcome="agent_failed", message=truncate(error.message)))
         except MachineLostError as error:
-            result = kind(at=now(), failure=classify_loss(self._record() or environment, error, name))
+            known, began = self.session.environments.last_known(environment), self._agent_began(environment)
+            result = kind(at=now(), failure=classify_loss(known, error, name, agent_began=began))
         except Exception as error:
-            began = (self._record() or environment).agent_at is not None
+            began = self._agent_began(environment)
             result = kind(at=now(), failure=classify(error, task_outcome, agent_began=began))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_atomically(path, result.model_dump_json())
         return result
+
+    def _agent_began(self, known: Environment | None) -> bool:
+        """Whether an agent has begun, as far as anybody can tell: if the record cannot be read, one may have.
+
+        Args:
+            known: the record as it was, in case it is gone by now.
+        """
+        try:
+            record = self._record() or known
+        except DamagedRecordError:
+            return True
+        return record is not None and record.agent_at is not None
 
 
 def _machine_types(environment: Environment) -> dict[str, str]:

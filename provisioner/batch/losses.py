@@ -27,17 +27,18 @@ def classify_launch_error(session: Session, environment_id: str, error: Exceptio
     return classify(error)
 
 
-def classify_loss(environment: Environment, error: MachineLostError, step: str) -> Failure:
+def classify_loss(environment: Environment, error: MachineLostError, step: str, *, agent_began: bool) -> Failure:
     """Classifies the loss of a machine for which the agent is not to blame.
 
     Args:
-        environment: its current record.
+        environment: its last known record.
         error: says what the cloud says.
         step: the name of the step that lost it.
+        agent_began: whether an agent has begun, which must not get a second chance.
     """
     if environment.expires_at <= now():
         message = "The environment's ttl ended it."
         return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
     # Before an agent has begun, nobody gains by a fresh machine.
-    retry = bool(error.cloud_words) or environment.agent_at is None
+    retry = bool(error.cloud_words) or not agent_began
     return Failure(outcome="infrastructure_failed", message=truncate(error.message), retry=retry)

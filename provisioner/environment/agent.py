@@ -16,8 +16,16 @@ from pathlib import Path
 
 from provisioner.clock import now
 from provisioner.environment.verdicts import blamed
-from provisioner.errors import InfrastructureError, MachineLostError, PresenceLostError, TaskError, UsageError
+from provisioner.errors import (
+    CommandTimeoutError,
+    InfrastructureError,
+    MachineLostError,
+    PresenceLostError,
+    TaskError,
+    UsageError,
+)
 from provisioner.machines.connect import connect
+from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.remote.output_buffer import BoundedBuffer
@@ -39,6 +47,9 @@ SILENCE_SECONDS = 60.0
 PAUSES_SECONDS = (0.5, 2.0, 5.0, 15.0)
 # How often the program in the machine may end without having said how the agent ended.
 PROGRAM_FAILURES = 5
+# How many calls that begin after the agent's time limit may take longer than STOPPING_SECONDS until the agent counts as
+# one that resists: the first may be slow because it also passes on the output of an outage.
+LATE_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,9 @@ class AgentResult:
         """Says why nobody knows how the agent ended; empty if that is known, or its time ran out."""
         if self.exit_code is not None or self.timed_out:
             return ""
-        return "Nobody knows how the agent ended: the program that watches over it was ended, or its machine restarted."
+        return (
+            "It is not known how the agent ended: the program that watches over it was ended, or its machine restarted."
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,7 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
     output that the machine still has.
 
     Raises:
-        UsageError: the directory does not exist.
+        UsageError: the directory does not exist, or the environment was destroyed while the agent was copied.
         TaskError: the agent could not be copied.
         AgentError: after it had begun, its machine was switched off from within, or could no longer be reached.
         MachineLostError: the machine was lost, and the agent is not to blame.
@@ -115,12 +128,14 @@ class _Following:
         self._listeners = {"o": tee.stream(), "e": tee.stream()}
         self._kept = {"o": BoundedBuffer(), "e": BoundedBuffer()}
         self._frames = AgentFrames(self._output)
-        # When the program in the machine was last heard; None while nobody listens.
+        # When the program in the machine was last heard; None while nobody listens to it.
         self._heard_at: float | None = None
         self._is_new = agent.identity is None or environment.agent_at is None
         self._deadline = self._deadline_from(now() if self._is_new else environment.agent_at or now())
+        self._began_to_follow_at = time.monotonic()
         self._is_copied = False
         self._failures = 0
+        self._late_calls = 0
 
     def _deadline_from(self, begun_at: datetime) -> float | None:
         """Returns when the controller ends an agent by itself, in time.monotonic() seconds."""
@@ -133,7 +148,6 @@ class _Following:
         """Follows the agent until it has ended, on as many connections as that takes."""
         pauses = iter(PAUSES_SECONDS)
         while True:
-            self._heard_at = None
             try:
                 with connect(self._session, self._environment, "primary") as connection:
                     end = self._follow(connection)
@@ -150,13 +164,25 @@ class _Following:
         """Follows the agent on one connection; returns None if it has to be tried again."""
         if self._is_new:
             self._copy(connection)
+        end = self._listen(connection)
+        if self._has_to_be_copied():  # a process before this one got no further
+            self._copy(connection)
+            end = self._listen(connection)
+        return end
+
+    def _has_to_be_copied(self) -> bool:
+        return self._frames.unknown and not self._frames.started and not self._is_copied
+
+    def _listen(self, connection: Connection) -> AgentEnd | None:
+        """Calls the program in the machine, and ends the agent if that takes too long or this process is stopped."""
+        is_late = self._deadline is not None and time.monotonic() > self._deadline - STOPPING_SECONDS
         try:
-            end = self._call(connection)
-            if self._frames.unknown and not self._frames.started:  # a process before this one got no further
-                self._copy(connection)
-                end = self._call(connection)
-            return end
+            return self._call(connection)
         except TimeoutError:
+            self._late_calls += 1
+            if is_late and self._late_calls < LATE_CALLS:
+                self._session.progress.note("The machine has not said in time how the agent ended; asking again.")
+                return None
             stop(connection)
             return AgentEnd(timed_out=True)
         except FrameError as error:
@@ -174,13 +200,34 @@ class _Following:
         unpack = f"rm -rf {HOME}/scaffolding && mkdir {HOME}/scaffolding && exec tar -x -C {HOME}/scaffolding"
         inside = f'sh {CGROUP} join copying $$ && exec runuser -u agent -- sh -c "$1"'
         argv = ["sh", "-c", inside, "copy", unpack]
-        sent = connection.send_tree(argv, lambda archive: archive.add(self._agent.directory, arcname="."))
+        try:
+            sent = connection.send_tree(argv, lambda archive: archive.add(self._agent.directory, arcname="."))
+        except CommandTimeoutError as error:
+            raise TaskError("The agent could not be copied.", details=error.message) from error
         if sent.exit_code != 0:
             raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
         # Before it starts: from here on a fresh machine could be a second chance.
-        self._environment = self._session.environments.update(self._environment, agent_at=now())
+        self._environment = self._record_beginning()
         self._is_new, self._is_copied = False, True
         self._deadline = self._deadline_from(now())
+
+    def _record_beginning(self) -> Environment:
+        """Records that an agent begins. The copy may have taken an hour, in which others may have changed the record.
+
+        Raises:
+            UsageError: the environment was destroyed in the meantime.
+        """
+        environments = self._session.environments
+        with environment_lock(self._session, self._environment) as current:
+            if not environments.directory(current.id).exists():
+                raise UsageError(
+                    f"{current.id} has been destroyed.", hint=f"`provisioner show {current.id}` shows its record."
+                )
+            return environments.update(current, agent_at=now())
+
+    def _seconds_left(self) -> float | None:
+        """Returns how long a call may take that begins now: until the deadline, and never too short for an answer."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), STOPPING_SECONDS)
 
     def _call(self, connection: Connection) -> AgentEnd | None:
         """Calls the program in the machine, which starts the agent if it may and nobody did."""
@@ -197,15 +244,17 @@ class _Following:
         }
         self._frames.reconnect()
         self._heard_at = time.monotonic()
-        left = None if self._deadline is None else max(self._deadline - time.monotonic(), 1.0)
-        done = connection.run(
-            ["python3", "-I", "-S", PROGRAM],
-            stdin=json.dumps(request).encode(),
-            on_stdout=self._take,
-            timeout_seconds=left,
-            limit_bytes=2000,
-        )
-        if self._frames.end or (self._frames.unknown and not self._frames.started):
+        try:
+            done = connection.run(
+                ["python3", "-I", "-S", PROGRAM],
+                stdin=json.dumps(request).encode(),
+                on_stdout=self._take,
+                timeout_seconds=self._seconds_left(),
+                limit_bytes=2000,
+            )
+        finally:
+            self._heard_at = None  # other commands show no signs of life
+        if self._frames.end or self._has_to_be_copied():
             return self._frames.end
         self._failures += 1
         if self._failures < PROGRAM_FAILURES:
@@ -229,9 +278,11 @@ class _Following:
 
     def _require_hope(self, error: InfrastructureError) -> None:
         """Raises the error unless the machine runs and may still be reached in time."""
-        deadline = None if self._deadline is None else self._deadline + UNREACHABLE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            raise error
+        if self._deadline is not None:
+            # A controller that comes back after an outage has as long as one that never was away.
+            deadline = max(self._deadline, self._began_to_follow_at) + UNREACHABLE_SECONDS
+            if time.monotonic() > deadline:
+                raise error
         try:
             runs = self._session.cloud.alive(self._environment, "primary")
         except PresenceLostError:
@@ -251,15 +302,23 @@ def stop(connection: Connection) -> None:
     Raises:
         MachineLostError: they do not end, or the connection broke.
     """
-    try:
-        done = connection.run(["sh", CGROUP, "end"], timeout_seconds=STOPPING_SECONDS)
-    except TimeoutError as error:
-        raise MachineLostError("The agent's processes could not be ended in time.") from error
-    if done.exit_code != 0:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        raise MachineLostError(f"The agent's processes could not be ended: {said}")
+    _ask_cgroup(connection, "end", "The agent's processes could not be ended")
 
 
 def readmit(connection: Connection) -> None:
-    """Lets the agent's processes in again, after `stop`."""
-    connection.run(["sh", CGROUP, "reopen"], timeout_seconds=STOPPING_SECONDS)
+    """Lets the agent's processes in again, after `stop`.
+
+    Raises:
+        MachineLostError: the machine does not let them in, or the connection broke.
+    """
+    _ask_cgroup(connection, "reopen", "The agent's processes could not be let in again")
+
+
+def _ask_cgroup(connection: Connection, action: str, problem: str) -> None:
+    try:
+        done = connection.run(["sh", CGROUP, action], timeout_seconds=STOPPING_SECONDS)
+    except TimeoutError as error:
+        raise MachineLostError(f"{problem} in time.") from error
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise MachineLostError(f"{problem}: {said}")

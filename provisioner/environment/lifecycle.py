@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from provisioner.best_effort import best_effort_within, describe
+from provisioner.best_effort import best_effort, best_effort_within, describe
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.environment import agent, operations, verdicts
@@ -332,12 +332,14 @@ def _score_once(
     session: Session, environment: Environment, submission: str | None, *, keep: bool
 ) -> tuple[Environment, ScoreResult]:
     with connect(session, environment, "primary") as connection:
-        agent.stop(connection)
-        driver = operations.driver(session, environment, connection)
-        scored = operations.end_score(session, environment, driver, submission)
-        if keep:
-            agent.readmit(connection)
-        return scored
+        try:
+            agent.stop(connection)
+            driver = operations.driver(session, environment, connection)
+            return operations.end_score(session, environment, driver, submission)
+        finally:
+            if keep:
+                with session.shield(), best_effort(session.progress, "Letting the agent in again"):
+                    agent.readmit(connection)
 
 
 def intermediate_score(session: Session, environment: Environment) -> tuple[Environment, operations.IntermediateScore]:

@@ -147,8 +147,8 @@ class TaskDriver:
             operation: the name of a helper operation.
             task: the task's name, if the operation concerns one task.
             environment: variables for the family's code. They travel on stdin, so no process list shows them.
-            timeout_seconds: the family's code is killed after this time. A machine that does not obey is no longer
-                waited for two minutes later.
+            timeout_seconds: the family's code is killed after this time. If the machine does not obey, the controller
+                stops waiting two minutes after that.
             request: further fields that the operation needs.
 
         Raises:

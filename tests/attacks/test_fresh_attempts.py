@@ -2,7 +2,7 @@
 
 It kills the sshd that serves it, keeps everybody out, switches the machine off, or takes the memory or the processes
 that scoring needs, or the memory of its host. What must hold: one attempt, which counts as the agent's failure or is
-scored. Only what the cloud says is retried, in its words.
+scored. Only what the cloud says is retried, in its words; a record or a lease that fails afterwards is not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.environment.verdicts import judge
+from provisioner.errors import InfrastructureError
+from provisioner.machines import reservations
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.home import Home
@@ -213,3 +215,50 @@ def test_a_machine_that_the_host_killed_for_want_of_memory_gets_no_fresh_attempt
     vmstat.write_text(f"oom_kill {7 + killed}\n")  # and QEMU has said nothing
     reason = LocalCloud(home, Settings()).termination_reason(env, "primary")
     assert judge({"primary": reason}, agent_began=True, expired=False).by == by
+
+
+def damage(attempt: Attempt) -> None:
+    (attempt.session.environments.directory(attempt.id) / "environment.json").write_text("{")
+
+
+@pytest.mark.parametrize("step", ["agent", "score"])
+def test_a_record_that_cannot_be_read_is_no_reason_for_a_fresh_attempt(
+    attempt: Attempt, env: Environment, step: str
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    damage(attempt)
+    failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("infrastructure_failed", False)
+
+
+def test_a_record_that_is_damaged_while_a_machine_is_lost_is_no_reason_for_a_fresh_attempt(
+    attempt: Attempt,
+    env: Environment,
+    sshd: Sshd,
+    cloud: FakeCloud,  # noqa: F811
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+
+    def lose() -> None:
+        damage(attempt)
+        sshd.cut()
+
+    cloud.machine(env).guest.during["score"] = lose
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("infrastructure_failed", False)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_lease_that_cannot_be_taken_is_retried_only_before_the_agent_has_begun(
+    attempt: Attempt, env: Environment, monkeypatch: pytest.MonkeyPatch, began: bool
+) -> None:
+    def fail(*_: Any) -> None:
+        raise InfrastructureError("The lease cannot be renewed.")
+
+    attempt.session.environments.update(env, agent_at=now() if began else None)
+    monkeypatch.setattr(reservations, "take_lease", fail)
+    failure = attempt.agent().failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("infrastructure_failed", not began)

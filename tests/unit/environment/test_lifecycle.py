@@ -15,6 +15,7 @@ from provisioner.errors import (
     IsolationError,
     MissingVariablesError,
     StillThereError,
+    SubmissionError,
     TaskError,
     UsageError,
 )
@@ -26,6 +27,7 @@ from provisioner.store.locks import is_locked
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP, Fails
 from tests.unit.fakes.probes import honest_answers
+from tests.unit.fakes.sshd import Call
 from tests.unit.fakes.world import created, environment, family, told_of, up
 
 ALLOWED = (Destination(cidr="192.0.2.7/32", port=443, host_names=("example.com",)),)
@@ -257,3 +259,40 @@ def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> 
     assert [entry.score for entry in scored.score_log] == [0.25, 0.25]
     scored, outcome = lifecycle.score(session, running)
     assert (outcome.kind, outcome.score, len(scored.score_log)) == ("scored", 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(Fails("no disk"), TaskError), ({"found": False, "reason": "a directory"}, SubmissionError)],
+    ids=["task", "submission"],
+)
+def test_the_agent_is_let_in_again_even_if_a_kept_environment_could_not_be_scored(
+    session: Session, cloud: FakeCloud, answer: Any, error: type[Exception]
+) -> None:
+    running = up(session)
+    guest = cloud.machine(running).guest
+    guest.values["read_submission"] = answer
+    with pytest.raises(error):
+        lifecycle.score(session, running, keep=True)
+    assert guest.cgroup == ["end", "reopen"]
+
+
+@pytest.mark.parametrize("failure", ["refused", "cut"])
+def test_a_score_counts_even_if_the_agent_cannot_be_let_in_again(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    running = up(session)
+    machine = cloud.machine(running)
+    as_root = machine.guest._as_root
+
+    def unwilling(call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
+        if call.argv[-1] != "reopen":
+            return as_root(call, stdin)
+        if failure == "cut":
+            machine.sshd.cut()
+        return 1, b"", b"read-only file system"
+
+    monkeypatch.setattr(machine.guest, "_as_root", unwilling)
+    _, outcome = lifecycle.score(session, running, keep=True)
+    assert (outcome.score, machine.guest.operations.count("score")) == (0.5, 1)
+    assert [note for note in told_of(session).notes if note.startswith("Letting the agent in again: ")]

@@ -1,0 +1,226 @@
+"""What the controller knows of an agent after a long copy, a crash or an outage of its own.
+
+Over real SSH with the program that runs in machines, as in test_agent.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from provisioner.clock import now
+from provisioner.environment import agent as module
+from provisioner.environment.agent import Agent, run_agent
+from provisioner.environment.lifecycle import intermediate_score
+from provisioner.errors import TaskError, UsageError
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.unit.environment.test_agent import agents
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import Guest
+from tests.unit.fakes.sshd import Call
+from tests.unit.fakes.world import told_of, up
+
+
+@pytest.fixture
+def env(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    monkeypatch.setattr(module, "PAUSES_SECONDS", (0.05,))
+    return up(session)
+
+
+@pytest.fixture
+def guest(env: Environment, cloud: FakeCloud) -> Guest:
+    return cloud.machine(env).guest
+
+
+@pytest.fixture
+def copies(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What is done while the agent is copied, one action in each copy; afterwards, those that were not."""
+    actions: list[Callable[[], object]] = []
+    copy = guest._copy_agent
+
+    def copy_and_act(call: Call) -> int:
+        code = copy(call)
+        actions.pop(0)()
+        return code
+
+    monkeypatch.setattr(guest, "_copy_agent", copy_and_act)
+    return actions
+
+
+@pytest.fixture
+def calls(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Call], int | None]]:
+    """What is done before the program in the machine runs, one action in each call; a number is the call's end."""
+    actions: list[Callable[[Call], int | None]] = []
+    run_program = guest._run_agent
+
+    def act_and_run(call: Call) -> int:
+        code = actions.pop(0)(call) if actions else None
+        return run_program(call) if code is None else code
+
+    monkeypatch.setattr(guest, "_run_agent", act_and_run)
+    return actions
+
+
+def late(_: Call) -> None:
+    time.sleep(1.7)
+
+
+def unknown(call: Call) -> int:
+    call.stdin()
+    call.channel.sendall(b"n 0 0\n")
+    return 0
+
+
+def test_what_changes_while_an_agent_is_copied_is_kept(
+    session: Session, cloud: FakeCloud, env: Environment, copies: list[Callable[[], object]], tmp_path: Path
+) -> None:
+    env = session.environments.update(env, has_intermediate_score=True)
+    copies.append(lambda: intermediate_score(session, env))
+    run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    current = session.environments.find(env.id)
+    assert (len(current.score_log), current.agent_at is not None) == (1, True)
+
+
+def test_an_environment_that_is_destroyed_while_an_agent_is_copied_does_not_come_back(
+    session: Session, env: Environment, copies: list[Callable[[], object]], tmp_path: Path
+) -> None:
+    copies.append(lambda: session.environments.archive(env))
+    with pytest.raises(UsageError, match="env has been destroyed"):
+        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    assert not session.environments.directory(env.id).exists()
+
+
+@pytest.fixture
+def outage(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, Agent]:
+    """An agent that ended in time while its controller was away until long after its time limit."""
+    agent = Agent(agents(tmp_path / "agent", "echo 1; exit 3"), "exec sh run.sh", timedelta(seconds=5), "batch")
+    run_agent(session, env, agent)
+    current = session.environments.find(env.id)
+    return session.environments.update(current, agent_at=now() - timedelta(hours=1)), agent
+
+
+def test_an_agent_that_ended_in_time_is_believed_by_a_controller_that_comes_back_late(
+    session: Session, outage: tuple[Environment, Agent], calls: list[Callable[[Call], int | None]]
+) -> None:
+    calls.append(late)
+    done = run_agent(session, *outage)
+    assert (done.exit_code, done.timed_out, done.stdout) == (3, False, b"1\n")
+
+
+def test_a_machine_that_answers_a_late_controller_slowly_is_asked_again(
+    session: Session,
+    outage: tuple[Environment, Agent],
+    calls: list[Callable[[Call], int | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOPPING_SECONDS", 0.7)
+    calls.append(late)
+    done = run_agent(session, *outage)
+    assert (done.exit_code, done.timed_out, done.stdout) == (3, False, b"1\n")
+
+
+def test_a_machine_that_never_answers_a_late_controller_is_not_asked_for_ever(
+    session: Session,
+    outage: tuple[Environment, Agent],
+    guest: Guest,
+    calls: list[Callable[[Call], int | None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOPPING_SECONDS", 0.7)
+    calls += [late] * 5
+    assert run_agent(session, *outage).timed_out
+    assert (len(calls), guest.cgroup[-1]) == (5 - module.LATE_CALLS, "end")
+
+
+def test_a_machine_that_a_late_controller_cannot_reach_at_once_is_tried_again(
+    session: Session,
+    outage: tuple[Environment, Agent],
+    cloud: FakeCloud,
+    calls: list[Callable[[Call], int | None]],
+) -> None:
+    def cut(_: Call) -> int:
+        cloud.machine(outage[0]).sshd.cut()
+        return 0
+
+    calls.append(cut)
+    assert run_agent(session, *outage).exit_code == 3
+
+
+@pytest.fixture
+def crashed(session: Session, env: Environment, tmp_path: Path) -> tuple[Environment, Agent]:
+    """An agent whose controller crashed before it had started it."""
+    agent = Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", timedelta(minutes=1), "batch")
+    return session.environments.update(env, agent_at=now()), agent
+
+
+def test_a_copy_shows_no_signs_of_life_and_is_not_given_up(
+    session: Session,
+    crashed: tuple[Environment, Agent],
+    copies: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stay_silent() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "SILENCE_SECONDS", 0.0)
+            time.sleep(1)
+
+    copies.append(stay_silent)
+    assert run_agent(session, *crashed).stdout == b"1\n"
+    assert told_of(session).notes == []
+
+
+def test_a_copy_that_does_not_end_is_not_taken_for_the_agents_time_limit(
+    session: Session,
+    crashed: tuple[Environment, Agent],
+    copies: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("provisioner.remote.ssh.COPY_SECONDS", 0.5)
+    copies.append(lambda: time.sleep(2))
+    with pytest.raises(TaskError, match="could not be copied"):
+        run_agent(session, *crashed)
+
+
+def test_a_machine_that_never_knows_the_agent_gets_one_copy_of_it(
+    session: Session,
+    crashed: tuple[Environment, Agent],
+    copies: list[Callable[[], object]],
+    calls: list[Callable[[Call], int | None]],
+) -> None:
+    copies += [lambda: None] * 3
+    calls += [unknown] * 20
+    assert "not known how the agent ended" in run_agent(session, *crashed).problem
+    assert (len(copies), len(calls)) == (2, 20 - 1 - module.PROGRAM_FAILURES)
+
+
+def test_the_end_of_an_agent_that_resists_shows_no_signs_of_life_and_is_not_given_up(
+    session: Session,
+    env: Environment,
+    guest: Guest,
+    calls: list[Callable[[Call], int | None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOPPING_SECONDS", 3.0)
+    kill_agent = guest.kill_agent
+
+    def without_limit(call: Call) -> None:
+        stdin = call.stdin
+        call.stdin = lambda: stdin().replace(b'"limit_seconds": 0.1', b'"limit_seconds": 1000')  # type: ignore[method-assign]
+
+    def kill_slowly() -> None:
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.0)
+        time.sleep(1)
+        kill_agent()
+
+    monkeypatch.setattr(guest, "kill_agent", kill_slowly)
+    calls.append(without_limit)
+    agent = Agent(agents(tmp_path / "agent", "while sleep 0.2; do echo 1; done"), "exec sh run.sh")
+    assert run_agent(session, env, replace(agent, limit=timedelta(seconds=0.1))).timed_out
+    assert (told_of(session).notes, guest.cgroup) == ([], ["end"])
