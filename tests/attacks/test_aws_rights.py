@@ -87,6 +87,7 @@ PERMITTED = {
     "subnet": Call("ec2", "CreateSubnet", {"VpcId": "vpc-1", **tagged("subnet")}),
     "gateway": ec2("AttachInternetGateway", InternetGatewayId="igw-1", VpcId="vpc-1"),
     "default-acl": ec2("ReplaceNetworkAclAssociation", AssociationId="aclassoc-1", NetworkAclId="acl-2"),
+    "cancel-spot": ec2("CancelSpotInstanceRequests", SpotInstanceRequestId__1="sir-2"),
     "lease": tags_on("i-1", "provisioner:lease-until"),
     "schedule": schedule("CreateSchedule"),
     "state": s3("PutObject", "bucket", "prefix/a/terraform.tfstate"),
@@ -158,7 +159,6 @@ ATTACKS = {
     "serial-console": Call("ec2-instance-connect", "SendSerialConsoleSSHPublicKey", {}),
     "connect": Call("ec2-instance-connect", "SendSSHPublicKey", {}),
     "open-metadata": ec2("ModifyInstanceMetadataOptions", InstanceId="i-2", HttpTokens="optional"),
-    "cancel-spot": ec2("CancelSpotInstanceRequests", SpotInstanceRequestId__1="sir-2"),
     # Other people's networks.
     "attach-gateway": ec2("AttachInternetGateway", InternetGatewayId="igw-1", VpcId="vpc-2"),
     "attach-their-gateway": ec2("AttachInternetGateway", InternetGatewayId="igw-2", VpcId="vpc-1"),
