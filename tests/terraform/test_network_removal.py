@@ -33,7 +33,9 @@ def state() -> str:
         }
         for kind, (name, attributes) in MADE.items()
     ]  # fmt: skip
-    return json.dumps({"version": 4, "terraform_version": "1.11.4", "serial": 1, "lineage": "a", "resources": resources})
+    return json.dumps(
+        {"version": 4, "terraform_version": "1.11.4", "serial": 1, "lineage": "a", "resources": resources}
+    )
 
 
 def test_what_keeps_everybodys_time_limits_is_left_alone(tmp_path: Path) -> None:
