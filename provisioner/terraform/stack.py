@@ -48,7 +48,7 @@ LINE_CHARACTERS = 300
 LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
 INITIALISED = ".terraform"
-# In it: the mark of a whole init, Terraform's memory of the backend, and where that waits while providers are installed.
+# In it: the mark of a whole init, and what Terraform remembers of the backend. That waits aside during installations.
 INSTALLED = "provisioner-installed"
 BACKEND = "terraform.tfstate"
 BACKEND_ASIDE = ".backend.tfstate"
