@@ -297,6 +297,9 @@ class Isolation:
 
         Returns:
             a line for each difference. By default none: the cloud sees nothing that the probes do not.
+
+        Raises:
+            MachineLostError: a machine has ended on its own since.
         """
         return []
 

@@ -246,6 +246,7 @@ def prove_isolation(
 
     Raises:
         IsolationError: the machines can reach more, or less, than the permission promises.
+        MachineLostError: a machine has ended on its own, such as after a spot interruption.
     """
     gateways = session.cloud.gateways(environment)
     program = (GUEST / "probe.py").read_text()

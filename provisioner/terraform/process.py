@@ -48,7 +48,8 @@ def run(
 
     Args:
         directory: the root. Terraform's output is appended to its terraform.log.
-        command: init, apply, `remove` (an apply that only removes, and so does not refresh the rest), destroy, or
+        command: init (of the configuration alone), `init backend` (which installs nothing that the configuration does
+            not name), apply, `remove` (an apply that only removes, and so does not refresh the rest), destroy, or
             `state push`, which writes errored.tfstate to the backend.
         take: receives each message of Terraform's -json stream; a line that is not JSON arrives as {"@message": line}.
         patience_seconds: how long Terraform may take to finish once this thread is interrupted.
@@ -183,8 +184,10 @@ def _start(
             started = launcher.destroy(force=None, auto_approve=IsFlagged, refresh=False, **common)
         elif command == "state push":
             started = launcher.cmd("state", "push", "errored.tfstate")
+        elif command == "init backend":
+            started = launcher.cmd("init", lockfile="readonly", **common)
         else:
-            started = launcher.cmd(command, **common)
+            started = launcher.cmd("init", backend=False, **common)
         return cast("subprocess.Popen[bytes]", started)
 
 

@@ -48,12 +48,18 @@ LINE_CHARACTERS = 300
 LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
 INITIALISED = ".terraform"
+# In it: the mark of a whole init, and what Terraform remembers of the backend. That waits aside during installations.
+INSTALLED = "provisioner-installed"
+BACKEND = "terraform.tfstate"
+BACKEND_ASIDE = ".backend.tfstate"
 LOCK_FILE = ".terraform.lock.hcl"
 # Files of `.terraform` that are worth copying are small.
 LENT_BYTES = 1 << 20
 # The state that Terraform could not write to its backend.
 ERRORED_STATE = "errored.tfstate"
 STATE_LOCKED = "error acquiring the state lock"
+# Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
+FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
 _ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
 
 Tell = Callable[[str], None]
@@ -209,19 +215,36 @@ class Stack:
 
     def _init(self, tell: Tell) -> None:
         """Runs `terraform init`, unless it has succeeded before for the same .tf files."""
-        done = self._directory / INITIALISED / "provisioner-initialised"
+        done = self._directory / INITIALISED / INSTALLED
         digest = self._digest()
         if not done.exists() or done.read_text() != digest:
-            if not self._borrow(digest):
-                self._run("init", tell)
-            done.parent.mkdir(exist_ok=True)
+            self._install(tell)
+            if self.is_remote:
+                self._run("init backend", tell)
             write_atomically(done, digest)
-            self._lend(digest)
         errored = self._directory / ERRORED_STATE
         if errored.exists():
             tell("Writing the state that Terraform could not write to its backend before")
             self._run("state push", tell)
             errored.unlink()
+
+    def _install(self, tell: Tell) -> None:
+        """Installs the providers that the configuration names, and no others.
+
+        A state in a bucket is written by others. `init` installs every provider that a state names, and each of them
+        is started with our credentials. So the backend, and with it the state, comes afterwards.
+        """
+        # With this file, init reads the state even if it is told to leave the backend alone.
+        backend, aside = self._directory / INITIALISED / BACKEND, self._directory / BACKEND_ASIDE
+        if backend.exists():
+            backend.replace(aside)
+        digest = self._digest(with_backend=False)
+        if not self._borrow(digest):
+            self._run("init", tell)
+            backend.parent.mkdir(exist_ok=True)
+            self._lend(digest)
+        if aside.exists():  # by it, Terraform notices that a stack's state is elsewhere now
+            aside.replace(backend)
 
     def _borrow(self, digest: str) -> bool:
         """Copies the result of init from a stack with the same files: init reads the provider's 600 MB each time."""
@@ -231,15 +254,16 @@ class Stack:
             return False
         shutil.rmtree(self._directory / INITIALISED, ignore_errors=True)
         shutil.copytree(lent / INITIALISED, self._directory / INITIALISED, symlinks=True)
+        (self._directory / LOCK_FILE).unlink(missing_ok=True)
         if (lent / LOCK_FILE).exists():
             shutil.copyfile(lent / LOCK_FILE, self._directory / LOCK_FILE)
         return True
 
     def _lend(self, digest: str) -> None:
         lent = self._lent / digest
-        # A backend's configuration belongs to one stack. A provider that is copied, not linked, is too large to copy.
+        # A provider that is copied, not linked, is too large to copy.
         copied = any(p.stat().st_size > LENT_BYTES for p in (self._directory / INITIALISED).rglob("*") if p.is_file())
-        if lent.exists() or copied or list(self._directory.glob("backend.tf*")):
+        if lent.exists() or copied:
             return
         lent.parent.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=lent.parent, prefix=".") as temporary:
@@ -254,8 +278,9 @@ class Stack:
     def _lent(self) -> Path:
         return self._directory.parent / ".initialised"
 
-    def _digest(self) -> str:
-        files = sorted(self._directory.glob("*.tf")) + sorted(self._directory.glob("backend.tf.json"))
+    def _digest(self, with_backend: bool = True) -> str:
+        files = sorted(self._directory.glob("*.tf"))
+        files += sorted(self._directory.glob("backend.tf.json")) if with_backend else []
         files += sorted((self._directory / "modules").glob("*/*.tf"))
         hashes = [
             f"{path.relative_to(self._directory)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files
@@ -325,6 +350,16 @@ class _Transcript:
                 f"terraform {command} did nothing: another controller is working on this stack.",
                 hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
                 details="\n".join(line[:LINE_CHARACTERS] for line in shown),
+                said=said,
+            )
+        if any(words in said.lower() for words in FOREIGN_PROVIDER):
+            # Terraform's advice would install it.
+            names = [line for line in (*self._last, *lines) if "lockfile" not in line][-DETAIL_LINES:]
+            return TerraformError(
+                "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
+                hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
+                "`terraform init` by hand: it would install that provider.",
+                details="\n".join(line[:LINE_CHARACTERS] for line in names),
                 said=said,
             )
         return TerraformError(

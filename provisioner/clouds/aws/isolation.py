@@ -7,7 +7,7 @@ import time
 from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.isolation_rules import Seen, compare
+from provisioner.clouds.aws.isolation_rules import Seen, compare, require_running
 from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.cloud import Isolation
 from provisioner.models import Environment
@@ -24,35 +24,41 @@ class AwsIsolation(Isolation):
     networks: Networks
 
     def isolation_differences(self, environment: Environment) -> list[str]:
-        """Compares instances, security group, routes, network ACL and resolver with what the permission calls for."""
+        """Compares instances, security group, routes, network ACL and resolver with what the permission calls for.
+
+        Raises:
+            MachineLostError: a machine is ending, or gone, such as after a spot interruption.
+        """
         region = environment.placement["region"]
         differences: list[str] = []
         for look in range(LOOKS):
             if look:
                 time.sleep(PAUSE_SECONDS)
                 self.networks.forget(region)
-            seen = _look(self.account.api, region, environment.id)
+            seen = _look(self.account.api, region, environment)
             differences = compare(seen, environment, self.networks.get(region))
             if not differences:
                 break
         return differences
 
 
-def _look(api: Api, region: str, environment_id: str) -> Seen:
+def _look(api: Api, region: str, environment: Environment) -> Seen:
     """Asks EC2.
 
     Raises:
+        MachineLostError: a machine is ending, or gone.
         HostError, InfrastructureError: it does not answer.
     """
-    known = tagged_resources.instances(api, region, environment_id)
+    known = tagged_resources.instances(api, region, environment.id)
     instances = [instance for instance in known if instance["State"]["Name"] != "terminated"]
+    require_running(instances, environment)
     interfaces = [interface for instance in instances for interface in instance["NetworkInterfaces"]]
     groups = sorted({group["GroupId"] for interface in interfaces for group in interface["Groups"]})
     subnets = sorted({interface["SubnetId"] for interface in interfaces})
     ec2 = api.client("ec2", region)
     of_groups = [{"Name": "group-id", "Values": groups}]
     of_subnets = [{"Name": "association.subnet-id", "Values": subnets}]
-    with asking(f"Reading back the network of {environment_id}"):
+    with asking(f"Reading back the network of {environment.id}"):
         resolvers = [
             ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]["Value"]
             for vpc in sorted({instance["VpcId"] for instance in instances})

@@ -13,6 +13,7 @@ from typing import Any
 
 from provisioner.clouds.aws.api import tag
 from provisioner.clouds.aws.network import Network
+from provisioner.errors import MachineLostError
 from provisioner.models import Environment
 
 ENVIRONMENT_TAG = "provisioner:environment"
@@ -46,6 +47,22 @@ class Seen:
     tables: tuple[Row, ...]
     acls: tuple[Row, ...]
     resolver: bool
+
+
+def require_running(instances: Iterable[Row], environment: Environment) -> None:
+    """Makes sure that all machines of the record run: the network of one that is ending says nothing.
+
+    Args:
+        instances: those with the environment's tag that are not terminated.
+
+    Raises:
+        MachineLostError: one does not, such as after a spot interruption.
+    """
+    states = {instance["InstanceId"]: instance["State"]["Name"] for instance in instances}
+    for role, endpoint in environment.endpoints.items():
+        state = states.get(endpoint.instance_id, "gone")
+        if state != "running":
+            raise MachineLostError(f"The {role} machine was lost: its instance {endpoint.instance_id} is {state}.")
 
 
 def compare(seen: Seen, environment: Environment, network: Network) -> list[str]:

@@ -32,7 +32,7 @@ READ = (
 # Actions that look into, join, change or delete what exists: every resource that they name must be ours.
 CHANGE = (
     "ec2:AssociateRouteTable", "ec2:AttachInternetGateway", "ec2:AuthorizeSecurityGroup*",
-    "ec2:CancelSpotInstanceRequests", "ec2:CreateNetworkAclEntry", "ec2:CreateRoute", "ec2:DeleteInternetGateway",
+    "ec2:CreateNetworkAclEntry", "ec2:CreateRoute", "ec2:DeleteInternetGateway",
     "ec2:DeleteKeyPair", "ec2:DeleteNetworkAcl", "ec2:DeleteNetworkAclEntry", "ec2:DeleteNetworkInterface",
     "ec2:DeleteRoute", "ec2:DeleteRouteTable", "ec2:DeleteSecurityGroup", "ec2:DeleteSnapshot", "ec2:DeleteSubnet",
     "ec2:DeleteVolume", "ec2:DeleteVpc", "ec2:DeregisterImage", "ec2:DescribeInstanceAttribute",
@@ -64,6 +64,8 @@ def policy(state: str) -> dict[str, Any]:
         _allow("ChangeOurs", CHANGE, "*", OURS),
         # Of a VPC's default ACL, which has no tag. AWS lets an ACL join a subnet of its own VPC only, and that is ours.
         _allow("DefaultAcl", ("ec2:ReplaceNetworkAclAssociation",), f"{EC2}network-acl/*"),
+        # Nobody tags them, and Terraform cancels an instance's before it ends the instance. That ends no machine.
+        _allow("SpotRequests", ("ec2:CancelSpotInstanceRequests",), _arns("spot-instances-request")),
         # A rule's group must be ours as well.
         _allow("Rules", ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*"), f"{EC2}security-group-rule/*"),
         # Tags come with the creation, and none comes later but those that change.
@@ -79,6 +81,8 @@ def policy(state: str) -> dict[str, Any]:
     if state:
         bucket, _, prefix = state.removeprefix("s3://").partition("/")
         objects = f"arn:aws:s3:::{bucket}/{prefix.strip('/')}/*" if prefix.strip("/") else f"arn:aws:s3:::{bucket}/*"
+        # Without a condition on the prefix: init lists workspaces below `env:/`, and S3 says that a state does not
+        # exist yet, instead of "access denied", only to those who may list the bucket.
         statements.append(_allow("StateBucket", ("s3:ListBucket",), f"arn:aws:s3:::{bucket}"))
         statements.append(_allow("State", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects))
     return {"Version": "2012-10-17", "Statement": statements}

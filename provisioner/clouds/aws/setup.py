@@ -24,7 +24,8 @@ RIGHTS_HINT = "This takes an administrator: `provisioner aws policy --setup` pri
 def policy() -> dict[str, Any]:
     """Returns the IAM policy with exactly the rights that `set_up` needs. Whoever has it can give rights away."""
     role = (
-        "iam:CreateRole", "iam:GetRole", "iam:GetRolePolicy", "iam:PutRolePolicy", "iam:UpdateAssumeRolePolicy",
+        "iam:CreateRole", "iam:DeleteRolePolicy", "iam:DetachRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
+        "iam:ListAttachedRolePolicies", "iam:ListRolePolicies", "iam:PutRolePolicy", "iam:UpdateAssumeRolePolicy",
     )  # fmt: skip
     spot = {
         "Sid": "SpotRole",
@@ -85,11 +86,25 @@ def _scheduler_role(iam: Any, account: str) -> str:
         iam.create_role(RoleName=ROLE, Description=description, AssumeRolePolicyDocument=json.dumps(trust(account)))
         iam.put_role_policy(RoleName=ROLE, PolicyName=POLICY, PolicyDocument=json.dumps(rights(account)))
         return f"Created the role {ROLE}."
+    others = _remove_others(iam)
     if known == trust(account) and _rights_of_role(iam) == rights(account):
-        return f"The role {ROLE} is as it should be."
+        return f"Corrected the role {ROLE}: {others}." if others else f"The role {ROLE} is as it should be."
     iam.update_assume_role_policy(RoleName=ROLE, PolicyDocument=json.dumps(trust(account)))
     iam.put_role_policy(RoleName=ROLE, PolicyName=POLICY, PolicyDocument=json.dumps(rights(account)))
-    return f"Corrected the role {ROLE}."
+    return f"Corrected the role {ROLE}{': ' if others else ''}{others}."
+
+
+def _remove_others(iam: Any) -> str:
+    """Takes every policy but ours from the role: each gives it rights. Says which; empty if there was none."""
+    pages = iam.get_paginator("list_role_policies").paginate(RoleName=ROLE)
+    inline = [name for page in pages for name in page["PolicyNames"] if name != POLICY]
+    pages = iam.get_paginator("list_attached_role_policies").paginate(RoleName=ROLE)
+    attached = [policy["PolicyArn"] for page in pages for policy in page["AttachedPolicies"]]
+    for name in inline:
+        iam.delete_role_policy(RoleName=ROLE, PolicyName=name)
+    for arn in attached:
+        iam.detach_role_policy(RoleName=ROLE, PolicyArn=arn)
+    return f"took away the policies {', '.join(inline + attached)}" if inline + attached else ""
 
 
 def _rights_of_role(iam: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ KINDS = {
     "ami": "image", "i": "instance", "vol": "volume", "snap": "snapshot", "subnet": "subnet", "vpc": "vpc",
     "sg": "security-group", "sgr": "security-group-rule", "rtb": "route-table", "acl": "network-acl",
     "igw": "internet-gateway", "eni": "network-interface", "sir": "spot-instances-request", "lt": "launch-template",
+    "key": "key-pair",
 }  # fmt: skip
 _ID = re.compile(r"([a-z]+)-[0-9a-z]+")
 # Condition keys of a launch, and the parameters that set them.
@@ -26,6 +28,8 @@ _LAUNCH_KEYS = {
     "ec2:MetadataHttpTokens": r"MetadataOptions\.HttpTokens",
 }
 _ASSOCIATIONS = ("rtbassoc", "aclassoc")
+_CARD = re.compile(r"NetworkInterface\.(\d+)\..*")
+_GROUP_NAME = re.compile(r"GroupName|SecurityGroup\.\d+")
 
 
 class World(Protocol):
@@ -80,20 +84,64 @@ def _ec2(call: Call, world: World) -> Iterator[Request]:
     if not types:
         yield Request(name, "*")
         return
-    existing = list(_existing(call, world, types))
-    for kind, identity in existing:
+    asked = [*_existing_asked(call, world, types), *_created_asked(call, world, types)]
+    yield from asked
+    about = {request.resource.split(":", 5)[5].partition("/")[0] for request in asked if request.action == name}
+    # What AWS would choose itself, such as the default subnet, or find by a parameter that is unknown here: not ours.
+    missing = [kind for kind, told in types.items() if told["required"] and kind not in about]
+    yield from (Request(name, _arn(call, kind, "*")) for kind in missing)
+    if not asked and not missing:
+        yield Request(name, "*")
+    if any(key.startswith("IamInstanceProfile.") for key in call.parameters):
+        yield _pass_role(f"arn:aws:iam::{ACCOUNT}:role/of-a-profile", "ec2.amazonaws.com")
+
+
+def _existing_asked(call: Call, world: World, types: Mapping[str, Any]) -> Iterator[Request]:
+    name = f"ec2:{call.action}"
+    for kind, identity in _existing(call, world, types):
+        if call.action == "RunInstances" and kind == "network-interface":
+            continue  # each card has condition keys of its own
         context = _context(types[kind]["keys"], call, _tags_of(world, call.region, kind, identity))
         if "ec2:Owner" in types[kind]["keys"]:
             context["ec2:Owner"] = (world.owner(call.region, identity),)
         yield Request(name, _arn(call, kind, identity), context)
-    for kind in _created(call, types, {kind for kind, _ in existing}):
+
+
+def _created_asked(call: Call, world: World, types: Mapping[str, Any]) -> Iterator[Request]:
+    name = f"ec2:{call.action}"
+    if call.action == "RunInstances":
+        yield from _cards(call, world, types["network-interface"]["keys"])
+    for kind in _created(call, types, {kind for kind, _ in _existing(call, world, types)}):
         tags = _given_tags(call, kind)
         yield Request(name, _arn(call, kind, "*"), _context(types[kind]["keys"], call, given=tags))
-        if tags:
-            with_action = {**_tag_context(tags), "ec2:CreateAction": (call.action,)}
-            yield Request("ec2:CreateTags", _arn(call, kind, "*"), with_action)
-    if any(key.startswith("IamInstanceProfile.") for key in call.parameters):
-        yield _pass_role(f"arn:aws:iam::{ACCOUNT}:role/of-a-profile", "ec2.amazonaws.com")
+        yield from _tagged(call, kind, tags)
+
+
+def _cards(call: Call, world: World, keys: list[str]) -> Iterator[Request]:
+    """What a launch asks about each network interface, by the parameters of this one alone."""
+    numbers = sorted({match[1] for key in call.parameters if (match := _CARD.fullmatch(key))})
+    for number in numbers or ["0"]:
+        own = f"NetworkInterface.{number}."
+        narrow = replace(
+            call,
+            parameters={
+                key: value for key, value in call.parameters.items() if key.startswith(own) or not _CARD.fullmatch(key)
+            },
+        )
+        card = call.parameters.get(f"{own}NetworkInterfaceId")
+        tags, given = (world.tags(call.region, card), {}) if card else ({}, _given_tags(call, "network-interface"))
+        yield Request(
+            f"ec2:{call.action}",
+            _arn(call, "network-interface", card or "*"),
+            _context(keys, narrow, tags, given),
+        )
+        yield from _tagged(call, "network-interface", given)
+
+
+def _tagged(call: Call, kind: str, tags: Mapping[str, str]) -> Iterator[Request]:
+    if tags:
+        with_action = {**_tag_context(tags), "ec2:CreateAction": (call.action,)}
+        yield Request("ec2:CreateTags", _arn(call, kind, "*"), with_action)
 
 
 def _existing(call: Call, world: World, types: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -108,6 +156,9 @@ def _existing(call: Call, world: World, types: Mapping[str, Any]) -> Iterator[tu
                 named[kind, identity] = None
         if key == "KeyName":
             named["key-pair", value] = None
+        # A group's name is found in the default VPC, which is not ours.
+        if _GROUP_NAME.fullmatch(key) and call.action != "CreateSecurityGroup":
+            named["security-group", value] = None
     if call.action == "ImportKeyPair":  # the name is that of a new one
         named.clear()
     yield from ((kind, identity) for kind, identity in named if kind in types)
@@ -116,7 +167,9 @@ def _existing(call: Call, world: World, types: Mapping[str, Any]) -> Iterator[tu
 def _created(call: Call, types: Mapping[str, Any], named: set[str]) -> Iterator[str]:
     """The types of what a call makes: those that it does not name, but whose tags it gives or could give."""
     for kind, told in types.items():
-        launched = call.action == "RunInstances" and kind in ("volume", "network-interface")
+        if call.action == "RunInstances" and kind == "network-interface":
+            continue
+        launched = call.action == "RunInstances" and kind == "volume"
         spot = kind == "spot-instances-request" and call.parameters.get("InstanceMarketOptions.MarketType") == "spot"
         new = "aws:RequestTag" in told["keys"] and (told["required"] or _given_tags(call, kind))
         if kind not in named and (launched or spot or new):

@@ -232,6 +232,21 @@ def test_only_a_stack_with_a_backend_is_remote(tmp_path: Path) -> None:
     assert stack.is_remote
 
 
+def test_the_state_of_others_is_read_only_after_the_providers_are_installed(program: Program, tmp_path: Path) -> None:
+    stack = program("exit 0")
+    (tmp_path / "terraform").write_text(f'#!/bin/sh\necho "$@" $(cd .terraform && ls *.tfstate) >> {tmp_path}/runs\n')
+    remembered = tmp_path / "stack" / ".terraform" / "terraform.tfstate"
+    remembered.parent.mkdir()
+    remembered.write_text("{}")
+    stack.write({"backend.tf.json": "{}"})
+    stack.apply(silent)
+    stack.apply(silent)
+    first, second, *later = runs(tmp_path)
+    assert set(first.split()) == {"init", "-backend=false", "-input=false", "-json", "-no-color"}
+    assert set(second.split()) == {*first.split(), "-lockfile=readonly", "terraform.tfstate"} - {"-backend=false"}
+    assert [line.split()[0] for line in later] == ["apply", "apply"]
+
+
 def test_the_log_is_bounded_and_a_stack_without_one_says_nothing(tmp_path: Path) -> None:
     stack = Stack(tmp_path / "stack")
     assert stack.log_text() == ""

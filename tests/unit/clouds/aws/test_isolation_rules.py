@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from provisioner.clouds.aws.isolation_rules import ENVIRONMENT_TAG, Seen, compare
+from provisioner.clouds.aws import tagged_resources
+from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.isolation import AwsIsolation
+from provisioner.clouds.aws.isolation_rules import ENVIRONMENT_TAG, Seen, compare, require_running
 from provisioner.clouds.aws.network import Network
+from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint, Environment
 from tests.unit.fakes.world import environment
 
@@ -37,7 +42,8 @@ INTERFACE = {
     "Groups": [{"GroupId": "sg-1"}],
 }  # fmt: skip
 INSTANCE = {
-    "InstanceId": "i-1", "VpcId": "vpc-off", "NetworkInterfaces": [INTERFACE], "PublicIpAddress": "198.51.100.1",
+    "InstanceId": "i-1", "State": {"Name": "running"}, "VpcId": "vpc-off", "NetworkInterfaces": [INTERFACE],
+    "PublicIpAddress": "198.51.100.1",
     "MetadataOptions": {"HttpEndpoint": "disabled"},
 }  # fmt: skip
 LOCAL = {"DestinationCidrBlock": "10.215.0.0/16", "GatewayId": "local"}
@@ -134,3 +140,24 @@ def test_each_difference_is_named(seen: Seen, expected: str) -> None:
 def test_an_offline_aux_vm_has_no_public_address() -> None:
     aux: Environment = RECORD.model_copy(update={"endpoints": {"aux": RECORD.endpoints["primary"]}})
     assert compare(SEEN, aux, NETWORK) == ["the aux machine has a public address"]
+
+
+def test_a_machine_that_is_ending_is_lost_and_not_a_hole() -> None:
+    require_running(SEEN.instances, RECORD)
+    for state in ("shutting-down", "stopping", "stopped"):
+        with pytest.raises(MachineLostError, match=f"i-1 is {state}"):
+            require_running([{**INSTANCE, "State": {"Name": state}}], RECORD)
+    with pytest.raises(MachineLostError, match="i-1 is gone"):
+        require_running((), RECORD)
+    # Another instance with its tag is no reason to try again.
+    other = {**INSTANCE, "InstanceId": "i-2", "State": {"Name": "pending"}}
+    require_running((INSTANCE, other), RECORD)
+
+
+def test_a_spot_interruption_after_the_probes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = {**INSTANCE, "State": {"Name": "shutting-down"}, "NetworkInterfaces": []}
+    monkeypatch.setattr(tagged_resources, "instances", lambda *_: [ending])
+    cloud = AwsIsolation()
+    cloud.account = cast("Account", SimpleNamespace(api=None))
+    with pytest.raises(MachineLostError):
+        cloud.isolation_differences(RECORD.model_copy(update={"placement": {"region": "eu-west-1"}}))

@@ -45,6 +45,18 @@ def test_it_makes_the_role_once_and_corrects_what_was_changed(iam: Any) -> None:
     assert iam.get_role_policy(RoleName=ROLE, PolicyName=setup.POLICY)["PolicyDocument"] == setup.rights(ACCOUNT)
 
 
+def test_other_policies_are_taken_from_the_role(iam: Any) -> None:
+    setup.set_up(iam, ACCOUNT)
+    everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    iam.put_role_policy(RoleName=ROLE, PolicyName="more", PolicyDocument=json.dumps(everything))
+    attached = iam.create_policy(PolicyName="administrator", PolicyDocument=json.dumps(everything))["Policy"]["Arn"]
+    iam.attach_role_policy(RoleName=ROLE, PolicyArn=attached)
+    assert setup.set_up(iam, ACCOUNT)[0] == f"Corrected the role {ROLE}: took away the policies more, {attached}."
+    assert iam.list_role_policies(RoleName=ROLE)["PolicyNames"] == [setup.POLICY]
+    assert iam.list_attached_role_policies(RoleName=ROLE)["AttachedPolicies"] == []
+    assert setup.set_up(iam, ACCOUNT)[0] == f"The role {ROLE} is as it should be."
+
+
 def test_the_command_says_what_it_did(iam: Any, provisioner: CommandLine) -> None:
     done = provisioner("aws", "setup")
     assert (done.code, done.stdout.splitlines()[0]) == (0, f"Created the role {ROLE}.")
