@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from provisioner.clock import now
-from provisioner.environment.verdicts import blamed
+from provisioner.environment.verdicts import blamed, may_run
 from provisioner.errors import (
     CommandTimeoutError,
     InfrastructureError,
@@ -283,13 +283,7 @@ class _Following:
             deadline = max(self._deadline, self._began_to_follow_at) + UNREACHABLE_SECONDS
             if time.monotonic() > deadline:
                 raise error
-        try:
-            runs = self._session.cloud.alive(self._environment, "primary")
-        except PresenceLostError:
-            raise
-        except InfrastructureError:  # the cloud could not be asked, so it may run
-            runs = self._environment.expires_at > now()
-        if not runs:
+        if not may_run(self._session, self._environment):
             raise error
 
     def _result(self, end: AgentEnd) -> AgentResult:

@@ -322,7 +322,7 @@ def score(
             try:
                 return _score_once(session, environment, submission, keep=keep)
             except MachineLostError as error:
-                if not session.cloud.alive(environment, "primary"):
+                if not verdicts.may_run(session, environment):
                     raise
                 session.progress.note(f"{error.message} Scoring again.")
             wait(pause, session.check)

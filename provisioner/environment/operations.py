@@ -128,6 +128,8 @@ def end_score(
     Args:
         submission: the text to score instead of the submission file.
     """
+    if submission is not None and (environment.has_aggregate_scores or not environment.has_score):
+        session.progress.note("The submission is not used: the family has no score().")
     if environment.has_intermediate_score:
         try:
             environment, _ = intermediate_score(session, environment, driver)

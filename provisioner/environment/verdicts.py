@@ -12,7 +12,7 @@ from typing import Literal
 
 from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.errors import AgentError, MachineLostError, PresenceLostError, ProvisionerError
+from provisioner.errors import AgentError, InfrastructureError, MachineLostError, PresenceLostError, ProvisionerError
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 
@@ -61,6 +61,16 @@ def ask(session: Session, environment: Environment, *, agent_began: bool) -> Los
     except ProvisionerError as error:
         return Loss("ttl" if expired else "unknown", f"The cloud could not be asked: {error.message}")
     return judge(machines, agent_began=agent_began, expired=expired)
+
+
+def may_run(session: Session, environment: Environment) -> bool:
+    """Returns whether the primary machine may still run: a cloud that cannot be asked proves nothing."""
+    try:
+        return session.cloud.alive(environment, "primary")
+    except PresenceLostError:
+        raise
+    except InfrastructureError:
+        return environment.expires_at > now()
 
 
 def _state(session: Session, environment: Environment, role: Role) -> TerminationReason | None:

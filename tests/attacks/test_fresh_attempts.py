@@ -163,6 +163,32 @@ def test_scoring_whose_connection_breaks_once_is_done_again(
     assert (step.failure, step.score) == (None, 0.5)
 
 
+def test_scoring_is_done_again_if_the_cloud_cannot_be_asked_either(
+    attempt: Attempt,
+    env: Environment,
+    sshd: Sshd,
+    cloud: FakeCloud,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One hiccup of the controller's own uplink cuts the connection and the cloud's API."""
+    attempt.session.environments.update(env, agent_at=now())
+    ask, answers = cloud.alive, iter([InfrastructureError("the API does not answer")])
+
+    def alive(*args: Any) -> bool:
+        for error in answers:
+            raise error
+        return ask(*args)
+
+    def cut() -> None:
+        monkeypatch.setattr(cloud, "alive", alive)
+        cloud.machine(env).guest.during.clear()
+        sshd.cut()
+
+    cloud.machine(env).guest.during["score"] = cut
+    step = attempt.score(now())
+    assert (step.failure, step.score) == (None, 0.5)
+
+
 def test_scoring_that_is_killed_for_want_of_memory_is_the_agents_failure(
     attempt: Attempt,
     env: Environment,

@@ -160,6 +160,7 @@ def test_a_family_without_scoring_is_not_scored(
 ) -> None:
     _, outcome = operations.end_score(session, changed(session, env, has_score=False), driver, "7")
     assert outcome.kind == "not_scored"
+    assert told_of(session).notes[-1] == "The submission is not used: the family has no score()."
     assert guest.requests == []
 
 
