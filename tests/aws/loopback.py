@@ -76,6 +76,7 @@ class Machines:
         self._addresses = self._free_addresses()
         self._mutex = threading.Lock()
         self._transports: dict[str, list[paramiko.Transport]] = {}
+        self._ended: set[str] = set()
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -93,8 +94,9 @@ class Machines:
         self._wake.send(b"x")
         return address
 
-    def cut(self, address: str) -> None:
-        """Cuts a machine's connections."""
+    def end(self, address: str) -> None:
+        """Cuts a machine's connections, and accepts no more."""
+        self._ended.add(address)
         for transport in self._transports.pop(address, []):
             transport.close()
 
@@ -123,6 +125,9 @@ class Machines:
                 listener = ready.fileobj
                 assert isinstance(listener, socket.socket)
                 stream, _ = listener.accept()
+                if stream.getsockname()[0] in self._ended:
+                    stream.close()
+                    continue
                 threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: socket.socket) -> None:
@@ -241,10 +246,11 @@ def _interrupt(machines: Machines, environment: str) -> None:
         for backend in account.values():
             for instance in list(backend.all_instances()):
                 if instance.lifecycle == "spot" and environment in (tag["value"] for tag in instance.get_tags()):
+                    address = str(instance.public_ip)  # which a terminated instance has no more
                     backend.terminate_instances([instance.id])
                     reason = "Server.SpotInstanceTermination"
                     instance.state_reason = StateReason(f"{reason}: Spot instance termination", reason)
-                    machines.cut(str(instance.public_ip))
+                    machines.end(address)
 
 
 def main() -> None:

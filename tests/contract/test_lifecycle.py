@@ -46,7 +46,7 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
         _assert_no_builder_is_let_in(session, environment)
         done = run_agent(session, environment, Agent(HERE / "agents" / "writer", "bash write.sh"))
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
-        assert lifecycle.score(session, environment)[1].score == 0.75
+        assert lifecycle.score(session, environment, keep=True)[1].score == 0.75
         with connect(session, environment, "primary", "agent") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
         longer = extend.extend(session, environment, timedelta(hours=1))

@@ -139,16 +139,16 @@ def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:
      ("true", "not_a_number", None), ('"1"', "not_a_number", None), ("not json", "exception", None)],
 )  # fmt: skip
 def test_scores_are_told_apart(lab: Lab, submission: str, kind: str, score: float | None) -> None:
-    _, outcome = lifecycle.score(lab.session, lab.environment, submission)
+    _, outcome = lifecycle.score(lab.session, lab.environment, submission, keep=True)
     assert (outcome.kind, outcome.score) == (kind, score)
 
 
 def test_the_submission_file_is_scored_and_a_planted_link_is_not_followed(lab: Lab) -> None:
     lab.text("printf ' 0.25\n' > /home/agent/submission.txt", user="agent")
-    assert lifecycle.score(lab.session, lab.environment)[1].score == 0.25
+    assert lifecycle.score(lab.session, lab.environment, keep=True)[1].score == 0.25
     lab.text("echo 1 > /root/one; ln -sf /root/one /home/agent/submission.txt")
     with pytest.raises(TaskError, match="submission"):
-        lifecycle.score(lab.session, lab.environment)
+        lifecycle.score(lab.session, lab.environment, keep=True)
     lab.text("rm /home/agent/submission.txt")
 
 
