@@ -34,7 +34,8 @@ pkill -KILL -u agent sshd
 echo survived
 setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
 (head -c 3G /dev/zero > /dev/shm/full) &
-sleep 5
+tail /dev/zero &
+sleep 25
 bomb() { bomb | bomb & }
 bomb
 sleep 1000
@@ -81,7 +82,7 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     logins: list[float] = []
 
     def log_in() -> None:
-        time.sleep(20)
+        time.sleep(40)
         begin = time.monotonic()
         with connect(session, environment, "primary") as connection:
             connection.run(["true"], timeout_seconds=60)
@@ -89,7 +90,7 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
 
     while_it_works = threading.Thread(target=log_in)
     while_it_works.start()
-    done = run_agent(session, environment, agent(tmp_path, ATTACK, 40))
+    done = run_agent(session, environment, agent(tmp_path, ATTACK, 60))
     while_it_works.join()
     assert (done.timed_out, done.stdout.splitlines()[0]) == (True, b"survived")
     assert logins, "root could not log in"
@@ -98,8 +99,11 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     alive = text(root, "cat /tmp/alive")
     time.sleep(1)
     assert text(root, "cat /tmp/alive") == alive
-    events = text(root, "cat /sys/fs/cgroup/agent/pids.events /sys/fs/cgroup/agent/memory.events").splitlines()
-    assert {"max 0", "oom_kill 0"} - set(events), "it met neither limit"
+    # How far a fork bomb gets in this time depends on the processor.
+    figures = text(
+        root, "cd /sys/fs/cgroup/agent && cat memory.events && grep . memory.max memory.peak pids.max pids.peak"
+    )
+    assert "oom_kill 0" not in figures.splitlines(), f"it did not meet its limit on memory: {figures}"
 
 
 def test_nothing_logs_in_as_agent_while_it_is_scored(

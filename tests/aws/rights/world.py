@@ -23,6 +23,10 @@ class MotoWorld:
         tags: Mapping[str, str] = backend.tags.get(pair.id if pair else resource, {})
         return tags
 
+    def lacks_key_pair(self, region: str, name: str) -> bool:
+        """Returns whether no key pair has this name."""
+        return bool(name) and name not in _backend(region).key_pairs
+
     def owner(self, region: str, resource: str) -> str:
         """Returns who owns an image or a snapshot."""
         backend = _backend(region)
