@@ -43,12 +43,12 @@ STOPPING_SECONDS = 30.0
 UNREACHABLE_SECONDS = 300.0
 # guest/agent.py shows a sign of life every ten seconds.
 SILENCE_SECONDS = 60.0
-# How long it is waited before each new connection; the last pause repeats.
+# The pauses before each new connection; the last one repeats.
 PAUSES_SECONDS = (0.5, 2.0, 5.0, 15.0)
 # How often the program in the machine may end without having said how the agent ended.
 PROGRAM_FAILURES = 5
-# How many calls that begin after the agent's time limit may take longer than STOPPING_SECONDS until the agent counts as
-# one that resists: the first may be slow because it also passes on the output of an outage.
+# After this many calls that begin after the agent's time limit and outlast STOPPING_SECONDS, the agent counts as one
+# that resists. The first may be slow, as it also passes on the output of an outage.
 LATE_CALLS = 2
 
 

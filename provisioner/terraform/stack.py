@@ -201,13 +201,21 @@ class Stack:
         return bool(values)
 
     def _values(self) -> dict[str, Any]:
+        """Reads the values of the stack's environments.
+
+        Raises:
+            TerraformError: the file is damaged. As an empty one, it would have the whole stack destroyed.
+        """
+        path = self._directory / VALUES
         try:
-            return cast(
-                dict[str, Any],
-                strict_json.load_file(dict[str, Any], self._directory / VALUES)["environments"],
-            )
-        except (OSError, ValueError, KeyError):
+            return cast(dict[str, Any], strict_json.load_file(dict[str, Any], path)["environments"])
+        except FileNotFoundError:
             return {}
+        except (OSError, ValueError, KeyError) as error:
+            raise TerraformError(
+                f"{path} cannot be read: {type(error).__name__}.",
+                hint="It is damaged or was changed by hand. `provisioner destroy` removes the machines without it.",
+            ) from error
 
     def _delete(self) -> None:
         if self._directory.exists():

@@ -174,7 +174,7 @@ def test_no_moment_of_a_download_is_a_good_one_for_a_swap(monkeypatch: pytest.Mo
     def send(place: Place) -> None:
         out = io.BytesIO()
         try:
-            TreeSender(out).send(f"{place.home}/work/deep")
+            TreeSender(out).send(str(place.home / "work" / "deep"))
         finally:
             assert b"root's" not in out.getvalue()
 
@@ -184,9 +184,9 @@ def test_no_moment_of_a_download_is_a_good_one_for_a_swap(monkeypatch: pytest.Mo
 def test_a_link_of_the_agents_is_not_followed_by_root_but_by_the_agent(place: Place) -> None:
     place.swap()
     with pytest.raises(UsageError) as raised:
-        transfer.upload(ThisHost().connection, place.mine / "new", f"{place.home}/work/new")
+        transfer.upload(ThisHost().connection, place.mine / "new", str(place.home / "work" / "new"))
     assert raised.value.details == "work: is a symbolic link that others could have placed\n"
     with pytest.raises(UsageError) as raised:
-        transfer.download(ThisHost().connection, f"{place.home}/work/file", place.mine)
+        transfer.download(ThisHost().connection, str(place.home / "work" / "file"), place.mine)
     assert "work: is a symbolic link that others could have placed" in str(raised.value.details)
     place.require_untouched()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError, TerraformError
+from provisioner.terraform.render import VALUES
 from provisioner.terraform.stack import Stack
 
 Program = Callable[[str], Stack]
@@ -275,3 +276,13 @@ def test_two_controllers_take_turns(program: Program, tmp_path: Path) -> None:
     thread.join()
     assert told == ["Waiting for another provisioner that works on the stack stack"]
     assert len(runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"other": {}}'], ids=["empty", "cut", "list", "other"])
+def test_damaged_values_are_not_taken_for_an_empty_stack(program: Program, tmp_path: Path, damaged: str) -> None:
+    stack = program("")
+    stack.write({"main.tf": "", VALUES: damaged})
+    with pytest.raises(TerraformError, match="cannot be read"):
+        stack.remove({"one"}, silent)
+    assert not (tmp_path / "runs").exists()
+    assert stack.exists
