@@ -11,6 +11,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -79,21 +80,29 @@ def agent(tmp_path: Path, script: str, seconds: float) -> Agent:
 def test_an_agent_that_takes_everything_is_ended_and_scored(
     session: Session, environment: Environment, root: Connection, tmp_path: Path
 ) -> None:
-    logins: list[float] = []
+    ended = threading.Event()
+    failures: list[str] = []
 
-    def log_in() -> None:
+    def log_in() -> bool:
+        """Root logs in until that works once, or the agent has ended. On a busy host an attempt may take too long."""
         time.sleep(40)
-        begin = time.monotonic()
-        with connect(session, environment, "primary") as connection:
-            connection.run(["true"], timeout_seconds=60)
-        logins.append(time.monotonic() - begin)
+        while not ended.is_set():
+            try:
+                with connect(session, environment, "primary") as connection:
+                    connection.run(["true"], timeout_seconds=60)
+                return not ended.is_set()
+            except (MachineLostError, TimeoutError) as error:
+                failures.append(str(error))
+        return False
 
-    while_it_works = threading.Thread(target=log_in)
-    while_it_works.start()
-    done = run_agent(session, environment, agent(tmp_path, ATTACK, 60))
-    while_it_works.join()
+    with ThreadPoolExecutor(1) as pool:
+        logged_in = pool.submit(log_in)
+        try:
+            done = run_agent(session, environment, agent(tmp_path, ATTACK, 90))
+        finally:
+            ended.set()
     assert (done.timed_out, done.stdout.splitlines()[0]) == (True, b"survived")
-    assert logins, "root could not log in"
+    assert logged_in.result(), f"root could not log in while the agent worked: {failures}"
     assert lifecycle.score(session, environment)[1].score == 0.25
     assert text(root, "pgrep -u agent") == ""
     alive = text(root, "cat /tmp/alive")
