@@ -30,6 +30,7 @@ from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record
+from provisioner.printable import printable
 from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
 
@@ -298,8 +299,9 @@ def _check_files(suite: Suite, path: Path) -> None:
     if env_file and not env_file.is_file():
         lines.append(f"env_file: {env_file} {'is not a file' if env_file.exists() else 'does not exist'}")
     if lines:
+        named = listed(printable(line) for line in lines)
         raise UsageError(
-            f"The suite file {path} names files or directories that cannot be used:{listed(lines)}", hint=FAMILY_HINT
+            f"The suite file {path} names files or directories that cannot be used:{named}", hint=FAMILY_HINT
         )
     if env_file:
         for directory in directories:

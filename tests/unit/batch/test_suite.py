@@ -79,6 +79,7 @@ def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory
         ({"submissions": [{"name": "solver", "text": ""}]}, "called solver"),
         ({"agents": [{"name": "a", "directory": "missing", "command": "x"}]}, "does not exist"),
         ({"env_file": "missing.env"}, "does not exist"),
+        ({"env_file": "\x85\x1b]0;\u202e"}, "does not exist"),
         ({"repetitions": -1}, "repetitions: must be greater than or equal to 1, not -1"),
         ({"budget": "twenty"}, "budget: must be a number, not 'twenty'"),
         ({"cloud": "azure"}, "cloud: there is no cloud 'azure'; known: aws, local"),
@@ -90,6 +91,7 @@ def test_what_is_wrong_in_a_suite_is_named(directory: Path, changes: dict[str, A
     with pytest.raises(UsageError) as error:
         load_suite(written(directory, **changes))
     assert said in error.value.message
+    assert error.value.message.replace("\n", "").isprintable()
 
 
 def test_one_mistake_does_not_hide_another(directory: Path) -> None:
