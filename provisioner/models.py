@@ -109,14 +109,16 @@ class BaseImage(Record):
 class Endpoint(Record):
     """The addresses of a machine.
 
-    The controller reaches sshd at host and port, from the machine `jump` if there is one. private_address is on the
-    environment's own link; None without an aux VM. instance_id is the cloud's id of the machine.
+    The controller reaches sshd at host and port: from the machine `jump` if there is one, or from the network of the
+    process that `pidfile`, a file in the machine's directory, names. private_address is on the environment's own link;
+    None without an aux VM. instance_id is the cloud's id of the machine.
     """
 
     host: str
     port: int
     private_address: str | None = None
     jump: Role | None = None
+    pidfile: Literal["qemu.pid"] | None = None
     instance_id: str | None = None
 
 

@@ -22,6 +22,7 @@ from provisioner.models import Role
 from provisioner.printable import PrintableStream
 from provisioner.remote import transfer
 from provisioner.remote.login import Login
+from provisioner.remote.namespaces import proxy_command
 
 MachineOption = Annotated[Literal["primary", "aux"], typer.Option("--machine", help="Which machine.")]
 # None: agent on the primary machine, admin on the aux VM.
@@ -123,6 +124,9 @@ def _ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
         # OpenSSH expands % in the command, adds an "exec" and passes it to a shell.
         command = shlex.join(through).replace("%", "%%").replace("HOST:PORT", "%h:%p")
         options.append(f"ProxyCommand={command}")
+    elif login.pidfile:
+        connecting = proxy_command(login.pidfile, login.endpoint.host, login.endpoint.port)
+        options += [f"ProxyCommand={shlex.join(connecting).replace('%', '%%')}", "ProxyUseFdpass=yes"]
     for option in options:
         argv += ["-o", option]
     return [*argv, *more, f"{login.user}@{login.endpoint.host}"]

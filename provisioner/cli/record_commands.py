@@ -13,7 +13,7 @@ from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError
-from provisioner.models import Environment
+from provisioner.models import Endpoint, Environment
 from provisioner.store.environments import EnvironmentStore
 from provisioner.ttl import words
 
@@ -76,7 +76,7 @@ def show(env: PastEnvironmentArgument) -> Result:
     ]
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)
-        where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
+        where = _where(endpoint) if endpoint and exists else "-"
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
@@ -87,6 +87,10 @@ def show(env: PastEnvironmentArgument) -> Result:
     lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     return Result(data, "\n".join(lines))
+
+
+def _where(endpoint: Endpoint) -> str:
+    return "in a network of its own" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
 
 
 def environment_data(environment: Environment) -> dict[str, Any]:

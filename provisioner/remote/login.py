@@ -18,6 +18,7 @@ class Login:
         private_key: path of an Ed25519 private key in OpenSSH form.
         host_key: the only host key that is accepted, `TYPE BASE64`.
         via: another machine, if the endpoint can be reached only from there.
+        pidfile: names a process, if the endpoint can be reached only from its network.
     """
 
     endpoint: Endpoint
@@ -25,3 +26,4 @@ class Login:
     private_key: Path
     host_key: str
     via: Login | None = None
+    pidfile: Path | None = None

@@ -24,6 +24,7 @@ from provisioner.models import Endpoint
 from provisioner.remote.bounded_transport import BoundedTransport, ProtocolViolation
 from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
 from provisioner.remote.login import Login
+from provisioner.remote.namespaces import Sockets
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on
 from provisioner.validation import shown
@@ -80,7 +81,7 @@ class Connection:
             stream = (
                 self._via._channel_to(login.endpoint, deadline, worth_waiting, where)
                 if self._via
-                else _answering_socket(login.endpoint, deadline, worth_waiting, where)
+                else _answering_socket(login, deadline, worth_waiting, where)
             )
             self._transport = _transport(stream, login, where)
             with self._cut_off_after(3 * HANDSHAKE_SECONDS):
@@ -286,10 +287,10 @@ class _CallersErrors:
         return call
 
 
-def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
+def _answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
     """Opens staggered connections and returns the first on which sshd sends something."""
-    address = (endpoint.host, endpoint.port)
     attempts: list[tuple[socket.socket, float]] = []
+    sockets = Sockets(login.pidfile)
     try:
         while time.monotonic() < deadline and alive():
             now = time.monotonic()
@@ -297,7 +298,7 @@ def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], b
                 # Reading its first bytes waits for as long as connecting does.
                 patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
                 with contextlib.suppress(OSError):
-                    attempts.append((socket.create_connection(address, timeout=patience), now))
+                    attempts.append((sockets.connect(login.endpoint.host, login.endpoint.port, patience), now))
             for attempt in list(attempts):
                 answer = _first_bytes(attempt[0])
                 if answer:
@@ -309,6 +310,7 @@ def _answering_socket(endpoint: Endpoint, deadline: float, alive: Callable[[], b
                     attempts.remove(attempt)
             time.sleep(0.05)
     finally:
+        sockets.close()
         for stream, _ in attempts:
             stream.close()
     raise _no_ssh(where, alive)

@@ -227,6 +227,7 @@ class EnvironmentStore:
             private_key=self.key_path(environment.id, "controller"),
             host_key=host_key.read_text().strip(),
             via=self.login(environment, endpoint.jump, "root") if endpoint.jump else None,
+            pidfile=self.directory(environment.id) / role / endpoint.pidfile if endpoint.pidfile else None,
         )
 
     def pin(self, environment: Environment, role: Role, host_key: str) -> None:

@@ -1,15 +1,16 @@
 """Another user of the host reads what provisioner keeps, waits for a home to be taken over, or reads process lists.
 
 Nothing in the home is open to others, whatever mode it was made with and whatever the umask is; a home that belongs to
-another user is refused; a submission need not be an argument. Without the home's keys, the forwarded port of a local
-machine lets nobody in, and host keys are pinned: who takes such a port first gains nothing. tests/local looks at the
-files and processes of real machines.
+another user is refused; a submission need not be an argument. A local machine's sshd listens in a network that others
+cannot enter. tests/local looks at the files, processes and ports of real machines.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError
+from provisioner.remote.namespaces import proxy_command
 from provisioner.store.home import Home
 from tests.command_line import provisioner
+from tests.unit.fakes import enclosed
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,3 +76,26 @@ def test_a_submission_on_standard_input_is_in_no_process_list(tmp_path: Path) ->
         _, said = command.communicate(timeout=60)
     assert command.returncode == 2
     assert b"The submission in standard input is not UTF-8" in said
+
+
+def test_what_listens_for_the_controller_cannot_be_connected_to(tmp_path: Path) -> None:
+    with enclosed.listening(tmp_path) as (_, port), pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("way", ["our-program", "nsenter"])
+def test_the_network_of_a_machine_cannot_be_entered(way: str, tmp_path: Path) -> None:
+    other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c"]
+    with enclosed.listening(tmp_path) as (pidfile, port):
+        (tmp_path / "readable").write_text(pidfile.read_text())
+        tmp_path.parent.parent.chmod(0o755)
+        tmp_path.parent.chmod(0o755)
+        tmp_path.chmod(0o755)
+        commands = {
+            "our-program": shlex.join(proxy_command(tmp_path / "readable", "127.0.0.1", port)),
+            "nsenter": f"nsenter --target {pidfile.read_text().strip()} --net true",
+        }
+        done = subprocess.run([*other, commands[way]], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Permission denied" in done.stderr

@@ -101,6 +101,13 @@ def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) ->
         assert visitors == []
 
 
+@pytest.mark.parametrize("machine", ["primary", "aux"])
+def test_no_port_of_the_host_leads_to_a_machine(lab: Lab, machine: Role) -> None:
+    endpoint = lab.environment.endpoints[machine]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((endpoint.host, endpoint.port))
+
+
 def test_a_machine_whose_python_lies_is_betrayed(lab: Lab) -> None:
     """Root in the aux VM replaces python3 by a program that answers whatever it is asked."""
     lie = '#!/bin/sh\ncat >/dev/null; echo \'["", [["root", "x", "not reached", ""]]]\'\n'

@@ -71,13 +71,22 @@ def enter_namespace() -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
+def leave_network() -> None:
+    """Moves this process into a new network namespace, with nothing in it but loopback.
+
+    Raises:
+        OSError: the kernel forbids it: user namespaces are switched off, or a container lacks CAP_SYS_ADMIN.
+    """
+    if os.geteuid() == 0:
+        _libc("unshare", _CLONE_NEWNET)  # in a user namespace, QEMU could not become another user
+    else:
+        enter_namespace()
+    _bring_up_loopback()
+
+
 def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
     """Brings up loopback and makes every address of the networks local: `ip route add local CIDR dev lo`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        request = bytearray(struct.pack("16sh22x", b"lo", 0))  # struct ifreq
-        fcntl.ioctl(control, _SIOCGIFFLAGS, request)
-        struct.pack_into("h", request, 16, struct.unpack_from("h", request, 16)[0] | _IFF_UP)
-        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+    _bring_up_loopback()
     loopback = socket.if_nametoindex("lo")
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         for network in networks:
@@ -89,6 +98,14 @@ def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
             error = -struct.unpack_from("=i", netlink.recv(4096), 16)[0]  # NLMSG_ERROR; 0 is the acknowledgement
             if error:
                 raise OSError(error, f"route to {network}: {os.strerror(error)}")
+
+
+def _bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = bytearray(struct.pack("16sh22x", b"lo", 0))  # struct ifreq
+        fcntl.ioctl(control, _SIOCGIFFLAGS, request)
+        struct.pack_into("h", request, 16, struct.unpack_from("h", request, 16)[0] | _IFF_UP)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
 
 
 def listen(port: int, networks: Iterable[ipaddress.IPv4Network]) -> socket.socket:

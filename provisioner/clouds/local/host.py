@@ -22,6 +22,7 @@ PROGRAMS = {
     "ip": "iproute2",
     "ssh": "openssh-client",
 }
+USER_NAMESPACES = ("unshare", "--map-root-user", "--map-auto", "--mount", "--net", "true")
 
 
 def problems() -> list[tuple[str, str]]:
@@ -31,7 +32,13 @@ def problems() -> list[tuple[str, str]]:
     problems = []
     if missing:
         problems.append((f"Missing packages: {' '.join(missing)}", f"sudo apt-get install {' '.join(missing)}"))
-    if os.geteuid() != 0 and "newuidmap" not in missing and not _user_namespaces_work():
+    if {"util-linux", "uidmap"} & set(missing):
+        return problems
+    if os.geteuid() == 0 and not _works("unshare", "--net", "true"):
+        problems.append(
+            ("This root cannot make network namespaces: it lacks CAP_SYS_ADMIN.", "Run it outside of the container.")
+        )
+    if os.geteuid() != 0 and not _works(*USER_NAMESPACES):
         problems.append(
             (
                 "This user cannot make user namespaces with subordinate ids.",
@@ -55,9 +62,8 @@ def notes(kvm_answer: Path) -> list[str]:
     return []
 
 
-def _user_namespaces_work() -> bool:
-    probe = ["unshare", "--map-root-user", "--map-auto", "--mount", "true"]
+def _works(*argv: str) -> bool:
     done = subprocess.run(
-        probe, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
+        argv, capture_output=True, stdin=subprocess.DEVNULL, check=False, env=child_environment.for_program(os.environ)
     )
     return done.returncode == 0

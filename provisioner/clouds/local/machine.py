@@ -24,10 +24,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from provisioner import child_environment
-from provisioner.clouds.local import qemu, shutdown
+from provisioner.clouds.local import confinement, qemu, shutdown
 from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -106,6 +106,7 @@ def _start(directory: Path) -> None:
         endpoint = {
             "host": "127.0.0.1",
             "port": qemu.forwarded_port(usernet),
+            "pidfile": "qemu.pid",
             "private_address": _private_address(),
         }
         temporary = Path("endpoint.json.new")
@@ -149,11 +150,8 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
     # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
     with Path("qemu.log").open("ab") as log, Path(OPEN_FILE).open("wb") as inherited:
-        process = subprocess.Popen(
-            qemu.command(launch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            pass_fds=[inherited.fileno(), *([internet.fileno()] if internet else [])],
-            env=child_environment.for_program(os.environ),
-        )  # fmt: skip
+        pass_fds = [inherited.fileno(), *([internet.fileno()] if internet else [])]
+        process = _start_qemu(qemu.command(launch), log, pass_fds)
     if internet:
         internet.close()
     if user:
@@ -166,6 +164,21 @@ def _launch(directory: Path, settings: dict[str, Any]) -> None:
         raise MachineError(f"QEMU did not start: {said}") from error
     if user and launch.link:
         _admit(user.gid, Path(launch.link[0]))
+
+
+def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: list[int]) -> subprocess.Popen[bytes]:
+    """Starts QEMU in a network namespace of its own.
+
+    No user of the host reaches the forwarded port, but who may enter the namespace; and QEMU itself, should the machine
+    take it over, has no network.
+    """
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=pass_fds,
+            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
+        )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        raise MachineError("QEMU gets no network namespace; `provisioner doctor` says what is missing") from error
 
 
 def _admit(group: int, *paths: Path) -> None:

@@ -31,12 +31,14 @@ class View:
 
     Args:
         arguments: of the running QEMU.
+        interfaces: in the network of the running QEMU; empty if that is this process's own.
         cards, flows: the monitor's `info network` and `info usernet`.
         proxy: the arguments of the running egress proxy; None if there is none.
         counts: the proxy's; None if there is none.
     """
 
     arguments: tuple[str, ...]
+    interfaces: tuple[str, ...]
     cards: str
     flows: str
     proxy: tuple[str, ...] | None
@@ -74,6 +76,7 @@ def _look(directory: Path) -> View:
     proxy = machine.network_pid(directory)
     return View(
         arguments=_arguments(pid),
+        interfaces=_interfaces(pid),
         cards=cards,
         flows=flows,
         proxy=None if proxy is None else _arguments(proxy),
@@ -85,6 +88,13 @@ def _arguments(pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1])
 
 
+def _interfaces(pid: int) -> tuple[str, ...]:
+    if Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
+        return ()
+    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    return tuple(line.partition(":")[0].strip() for line in lines)
+
+
 def compare(view: View, environment: Environment, role: Role) -> list[str]:
     """Returns a line for each difference. Pure."""
     allowed = {f"{destination.cidr}:{destination.port}" for destination in environment.allowed_destinations}
@@ -92,6 +102,7 @@ def compare(view: View, environment: Environment, role: Role) -> list[str]:
     internet = environment.full_internet or bool(allowed)
     return [
         *_wrong_arguments(view.arguments, qemu.network(link, 0 if internet else None)),
+        *([] if view.interfaces == ("lo",) else ["QEMU is not enclosed in a network of its own"]),
         *_wrong_cards(view.cards, {"management": "user"} | ({"link": "dgram"} if link else {}), internet),
         *_wrong_flows(view.flows),
         *_wrong_proxy(view, allowed, environment.full_internet),

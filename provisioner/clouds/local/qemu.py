@@ -64,7 +64,7 @@ def command(launch: Launch) -> list[str]:
     """Returns QEMU's argument list for one machine.
 
     The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
-    of the host reaches sshd. The kernel picks the port (`:0`), so two machines never compete for one.
+    of QEMU's own network namespace reaches sshd.
     """
     boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={launch.machine_id}"
     if not launch.kvm:

@@ -43,7 +43,7 @@ def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> 
     argv = qemu.network(("link.sock", "../aux/link.sock") if link else None, internet_fd)
     cards = MANAGEMENT + (LINK if link else "") + (INTERNET if internet_fd else "")
     return replace(
-        View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), cards, FLOWS, None, None), **changes
+        View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), ("lo",), cards, FLOWS, None, None), **changes
     )
 
 
@@ -93,6 +93,8 @@ WRONG: dict[str, tuple[View, Environment, str]] = {
         view(flows=FLOWS + "  ICMP[10 sec]       17       10.0.2.15 -               1.1.1.1  -        0     0\n"),
         OFFLINE, "carries 'ICMP",
     ),
+    "hosts-network": (view(interfaces=()), OFFLINE, "not enclosed"),
+    "second-interface": (view(interfaces=("lo", "eth0")), OFFLINE, "not enclosed"),
     "proxy": (view(proxy=PROXY, counts=Counts()), OFFLINE, "has an egress proxy"),
     "no-proxy": (online(proxy=None), ONLINE, "does not run"),
     "no-counters": (online(counts=None), ONLINE, "does not run"),
