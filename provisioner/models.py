@@ -110,7 +110,7 @@ class Endpoint(Record):
     """The addresses of a machine.
 
     The controller reaches sshd at host and port: from the machine `jump` if there is one, or from the network of the
-    process that `pidfile`, a file in the machine's directory, names. private_address is on the environment's own link;
+    process that locks `pidfile`, a file in the machine's directory. private_address is on the environment's own link;
     None without an aux VM. instance_id is the cloud's id of the machine.
     """
 

@@ -18,7 +18,7 @@ class Login:
         private_key: path of an Ed25519 private key in OpenSSH form.
         host_key: the only host key that is accepted, `TYPE BASE64`.
         via: another machine, if the endpoint can be reached only from there.
-        pidfile: names a process, if the endpoint can be reached only from its network.
+        pidfile: locked by a process, if the endpoint can be reached only from that process's network.
     """
 
     endpoint: Endpoint

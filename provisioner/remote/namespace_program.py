@@ -1,7 +1,7 @@
-"""Opens sockets in the network namespace of another process, and passes them to the caller. A program of its own.
+"""Opens sockets in the network namespace of the process that locks a pidfile, and passes them to the caller.
 
-Standard library only, and without any import of this package: a process may enter a user namespace only while it has a
-single thread, so each call is a process, which should start quickly.
+A program of its own, with the standard library only: a process may enter a user namespace only while it has a single
+thread, so each call is a process, which should start quickly.
 
 Usage: python -I -S namespace_program.py PIDFILE COUNT       unconnected TCP sockets
        python -I -S namespace_program.py PIDFILE HOST PORT   one socket, connected: OpenSSH's ProxyCommand, with
@@ -11,21 +11,20 @@ Standard output is a Unix socket, over which the sockets go with one byte.
 """
 
 import ctypes
+import fcntl
 import os
 import socket
+import struct
 import sys
 
 CONNECT_SECONDS = 60.0
-# The longest pid and a line end.
-PIDFILE_CHARACTERS = 12
 
 
 def main() -> int:
     """Passes the sockets on; says on stderr what went wrong."""
     pidfile, *wanted = sys.argv[1:]
     try:
-        with open(pidfile, encoding="ascii") as file:
-            enter(int(file.read(PIDFILE_CHARACTERS)))
+        enter(holder(pidfile))
         if len(wanted) == 2:
             opened = [socket.create_connection((wanted[0], int(wanted[1])), CONNECT_SECONDS)]
             opened[0].setblocking(True)
@@ -39,17 +38,33 @@ def main() -> int:
     return 0
 
 
-def enter(pid: int) -> None:
-    """Enters the network namespace of a process, after its user namespace where that is another one.
+def holder(pidfile: str) -> int:
+    """Asks the kernel who locks a pidfile. What is written in it may be out of date, or a lie.
 
     Raises:
-        OSError: the process has ended, or belongs to somebody else.
+        OSError: nobody does, or the file does not exist.
+    """
+    with open(pidfile, "rb") as file:
+        # struct flock: type, whence, start, len, pid
+        query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])
+    if kind == fcntl.F_UNLCK:
+        raise ProcessLookupError("its process has ended")
+    return int(pid)
+
+
+def enter(pid: int) -> None:
+    """Enters the network namespace of a process. Root stays in its own user namespace, others enter the process's.
+
+    Raises:
+        OSError: the process has ended, belongs to somebody else, or has no network namespace of its own.
     """
     own, theirs = "/proc/self/ns", f"/proc/{pid}/ns"
-    is_same_user = os.readlink(f"{own}/user") == os.readlink(f"{theirs}/user")
+    if os.readlink(f"{own}/net") == os.readlink(f"{theirs}/net"):
+        raise PermissionError("its process is in the network of the host")
     libc = ctypes.CDLL(None, use_errno=True)
     # All are opened first: within the user namespace, /proc/PID may be closed.
-    namespaces = [os.open(f"{theirs}/{kind}", os.O_RDONLY) for kind in (["net"] if is_same_user else ["user", "net"])]
+    namespaces = [os.open(f"{theirs}/{kind}", os.O_RDONLY) for kind in (["user"] if os.geteuid() else []) + ["net"]]
     for namespace in namespaces:
         if libc.setns(namespace, 0) != 0:
             code = ctypes.get_errno()

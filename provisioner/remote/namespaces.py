@@ -13,14 +13,14 @@ from provisioner import child_environment
 PROGRAM = Path(__file__).with_name("namespace_program.py")
 # One process opens this many, as a machine that boots is tried many times.
 SOCKETS_AT_ONCE = 16
-PROGRAM_SECONDS = 60.0
+PROGRAM_SECONDS = 15.0
 
 
 class Sockets:
     """Opens TCP sockets, in this process's network or in that of another.
 
     Args:
-        pidfile: names the other process; None for this process's own network.
+        pidfile: a file that the other process locks; None for this process's own network.
     """
 
     def __init__(self, pidfile: Path | None = None) -> None:

@@ -290,11 +290,13 @@ class _CallersErrors:
 def _answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
     """Opens staggered connections and returns the first on which sshd sends something."""
     attempts: list[tuple[socket.socket, float]] = []
+    begun_at = -ATTEMPT_SECONDS
     sockets = Sockets(login.pidfile)
     try:
         while time.monotonic() < deadline and alive():
             now = time.monotonic()
-            if not attempts or (now - attempts[-1][1] > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE):
+            if now - begun_at > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE:
+                begun_at = now
                 # Reading its first bytes waits for as long as connecting does.
                 patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
                 with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError
+from provisioner.remote import namespace_program
 from provisioner.remote.namespaces import proxy_command
 from provisioner.store.home import Home
 from tests.command_line import provisioner
@@ -84,18 +85,21 @@ def test_what_listens_for_the_controller_cannot_be_connected_to(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("way", ["our-program", "nsenter"])
-def test_the_network_of_a_machine_cannot_be_entered(way: str, tmp_path: Path) -> None:
-    other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c"]
-    with enclosed.listening(tmp_path) as (pidfile, port):
-        (tmp_path / "readable").write_text(pidfile.read_text())
-        tmp_path.parent.parent.chmod(0o755)
-        tmp_path.parent.chmod(0o755)
-        tmp_path.chmod(0o755)
+@pytest.mark.parametrize("way", ["our-program", "nsenter", "nsenter-user"])
+@pytest.mark.parametrize("operator", [0, 65533], ids=["root", "user"])
+def test_the_network_of_a_machine_cannot_be_entered(way: str, operator: int, tmp_path: Path) -> None:
+    for directory in (tmp_path.parent.parent, tmp_path.parent):
+        directory.chmod(0o755)
+    tmp_path.chmod(0o777)
+    with enclosed.listening(tmp_path, operator) as (pidfile, port):
+        pidfile.chmod(0o644)
+        pid = namespace_program.holder(str(pidfile))
         commands = {
-            "our-program": shlex.join(proxy_command(tmp_path / "readable", "127.0.0.1", port)),
-            "nsenter": f"nsenter --target {pidfile.read_text().strip()} --net true",
+            "our-program": shlex.join(proxy_command(pidfile, "127.0.0.1", port)),
+            "nsenter": f"nsenter --target {pid} --net true",
+            "nsenter-user": f"nsenter --target {pid} --user --net true",
         }
+        other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c"]
         done = subprocess.run([*other, commands[way]], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "Permission denied" in done.stderr
+    assert "Permission denied" in done.stderr or "not permitted" in done.stderr

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Says its port once it listens, and greets each visitor.
+# Locks its pidfile as QEMU does. Says its port once it listens, and greets each visitor.
 PROGRAM = """
-import socket
+import fcntl, socket, sys
+pidfile = open(sys.argv[1], "w")
+fcntl.lockf(pidfile, fcntl.LOCK_EX)
 from provisioner.clouds.local import confinement
 confinement.leave_network()
 server = socket.create_server(("127.0.0.1", 0))
@@ -23,12 +25,17 @@ while True:
 
 
 @contextlib.contextmanager
-def listening(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yields the process's pidfile, which is written to the directory, and its port."""
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as process:
+def listening(directory: Path, user: int | None = None) -> Iterator[tuple[Path, int]]:
+    """Yields the process's pidfile, in the directory, and its port.
+
+    Args:
+        user: the process's user and group, instead of this process's.
+    """
+    pidfile = directory / "qemu.pid"
+    argv = [sys.executable, "-c", PROGRAM, str(pidfile)]
+    groups: list[int] | None = None if user is None else []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, user=user, group=user, extra_groups=groups) as process:
         assert process.stdout
         port = int(process.stdout.readline())
-        pidfile = directory / "qemu.pid"
-        pidfile.write_text(f"{process.pid}\n")
         yield pidfile, port
         process.kill()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from provisioner.errors import MachineLostError
+from provisioner.models import Endpoint
+from provisioner.remote import namespaces, ssh
+from provisioner.remote.keys import ed25519_key_pair
+from provisioner.remote.login import Login
 from provisioner.remote.namespaces import SOCKETS_AT_ONCE, Sockets, proxy_command
+from provisioner.remote.ssh import Connection
 from tests.unit.fakes.enclosed import listening
 
 
@@ -33,10 +42,35 @@ def test_nothing_listens_outside(enclosed: tuple[Path, int]) -> None:
         Sockets().connect("127.0.0.1", enclosed[1], 5)
 
 
-def test_a_process_that_has_ended_is_a_broken_connection(tmp_path: Path) -> None:
-    (tmp_path / "pid").write_text("4194305\n")  # above the kernel's highest pid
-    with pytest.raises(ConnectionError, match="network cannot be entered"):
+def test_a_pidfile_that_nobody_locks_leads_nowhere_whatever_it_says(tmp_path: Path) -> None:
+    (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+    with pytest.raises(ConnectionError, match="network cannot be entered: its process has ended"):
         Sockets(tmp_path / "pid").connect("127.0.0.1", 22, 5)
+
+
+def test_the_hosts_own_network_is_never_taken_for_a_machines(tmp_path: Path) -> None:
+    with (tmp_path / "pid").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        with pytest.raises(ConnectionError, match="in the network of the host"):
+            Sockets(tmp_path / "pid").connect("127.0.0.1", 22, 5)
+
+
+def test_a_network_that_cannot_be_entered_is_tried_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, tries = ed25519_key_pair(), []
+    (tmp_path / "key").write_text(pair.private)
+    login = Login(Endpoint(host="127.0.0.1", port=22), "root", tmp_path / "key", pair.public, pidfile=tmp_path / "pid")
+
+    def refuse(pidfile: Path) -> NoReturn:
+        tries.append(pidfile)
+        raise ConnectionError
+
+    monkeypatch.setattr(namespaces, "_open_sockets", refuse)
+    monkeypatch.setattr(ssh, "ATTEMPT_SECONDS", 0.2)
+    with pytest.raises(MachineLostError, match="did not answer in time"):
+        Connection(login, 1)
+    assert 2 <= len(tries) <= 6
 
 
 def test_openssh_is_handed_a_connected_socket(enclosed: tuple[Path, int]) -> None:
