@@ -217,13 +217,8 @@ class _Following:
         Raises:
             UsageError: the environment was destroyed in the meantime.
         """
-        environments = self._session.environments
         with environment_lock(self._session, self._environment) as current:
-            if not environments.directory(current.id).exists():
-                raise UsageError(
-                    f"{current.id} has been destroyed.", hint=f"`provisioner show {current.id}` shows its record."
-                )
-            return environments.update(current, agent_at=now())
+            return self._session.environments.update(current, agent_at=now())
 
     def _seconds_left(self) -> float | None:
         """Returns how long a call may take that begins now: until the deadline, and never too short for an answer."""

@@ -70,7 +70,7 @@ def may_run(session: Session, environment: Environment) -> bool:
     except PresenceLostError:
         raise
     except InfrastructureError:
-        return environment.expires_at > now()
+        return session.environments.last_known(environment).expires_at > now()
 
 
 def _state(session: Session, environment: Environment, role: Role) -> TerminationReason | None:
@@ -91,8 +91,8 @@ def blamed(session: Session, environment: Environment) -> Iterator[None]:
     try:
         yield
     except MachineLostError as error:
-        began = session.environments.reread(environment).agent_at is not None
-        loss = ask(session, environment, agent_began=began)
+        current = session.environments.reread(environment)  # it may have been extended, and an agent have begun
+        loss = ask(session, current, agent_began=current.agent_at is not None)
         if loss.by == "agent" and loss.words:
             raise AgentError(
                 f"After the agent had begun, a machine was switched off from within: {loss.words}. "
