@@ -145,11 +145,15 @@ def is_first_to_go(own: Path, existing: Collection[Overlay], free_bytes: int) ->
 
 def must_go(directory: Path) -> bool:
     """Decides the same for the machine in a directory as things are now."""
-    free_bytes = _free(directory)
-    if free_bytes >= RESERVE_BYTES:  # as nearly always: nothing else need be looked at
+    if not nearly_full(directory):  # as nearly always: nothing else need be looked at
         return False
     running = [each for each in overlays(directory.parent.parent) if _runs(each.directory)]
-    return is_first_to_go(directory, running, free_bytes)
+    return is_first_to_go(directory, running, _free(directory))
+
+
+def nearly_full(directory: Path) -> bool:
+    """Returns whether the file system that a directory lies in has less left than the controller needs."""
+    return _free(directory) < RESERVE_BYTES
 
 
 def _runs(directory: Path) -> bool:
