@@ -1,8 +1,9 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, ends
-the machine if it has filled the host's disk, and resumes it once there is room again if others have filled that. The file `expires_at` in the machine's directory, its working
-directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
+the machine if it has filled the host's disk, and resumes it if QEMU paused it because others had. The file `expires_at`
+in the machine's directory, its working directory, says when the machine ends: seconds since the epoch. To move it,
+replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
