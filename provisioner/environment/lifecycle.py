@@ -336,7 +336,7 @@ def score(
             try:
                 return _score_once(session, environment, submission, keep=keep)
             except MachineLostError as error:
-                if not verdicts.may_run(session, environment):
+                if verdicts.runs(session, environment) is False:
                     raise
                 session.progress.note(f"{error.message} Scoring again.")
             wait(pause, session.check)

@@ -8,7 +8,7 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.environment.verdicts import Loss, ask, blamed, judge, may_run
+from provisioner.environment.verdicts import Loss, ask, blamed, judge, runs
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.models import Role
 from provisioner.session import Session
@@ -78,4 +78,4 @@ def test_a_machine_that_was_extended_in_the_meantime_has_not_reached_its_time_to
     with pytest.raises(AgentError, match="the cloud says that it runs"), blamed(session, env):
         raise MachineLostError("No answer.")
     cloud.faults.unreachable = True
-    assert may_run(session, env)
+    assert runs(session, env) is None

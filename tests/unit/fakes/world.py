@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.images import Image
+from tests.unit.fakes.sshd import Sshd
 
 SIZE = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
 MODULE = """
@@ -48,6 +51,38 @@ class Told:
 
     def output(self, text: str) -> None:
         self.texts.append(text)
+
+
+class LosesConnection(Told):
+    """Cuts a machine's connections when an agent speaks. The machine lets nobody in until `reopen`.
+
+    Args:
+        sshd: the machine's.
+    """
+
+    def __init__(self, sshd: Sshd) -> None:
+        super().__init__()
+        self._sshd, self._authorize = sshd, sshd.authorize
+        self._is_lost = False
+        self.on_loss: Callable[[], object] = lambda: None
+
+    def output(self, text: str) -> None:
+        super().output(text)
+        if not self._is_lost:
+            self._is_lost = True
+            self._sshd.authorize = lambda _user, _key: False
+            self.on_loss()
+            threading.Thread(target=self._sshd.cut).start()  # this thread is one of those that are cut
+
+    def reopen(self) -> None:
+        self._sshd.authorize = self._authorize
+
+
+def agents(directory: Path, script: str) -> Path:
+    """Writes an agent's directory with a script, run.sh, and returns it."""
+    directory.mkdir(exist_ok=True)
+    (directory / "run.sh").write_text(script)
+    return directory
 
 
 def family(directory: Path, **files: str) -> TaskFamily:
