@@ -18,7 +18,7 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Guest
-from tests.unit.fakes.world import LosesConnection, agents, told_of
+from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
 
 
 def log(session: Session) -> str:
@@ -170,13 +170,10 @@ def test_an_operators_interruption_ends_the_agent(
 def test_a_machine_that_ends_is_lost_and_nobody_is_blamed_without_the_clouds_word(
     session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
 ) -> None:
-    class Ending(type(told_of(session))):  # type: ignore[misc]
-        def output(self, text: str) -> None:
-            cloud.end_machine(env)
-
+    progress = Trigger(lambda: cloud.end_machine(env))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 2")
     with pytest.raises(MachineLostError) as caught:
-        run_agent(replace(session, progress=Ending()), env, Agent(directory, "exec sh run.sh"))
+        run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
     assert caught.value.cloud_words == ""
 
 
@@ -196,7 +193,7 @@ def test_a_machine_that_lives_and_stays_unreachable_is_the_agents_doing(
 ) -> None:
     monkeypatch.setattr(module, "STOPPING_SECONDS", 0.0)
     monkeypatch.setattr(module, constant, 0.5)
-    progress = LosesConnection(cloud.machine(env).sshd)
+    progress = Trigger(lambda: lock_out(cloud.machine(env).sshd))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(AgentError, match="cloud says that it runs") as caught:
         run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh", limit))

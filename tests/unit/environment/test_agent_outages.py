@@ -5,7 +5,6 @@ Over real SSH with the program that runs in machines, as in test_agent.py.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Guest
 from tests.unit.fakes.sshd import Call
-from tests.unit.fakes.world import LosesConnection, agents, told_of
+from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
 
 
 @pytest.fixture
@@ -145,21 +144,18 @@ def test_an_outage_of_the_controllers_own_is_not_the_agents_doing_however_long(
     session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNREACHABLE_WITHOUT_LIMIT_SECONDS", 0.5)
-    progress = LosesConnection(cloud.machine(env).sshd)
+    sshd = cloud.machine(env).sshd
+    authorize = sshd.authorize
 
-    def begin() -> None:
+    def outage() -> None:
         cloud.faults.unreachable = True
-        timer.start()
-
-    def end() -> None:
-        progress.reopen()
+        lock_out(sshd)
+        time.sleep(3)
+        sshd.authorize = authorize
         cloud.faults.unreachable = False
 
-    timer = threading.Timer(3, end)
-    progress.on_loss = begin
     agent = Agent(agents(tmp_path / "agent", "echo begun; sleep 1; exit 3"), "exec sh run.sh")
-    assert run_agent(replace(session, progress=progress), env, agent).exit_code == 3
-    timer.join()
+    assert run_agent(replace(session, progress=Trigger(outage)), env, agent).exit_code == 3
 
 
 @pytest.fixture

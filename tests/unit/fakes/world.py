@@ -53,29 +53,27 @@ class Told:
         self.texts.append(text)
 
 
-class LosesConnection(Told):
-    """Cuts a machine's connections when an agent speaks. The machine lets nobody in until `reopen`.
+class Trigger(Told):
+    """Does something when an agent first says something.
 
     Args:
-        sshd: the machine's.
+        action: runs in a thread of its own, as it may end the one that listens.
     """
 
-    def __init__(self, sshd: Sshd) -> None:
+    def __init__(self, action: Callable[[], object]) -> None:
         super().__init__()
-        self._sshd, self._authorize = sshd, sshd.authorize
-        self._is_lost = False
-        self.on_loss: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=action)
 
     def output(self, text: str) -> None:
         super().output(text)
-        if not self._is_lost:
-            self._is_lost = True
-            self._sshd.authorize = lambda _user, _key: False
-            self.on_loss()
-            threading.Thread(target=self._sshd.cut).start()  # this thread is one of those that are cut
+        if "begun" in text and self._thread.ident is None:
+            self._thread.start()
 
-    def reopen(self) -> None:
-        self._sshd.authorize = self._authorize
+
+def lock_out(sshd: Sshd) -> None:
+    """Ends a machine's connections, and lets nobody in again."""
+    sshd.authorize = lambda _user, _key: False
+    sshd.cut()
 
 
 def agents(directory: Path, script: str) -> Path:
