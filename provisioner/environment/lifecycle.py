@@ -118,7 +118,7 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
         return leave(session, environment)
     except BaseException as error:  # nobody would look after it
         with session.shield():
-            _tell_of_destruction(session, environment, error)
+            tell_of_destruction(session, environment, error)
             destroy(session, environment)
         raise
 
@@ -197,12 +197,12 @@ def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[
         yield
     except BaseException as error:
         with session.shield():
-            _tell_of_destruction(session, environment, error)
+            tell_of_destruction(session, environment, error)
             clear_away(session, environment)
         raise
 
 
-def _tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
+def tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
     """Says why an environment is destroyed: the error is lost to the operator if the destruction fails, too."""
     session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
 
