@@ -13,7 +13,7 @@ ProvisionerError                 1
 │   ├── TerraformError
 │   ├── CapacityError                the cloud has no capacity
 │   ├── MachineLostError             a machine does not answer, or ended on its own
-│   ├── PresenceLostError            other workers consider this one dead
+│   ├── LivenessLostError            other workers consider this one dead
 │   ├── DamagedRecordError           an environment's record cannot be read
 │   └── StillThereError              some of an environment's resources outlived its destroy
 ├── IsolationError               6   a probe shows more, or less, than the permission promises
@@ -139,8 +139,8 @@ class MachineLostError(InfrastructureError):
         self.cloud_words = cloud_words
 
 
-class PresenceLostError(InfrastructureError):
-    """This worker lost its lease: other workers consider it dead and take over its work."""
+class LivenessLostError(InfrastructureError):
+    """This worker can no longer show that it lives: other workers consider it dead and take over its work."""
 
 
 class DamagedRecordError(InfrastructureError):

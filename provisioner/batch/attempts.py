@@ -51,6 +51,7 @@ from provisioner.errors import (
 )
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import reservations
+from provisioner.machines.locking import environment_lock
 from provisioner.machines.logs import keep_journals
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
@@ -153,9 +154,10 @@ class Attempt:
         submission = next((entry.text for entry in self.suite.submissions if entry.name == self.run.agent), None)
 
         def work(environment: Environment, phases: Phases) -> ScoreStep:
-            earlier = tuple(entry for entry in environment.score_log if entry.scored_at <= agent_ended_at)
-            if len(earlier) < len(environment.score_log):
-                environment = self.session.environments.update(environment, score_log=earlier)
+            with environment_lock(self.session, environment) as current:
+                earlier = tuple(entry for entry in current.score_log if entry.scored_at <= agent_ended_at)
+                if len(earlier) < len(current.score_log):
+                    environment = self.session.environments.update(current, score_log=earlier)
             with phases.phase("score"):
                 _, result = lifecycle.score(self.session, environment, submission)
             message = "" if result.kind == "scored" else f"{result.kind}: {result.message}".removesuffix(": ")
@@ -209,7 +211,7 @@ class Attempt:
         """
         store = self.session.environments
         try:
-            return store.find(self.id) if (store.directory(self.id) / "environment.json").exists() else None
+            return store.find(self.id) if store.exists(self.id) else None
         except UsageError:  # destroyed in this moment
             return None
 

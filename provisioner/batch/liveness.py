@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import psycopg
 
-from provisioner.errors import PresenceLostError
+from provisioner.errors import LivenessLostError
 
 CONNECT_TIMEOUT_SECONDS = 10
 # A machine that vanishes does not close its connection. Postgres notices after about a minute of silence.
@@ -26,7 +26,7 @@ class LivenessLock:
         worker: this worker's name.
 
     Raises:
-        PresenceLostError: the database cannot be reached.
+        LivenessLostError: the database cannot be reached.
     """
 
     def __init__(self, url: str, worker: str) -> None:
@@ -43,7 +43,7 @@ class LivenessLock:
         """Returns those of the named workers that are certainly dead.
 
         Raises:
-            PresenceLostError: this worker's own connection is lost, so that other workers consider it dead.
+            LivenessLostError: this worker's own connection is lost, so that other workers consider it dead.
         """
         dead = []
         try:
@@ -68,10 +68,10 @@ def _lock_number(worker: str) -> int:
     return int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], signed=True)
 
 
-def _connection_lost(error: Exception) -> PresenceLostError:
+def _connection_lost(error: Exception) -> LivenessLostError:
     lines = str(error).strip().splitlines()
     reason = lines[0][:MESSAGE_CHARACTERS] if lines else type(error).__name__
-    return PresenceLostError(
+    return LivenessLostError(
         f"The database that the workers share cannot be reached: {reason}",
         hint="Is it up, and is its URL right? Other workers take over this one's runs.",
     )

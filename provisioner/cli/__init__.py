@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from typing import Annotated
+
+import typer
 
 # Typer carries its own click, and exports only some of its exceptions.
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
@@ -13,6 +16,7 @@ from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import unwritable
 from provisioner.cli.streams import prepare, silence
 from provisioner.errors import HostError, ProvisionerError, UsageError
+from provisioner.version import __version__
 
 PROGRAM = "provisioner"
 
@@ -53,8 +57,24 @@ COMMANDS = {
 }
 """Module -> its commands, each with its line in the help. Imported when used, so that short commands start at once."""
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(PROGRAM, __version__, flush=True)
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Takes the program's own options."""
+
+
 app = lazy_app(
     COMMANDS,
+    callback=_options,
     name=PROGRAM,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -82,7 +102,7 @@ def main() -> int:
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         _render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
         return UsageError.exit_code
-    except OSError as error:  # commands handle their own: this is the help, or an error under --json
+    except OSError as error:  # commands handle their own: this is the help, the version, or an error under --json
         silence(sys.stdout)
         _render_error(unwritable(error), as_json=False)
         return HostError.exit_code

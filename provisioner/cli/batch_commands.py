@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -209,31 +209,19 @@ def report(
     return Result({"batch": record.id, "report": str(page), "ended": len(rows)}, str(page))
 
 
+def _offered(option: str, metavar: str, what: str) -> Any:
+    """Returns an option with which a worker offers something to jobs."""
+    text = f"{what} that jobs may name; repeatable."
+    return typer.Option(option, metavar=metavar, help=text, show_default=False, parser=parse_path)
+
+
 def worker(
-    families: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--families", metavar="DIR", help="Directory with families that jobs may name; repeatable.",
-            show_default=False, parser=parse_path,
-        ),
-    ] = None,
-    agents: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--agents", metavar="DIR", help="Directory with agents that jobs may name; repeatable.",
-            show_default=False, parser=parse_path,
-        ),
-    ] = None,
-    env_file: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--env-file", metavar="FILE", help="File of secrets that jobs may name; repeatable.",
-            show_default=False, parser=parse_path,
-        ),
-    ] = None,
+    families: Annotated[list[Path] | None, _offered("--families", "DIR", "Directory with families")] = None,
+    agents: Annotated[list[Path] | None, _offered("--agents", "DIR", "Directory with agents")] = None,
+    env_file: Annotated[list[Path] | None, _offered("--env-file", "FILE", "File of secrets")] = None,
     allow: AllowOption = None,
     database: DatabaseOption = "",
-) -> Result:  # fmt: skip
+) -> Result:
     """Works on runs until Ctrl-C; then its runs clean up and are queued again for other workers.
 
     Jobs come from a database, so they may name only what the options offer.

@@ -22,7 +22,7 @@ from provisioner.cli.command import progress, shield
 from provisioner.cli.output import Result
 from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
-from provisioner.errors import InfrastructureError, Interrupted, PresenceLostError, UsageError
+from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
 from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
@@ -126,13 +126,13 @@ class OutageTolerance:
         """Suppresses the errors of an outage, for one try.
 
         Raises:
-            PresenceLostError: always at once: other workers consider this one dead.
+            LivenessLostError: always at once: other workers consider this one dead.
             InfrastructureError, OSError: the outage has lasted too long.
         """
         try:
             yield
             self._failing_since = None
-        except PresenceLostError:
+        except LivenessLostError:
             raise
         except (InfrastructureError, OSError) as error:
             if self._failing_since is None:

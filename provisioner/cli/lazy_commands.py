@@ -6,7 +6,7 @@ The program's help and the shell's completion list the commands by the names and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,7 +16,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-def lazy_app(modules: Mapping[str, Mapping[str, str]], **settings: Any) -> typer.Typer:
+def lazy_app(
+    modules: Mapping[str, Mapping[str, str]], callback: Callable[..., None] = lambda: None, **settings: Any
+) -> typer.Typer:
     """Makes a Typer application whose commands are imported when they are used.
 
     Args:
@@ -33,7 +35,7 @@ def lazy_app(modules: Mapping[str, Mapping[str, str]], **settings: Any) -> typer
                     self.add_command(_LazyCommand(module, name, line))
 
     # Typer makes a group only if there is a callback or the application has commands of its own.
-    return typer.Typer(cls=Group, callback=lambda: None, rich_markup_mode=None, **settings)
+    return typer.Typer(cls=Group, callback=callback, rich_markup_mode=None, **settings)
 
 
 class _LazyCommand(TyperCommand):

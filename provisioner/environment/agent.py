@@ -15,12 +15,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from provisioner.clock import now
-from provisioner.environment.verdicts import blamed, may_run
+from provisioner.environment.verdicts import blamed, runs
 from provisioner.errors import (
     CommandTimeoutError,
     InfrastructureError,
+    LivenessLostError,
     MachineLostError,
-    PresenceLostError,
     TaskError,
     UsageError,
 )
@@ -41,6 +41,8 @@ CGROUP = "/usr/lib/provisioner/guest/agent_cgroup.sh"
 STOPPING_SECONDS = 30.0
 # How long a machine may be unreachable after the agent's time limit, at which it ends the agent by itself.
 UNREACHABLE_SECONDS = 300.0
+# How long a machine that runs may be unreachable at a stretch if the agent has no time limit.
+UNREACHABLE_WITHOUT_LIMIT_SECONDS = 1800.0
 # guest/agent.py shows a sign of life every ten seconds.
 SILENCE_SECONDS = 60.0
 # The pauses before each new connection; the last one repeats.
@@ -130,6 +132,8 @@ class _Following:
         self._frames = AgentFrames(self._output)
         # When the program in the machine was last heard; None while nobody listens to it.
         self._heard_at: float | None = None
+        # When the machine was last reached, or was last known to be no more out of reach than the cloud.
+        self._reached_at = time.monotonic()
         self._is_new = agent.identity is None or environment.agent_at is None
         self._deadline = self._deadline_from(now() if self._is_new else environment.agent_at or now())
         self._began_to_follow_at = time.monotonic()
@@ -153,7 +157,7 @@ class _Following:
                     end = self._follow(connection)
                 if end:
                     return self._result(end)
-            except PresenceLostError:
+            except LivenessLostError:
                 raise
             except InfrastructureError as error:  # the connection broke, or the cloud could not be asked
                 self._require_hope(error)
@@ -209,6 +213,7 @@ class _Following:
         # Before it starts: from here on a fresh machine could be a second chance.
         self._environment = self._record_beginning()
         self._is_new, self._is_copied = False, True
+        self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
 
     def _record_beginning(self) -> Environment:
@@ -217,13 +222,8 @@ class _Following:
         Raises:
             UsageError: the environment was destroyed in the meantime.
         """
-        environments = self._session.environments
         with environment_lock(self._session, self._environment) as current:
-            if not environments.directory(current.id).exists():
-                raise UsageError(
-                    f"{current.id} has been destroyed.", hint=f"`provisioner show {current.id}` shows its record."
-                )
-            return environments.update(current, agent_at=now())
+            return self._session.environments.update(current, agent_at=now())
 
     def _seconds_left(self) -> float | None:
         """Returns how long a call may take that begins now: until the deadline, and never too short for an answer."""
@@ -265,7 +265,7 @@ class _Following:
 
     def _take(self, data: bytes) -> None:
         self._frames.take(data)
-        self._heard_at = time.monotonic()
+        self._heard_at = self._reached_at = time.monotonic()
 
     def _output(self, kind: str, data: bytes) -> None:
         self._kept[kind].write(data)
@@ -277,13 +277,15 @@ class _Following:
             raise MachineLostError("The machine has sent no sign of life for a minute.")
 
     def _require_hope(self, error: InfrastructureError) -> None:
-        """Raises the error unless the machine runs and may still be reached in time."""
+        """Raises the error unless the machine may run and may still be reached in time."""
+        running = runs(self._session, self._environment)
+        if running is None:  # an outage of the controller's own, in which the machine may well be reachable
+            self._reached_at = time.monotonic()
+        deadline = self._reached_at + UNREACHABLE_WITHOUT_LIMIT_SECONDS
         if self._deadline is not None:
             # A controller that comes back after an outage has as long as one that never was away.
             deadline = max(self._deadline, self._began_to_follow_at) + UNREACHABLE_SECONDS
-            if time.monotonic() > deadline:
-                raise error
-        if not may_run(self._session, self._environment):
+        if time.monotonic() > deadline or running is False:
             raise error
 
     def _result(self, end: AgentEnd) -> AgentResult:

@@ -27,7 +27,7 @@ from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.locking import destruction_lock, environment_lock
+from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import (
     Destination,
@@ -114,13 +114,23 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = bring_up(session, family, task, allowed)
-    with _cleared_on_failure(session, environment):  # nobody would look after it
+    try:
         return leave(session, environment)
+    except BaseException as error:  # nobody would look after it
+        with session.shield():
+            tell_of_destruction(session, environment, error)
+            destroy(session, environment)
+        raise
 
 
 def leave(session: Session, environment: Environment) -> Environment:
-    """Leaves an environment to the operator: it outlives this command until its time to live ends."""
-    environment = session.environments.update(environment, attended=False)
+    """Leaves an environment to the operator: it outlives this command until its time to live ends.
+
+    Raises:
+        UsageError: it was destroyed in the meantime.
+    """
+    with environment_lock(session, environment) as current:
+        environment = session.environments.update(current, attended=False)
     session.leases.release(environment.id)
     return environment
 
@@ -161,7 +171,7 @@ def launch(
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = _new_environment(session, planned, identity)
-    with environment_lock(session, environment):
+    with creation_lock(session, environment):
         environment = reservations.reserve(session, environment)
         with _cleared_on_failure(session, environment):
             with phases.phase("create"):
@@ -187,10 +197,14 @@ def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[
         yield
     except BaseException as error:
         with session.shield():
-            # The error itself is lost to the operator if the destruction fails, too.
-            session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
+            tell_of_destruction(session, environment, error)
             clear_away(session, environment)
         raise
+
+
+def tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
+    """Says why an environment is destroyed: the error is lost to the operator if the destruction fails, too."""
+    session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
 
 
 def _new_environment(session: Session, planned: Plan, identity: str) -> Environment:
@@ -322,7 +336,7 @@ def score(
             try:
                 return _score_once(session, environment, submission, keep=keep)
             except MachineLostError as error:
-                if not verdicts.may_run(session, environment):
+                if verdicts.runs(session, environment) is False:
                     raise
                 session.progress.note(f"{error.message} Scoring again.")
             wait(pause, session.check)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from provisioner.environment import operations
 from provisioner.environment.agent import Agent, run_agent
-from provisioner.environment.lifecycle import bring_up, destroy, leave, open_driver, score
+from provisioner.environment.lifecycle import bring_up, destroy, leave, open_driver, score, tell_of_destruction
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
@@ -77,6 +77,9 @@ def run(
                     session.progress.note(ended.problem)
         with phases.phase("score"):
             environment, outcome = score(session, environment, submission)
+    except BaseException as error:
+        tell_of_destruction(session, environment, error)
+        raise
     finally:
         with session.shield():
             destroy(session, environment, phases)
@@ -114,6 +117,10 @@ def run_tests(
     try:
         with phases.phase("tests"), open_driver(session, environment) as driver:
             code = operations.run_tests(session, environment, driver, arguments)
+    except BaseException as error:
+        if not keep:
+            tell_of_destruction(session, environment, error)
+        raise
     finally:
         if keep:
             environment = leave(session, environment)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.errors import AgentError, InfrastructureError, MachineLostError, PresenceLostError, ProvisionerError
+from provisioner.errors import AgentError, InfrastructureError, LivenessLostError, MachineLostError, ProvisionerError
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 
@@ -56,21 +56,21 @@ def ask(session: Session, environment: Environment, *, agent_began: bool) -> Los
     expired = environment.expires_at <= now()
     try:
         machines = {role: _state(session, environment, role) for role in environment.machines}
-    except PresenceLostError:
+    except LivenessLostError:
         raise
     except ProvisionerError as error:
         return Loss("ttl" if expired else "unknown", f"The cloud could not be asked: {error.message}")
     return judge(machines, agent_began=agent_began, expired=expired)
 
 
-def may_run(session: Session, environment: Environment) -> bool:
-    """Returns whether the primary machine may still run: a cloud that cannot be asked proves nothing."""
+def runs(session: Session, environment: Environment) -> bool | None:
+    """Returns whether the primary machine runs; None if nobody knows: a cloud that cannot be asked proves nothing."""
     try:
         return session.cloud.alive(environment, "primary")
-    except PresenceLostError:
+    except LivenessLostError:
         raise
     except InfrastructureError:
-        return environment.expires_at > now()
+        return None if session.environments.last_known(environment).expires_at > now() else False
 
 
 def _state(session: Session, environment: Environment, role: Role) -> TerminationReason | None:
@@ -91,8 +91,8 @@ def blamed(session: Session, environment: Environment) -> Iterator[None]:
     try:
         yield
     except MachineLostError as error:
-        began = session.environments.reread(environment).agent_at is not None
-        loss = ask(session, environment, agent_began=began)
+        current = session.environments.reread(environment)  # it may have been extended, and an agent have begun
+        loss = ask(session, current, agent_began=current.agent_at is not None)
         if loss.by == "agent" and loss.words:
             raise AgentError(
                 f"After the agent had begun, a machine was switched off from within: {loss.words}. "

@@ -19,7 +19,7 @@ from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.locking import environment_lock
+from provisioner.machines.locking import creation_lock
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
@@ -109,7 +109,7 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
         full_internet=True,
         machines={"primary": MachineRecord(image=builder.image, size=size, user="root")},
     )
-    with environment_lock(session, environment):
+    with creation_lock(session, environment):
         environment = reservations.reserve(session, environment)
         try:
             record_environment(session, environment)

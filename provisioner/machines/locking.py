@@ -6,9 +6,17 @@ import contextlib
 from collections.abc import Iterator
 
 from provisioner.best_effort import best_effort
+from provisioner.errors import UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.locks import locked
+
+
+@contextlib.contextmanager
+def creation_lock(session: Session, environment: Environment) -> Iterator[None]:
+    """Keeps other provisioners from changing an environment that has no record yet."""
+    with _locked(session, environment):
+        yield
 
 
 @contextlib.contextmanager
@@ -16,15 +24,23 @@ def environment_lock(session: Session, environment: Environment) -> Iterator[Env
     """Keeps other provisioners from changing the environment while this one does.
 
     Yields:
-        the current record, which another provisioner may have changed; the one given if there is none on disk.
+        the current record, which another provisioner may have changed: to be changed instead of the one given.
+
+    Raises:
+        UsageError: the environment has been destroyed, so that nothing may be written about it.
+        DamagedRecordError: the record cannot be read.
     """
     with _locked(session, environment):
+        if not session.environments.exists(environment.id):
+            raise UsageError(
+                f"{environment.id} has been destroyed.", hint=f"`provisioner show {environment.id}` shows its record."
+            )
         yield session.environments.reread(environment)
 
 
 @contextlib.contextmanager
 def destruction_lock(session: Session, environment: Environment) -> Iterator[Environment]:
-    """Does the same for a destruction, which a lock file that cannot be written or a damaged record must not prevent.
+    """Does the same for a destruction, which no missing or damaged record and no unwritable lock file must prevent.
 
     Yields:
         the current record; the one given if none can be read.

@@ -128,6 +128,10 @@ class EnvironmentStore:
         except SURVIVABLE:
             return environment
 
+    def exists(self, environment_id: str) -> bool:
+        """Returns whether an environment has a record and is not archived."""
+        return (self.directory(environment_id) / RECORD).exists()
+
     def unrecorded(self) -> list[Path]:
         """Returns environment directories without a record, which a crash between creating the two leaves behind.
 

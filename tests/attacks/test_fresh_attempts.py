@@ -7,7 +7,6 @@ scored. Only what the cloud says is retried, in its words; a record or a lease t
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from provisioner.machines import reservations
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.home import Home
-from tests.unit.conftest import cloud, session  # noqa: F401 - fixtures
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.fakes.world import Told, environment, family, up
+from tests.unit.fakes.world import Trigger, agents, environment, family, lock_out, up
 
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
 SCRIPT = "echo begun; sleep 2; echo ended; exit 3"
@@ -48,25 +46,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"provisioner.{name}", value, raising=False)
 
 
-class Trigger(Told):
-    """Does something when the agent's first output arrives."""
-
-    def __init__(self, action: Any) -> None:
-        super().__init__()
-        self._action = action
-        self._done = False
-
-    def output(self, text: str) -> None:
-        super().output(text)
-        if not self._done and "begun" in text:
-            self._done = True
-            threading.Thread(target=self._action).start()
-
-
 @pytest.fixture
-def attempt(session: Session, tmp_path: Path) -> Attempt:  # noqa: F811
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent" / "run.sh").write_text(SCRIPT)
+def attempt(session: Session, tmp_path: Path) -> Attempt:
+    agents(tmp_path / "agent", SCRIPT)
     agent = {"name": "solver", "directory": "agent", "command": "exec sh run.sh"}
     suite = {"name": "s", "families": [{"path": "fam"}], "agents": [agent], "limits": {"ttl": "1h", "agent": "5s"}}
     return Attempt(
@@ -81,7 +63,7 @@ def env(attempt: Attempt) -> Environment:
 
 
 @pytest.fixture
-def sshd(cloud: FakeCloud, env: Environment) -> Sshd:  # noqa: F811
+def sshd(cloud: FakeCloud, env: Environment) -> Sshd:
     return cloud.machine(env).sshd
 
 
@@ -97,11 +79,7 @@ def test_an_agent_that_kills_its_own_sshd_only_breaks_a_connection(attempt: Atte
 
 
 def test_an_agent_that_keeps_everybody_out_has_failed(attempt: Attempt, sshd: Sshd) -> None:
-    def close() -> None:
-        sshd.authorize = lambda _user, _key: False
-        sshd.cut()
-
-    failure = attacked(attempt, close).agent().failure
+    failure = attacked(attempt, lambda: lock_out(sshd)).agent().failure
     assert failure is not None
     assert (failure.outcome, failure.retry) == ("agent_failed", False)
 
@@ -118,7 +96,7 @@ def test_an_agent_that_keeps_everybody_out_has_failed(attempt: Attempt, sshd: Ss
 def test_a_machine_that_ends_is_retried_only_with_the_clouds_words(
     attempt: Attempt,
     env: Environment,
-    cloud: FakeCloud,  # noqa: F811
+    cloud: FakeCloud,
     monkeypatch: pytest.MonkeyPatch,
     reason: TerminationReason,
     outcome: str,
@@ -138,10 +116,7 @@ def test_a_machine_that_ends_is_retried_only_with_the_clouds_words(
 
 
 def test_scoring_that_the_agents_remains_always_cut_short_is_the_agents_failure(
-    attempt: Attempt,
-    env: Environment,
-    sshd: Sshd,
-    cloud: FakeCloud,  # noqa: F811
+    attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
     cloud.machine(env).guest.during["score"] = sshd.cut
@@ -151,10 +126,7 @@ def test_scoring_that_the_agents_remains_always_cut_short_is_the_agents_failure(
 
 
 def test_scoring_whose_connection_breaks_once_is_done_again(
-    attempt: Attempt,
-    env: Environment,
-    sshd: Sshd,
-    cloud: FakeCloud,  # noqa: F811
+    attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
     cuts = [sshd.cut]
@@ -164,11 +136,7 @@ def test_scoring_whose_connection_breaks_once_is_done_again(
 
 
 def test_scoring_is_done_again_if_the_cloud_cannot_be_asked_either(
-    attempt: Attempt,
-    env: Environment,
-    sshd: Sshd,
-    cloud: FakeCloud,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hiccup of the controller's own uplink cuts the connection and the cloud's API."""
     attempt.session.environments.update(env, agent_at=now())
@@ -190,10 +158,7 @@ def test_scoring_is_done_again_if_the_cloud_cannot_be_asked_either(
 
 
 def test_scoring_that_is_killed_for_want_of_memory_is_the_agents_failure(
-    attempt: Attempt,
-    env: Environment,
-    cloud: FakeCloud,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    attempt: Attempt, env: Environment, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
     guest = cloud.machine(env).guest
@@ -212,9 +177,7 @@ def test_scoring_that_is_killed_for_want_of_memory_is_the_agents_failure(
 
 
 def test_agents_processes_that_do_not_end_are_the_agents_failure(
-    attempt: Attempt,
-    env: Environment,
-    cloud: FakeCloud,  # noqa: F811
+    attempt: Attempt, env: Environment, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
     cloud.machine(env).guest.cgroup_exit_code = 1
@@ -259,10 +222,7 @@ def test_a_record_that_cannot_be_read_is_no_reason_for_a_fresh_attempt(
 
 
 def test_a_record_that_is_damaged_while_a_machine_is_lost_is_no_reason_for_a_fresh_attempt(
-    attempt: Attempt,
-    env: Environment,
-    sshd: Sshd,
-    cloud: FakeCloud,  # noqa: F811
+    attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
 

@@ -4,8 +4,6 @@ Whatever a machine answers, an environment never starts unless each machine gave
 that it was asked, and nothing that can be seen from outside speaks against it.
 """
 
-# ruff: noqa: F811 - fixtures of the unit tests are used by their names
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,6 @@ from provisioner.errors import IsolationError
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Role
 from provisioner.session import Session
-from tests.unit.conftest import cloud, session  # noqa: F401
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.probes import answers, honest_answers
 from tests.unit.fakes.world import created, environment

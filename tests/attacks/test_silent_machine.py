@@ -24,12 +24,8 @@ from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from tests.attacks.hostile_sshd import before_login
 from tests.attacks.test_ssh_server import HANDSHAKES
-from tests.unit.conftest import cloud, session
-from tests.unit.environment.conftest import fam
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
-
-__all__ = ["cloud", "fam", "session"]  # fixtures
 
 SECONDS = 10
 LIMITS = TimeLimits(**{f"{name}_seconds": 1 for name in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -58,3 +59,13 @@ def test_setup_and_the_policy_scan_install_only_what_has_a_hash() -> None:
         for line in installs:
             assert "--require-hashes" in line or "${locked[@]}" in line or "--no-index" in line, line
     assert "locked=(--require-hashes " in (ROOT / "scripts" / "setup").read_text()
+
+
+@pytest.mark.parametrize("name", ["", "dev"], ids=["run", "dev"])
+def test_setup_builds_nothing_but_the_one_package_that_has_no_wheel(name: str) -> None:
+    text = (ROOT / "scripts" / "setup").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("wheels=")]
+    script = f'lock={LOCKS[name]}; {line}; echo "$wheels"'
+    wheels = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {canonicalize_name(each) for each in wheels.strip().split(",")} == locked(name).keys() - {"python-terraform"}
+    assert "--no-binary" not in re.sub("#.*", "", text)

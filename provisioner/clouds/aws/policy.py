@@ -82,7 +82,8 @@ def policy(state: str) -> dict[str, Any]:
         bucket, _, prefix = state.removeprefix("s3://").partition("/")
         objects = f"arn:aws:s3:::{bucket}/{prefix.strip('/')}/*" if prefix.strip("/") else f"arn:aws:s3:::{bucket}/*"
         # Without a condition on the prefix: init lists workspaces below `env:/`, and S3 says that a state does not
-        # exist yet, instead of "access denied", only to those who may list the bucket.
+        # exist yet, instead of "access denied", only to those who may list the bucket. AWS documents no prefix for that
+        # question, and a list of the whole bucket has none either: no condition is known to tell them apart.
         statements.append(_allow("StateBucket", ("s3:ListBucket",), f"arn:aws:s3:::{bucket}"))
         statements.append(_allow("State", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), objects))
     return {"Version": "2012-10-17", "Statement": statements}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ GIB = 1 << 30
 # Left free for the controller, its ledger and its logs. A machine adds about a GiB between two looks of its watchdog.
 RESERVE_BYTES = 2 * GIB
 REASON_BYTES = 500
+# How long a machine that is ended may take to leave. No other is ended meanwhile.
+LEAVING_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def is_first_to_go(own: Path, existing: Collection[Overlay], free_bytes: int) ->
 
     Args:
         own: the machine's directory.
-        existing: the disks of all machines that run.
+        existing: the disks of all machines that run or are just being ended.
         free_bytes: what is free on the host.
     """
     if free_bytes >= RESERVE_BYTES:
@@ -145,15 +148,27 @@ def is_first_to_go(own: Path, existing: Collection[Overlay], free_bytes: int) ->
 
 def must_go(directory: Path) -> bool:
     """Decides the same for the machine in a directory as things are now."""
-    free_bytes = _free(directory)
-    if free_bytes >= RESERVE_BYTES:  # as nearly always: nothing else need be looked at
+    if not nearly_full(directory):  # as nearly always: nothing else need be looked at
         return False
-    running = [each for each in overlays(directory.parent.parent) if _runs(each.directory)]
-    return is_first_to_go(directory, running, free_bytes)
+    existing = [each for each in overlays(directory.parent.parent) if _runs(each.directory) or _leaves(each.directory)]
+    # What is free is looked at last: a disk that is removed before that counts for neither.
+    return is_first_to_go(directory, existing, _free(directory))
+
+
+def nearly_full(directory: Path) -> bool:
+    """Returns whether the file system that a directory lies in has less left than the controller needs."""
+    return _free(directory) < RESERVE_BYTES
 
 
 def _runs(directory: Path) -> bool:
     return qemu.live_pid(directory / "qemu.pid") is not None
+
+
+def _leaves(directory: Path) -> bool:
+    """Returns whether a machine has just been ended for its disk, which may take a while to be removed."""
+    with contextlib.suppress(OSError):
+        return time.time() - (directory / EVICTED).stat().st_mtime < LEAVING_SECONDS
+    return False
 
 
 def evict(directory: Path, end: Callable[[], bool]) -> None:

@@ -228,9 +228,33 @@ def paused_by_full_disk(directory: Path) -> bool:
     """
     try:
         with QMP(directory, STATUS_SECONDS) as qmp:
-            return bool(qmp.execute("query-status")["status"] == "io-error")
+            return _is_paused_by_full_disk(qmp)
     except (OSError, ValueError, LookupError, TypeError, QMPError):
         return False
+
+
+def resume_after_full_disk(directory: Path, timeout_seconds: float) -> None:
+    """Resumes a machine that QEMU has paused because the host's disk was full; it then repeats what it could not write.
+
+    Does nothing if the machine runs, or is paused for another reason.
+
+    Args:
+        directory: the machine's.
+        timeout_seconds: how long to wait for each answer.
+
+    Raises:
+        OSError: QEMU does not answer.
+        QMPError: QEMU refuses.
+        ValueError, LookupError, TypeError: QEMU's answer is none.
+    """
+    with QMP(directory, timeout_seconds) as qmp:
+        if _is_paused_by_full_disk(qmp):
+            qmp.execute("cont")
+
+
+def _is_paused_by_full_disk(qmp: QMP) -> bool:
+    # No other reason exists for this status: other errors are the guest's to handle (-drive, rerror and werror).
+    return bool(qmp.execute("query-status")["status"] == "io-error")
 
 
 def forwarded_port(usernet: str) -> int:

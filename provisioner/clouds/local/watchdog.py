@@ -1,8 +1,9 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
-One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, and
-ends the machine if it has filled the host's disk. The file `expires_at` in the machine's directory, its working
-directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
+One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, ends
+the machine if it has filled the host's disk, and resumes it if QEMU paused it because others had. The file `expires_at`
+in the machine's directory, its working directory, says when the machine ends: seconds since the epoch. To move it,
+replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -24,6 +25,9 @@ LOOK_SECONDS = 0.5
 # QEMU starts a moment later.
 START_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
+# How often it asks QEMU whether the machine is paused, and how long it waits for that: logs grow meanwhile.
+RESUME_SECONDS = 10.0
+ANSWER_SECONDS = 1.0
 
 
 def main() -> int:
@@ -32,6 +36,7 @@ def main() -> int:
     directory = Path.cwd()
     deadline = time.monotonic() + START_SECONDS
     seen = False
+    asked_at = time.monotonic()
     while True:
         machine_logs.trim_all(Path())
         pid = qemu.live_pid(pidfile)
@@ -49,6 +54,9 @@ def main() -> int:
             disk.evict(directory, lambda: _end(pidfile))
         else:
             seen = True
+            if time.monotonic() - asked_at > RESUME_SECONDS:
+                _resume(directory)
+                asked_at = time.monotonic()
             _wait_for(pid, min(seconds_left, LOOK_SECONDS))
 
 
@@ -64,6 +72,14 @@ def _must_go(directory: Path) -> bool:
     with contextlib.suppress(OSError):
         return disk.must_go(directory)
     return False
+
+
+def _resume(directory: Path) -> None:
+    """Resumes a machine that QEMU has paused because the host's disk was full, once that is so no more."""
+    # A QEMU that is busy with another client, or the system itself, may have a better answer the next time.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, qemu.QMPError):
+        if not disk.nearly_full(directory):
+            qemu.resume_after_full_disk(directory, ANSWER_SECONDS)
 
 
 def _seconds_left() -> float | None:

@@ -22,6 +22,7 @@ from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle
 from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
+from provisioner.machines import reservations
 from provisioner.machines.destroy import _marked
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
@@ -237,6 +238,23 @@ def test_scoring_that_was_cut_short_is_done_anew_and_counts_once(
     assert seen == [(0.1,)]
     known = attempt.session.environments.find(attempt.id)
     assert [entry.score for entry in known.score_log] == [0.1]
+
+
+def test_dropping_the_scores_of_an_interrupted_step_keeps_what_others_change(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ScoreLogEntry(score=0.2, message={}, details={}, scored_at=now() + HOUR, elapsed_seconds=1)
+    known = recorded(attempt, score_log=(entry,))
+    later = known.expires_at + HOUR
+
+    def extend(session: Session, environment: Environment) -> None:
+        session.environments.update(environment, expires_at=later)
+
+    monkeypatch.setattr(reservations, "take_lease", extend)
+    monkeypatch.setattr(lifecycle, "score", raising(TaskError("No score.")))
+    attempt.score(now())
+    current = attempt.session.environments.find(attempt.id)
+    assert (current.score_log, current.expires_at) == ((), later)
 
 
 def test_a_resumed_run_is_looked_after_by_its_new_process(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:

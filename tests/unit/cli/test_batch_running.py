@@ -6,7 +6,7 @@ import pytest
 
 from provisioner.cli import batch_running
 from provisioner.cli.batch_running import OutageTolerance
-from provisioner.errors import InfrastructureError, PresenceLostError
+from provisioner.errors import InfrastructureError, LivenessLostError
 
 
 def test_an_outage_is_noted_once_and_tolerated_until_it_ends() -> None:
@@ -33,5 +33,5 @@ def test_an_outage_that_lasts_too_long_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_worker_that_others_consider_dead_stops_at_once() -> None:
-    with pytest.raises(PresenceLostError), OutageTolerance(lambda _: None).tolerated():
-        raise PresenceLostError("Others consider this worker dead.")
+    with pytest.raises(LivenessLostError), OutageTolerance(lambda _: None).tolerated():
+        raise LivenessLostError("Others consider this worker dead.")

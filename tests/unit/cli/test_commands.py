@@ -16,6 +16,7 @@ from typer.main import get_command
 from provisioner import errors
 from provisioner.cli import app
 from provisioner.errors import ProvisionerError
+from provisioner.version import __version__
 from tests.unit.conftest import CommandLine, nothing_was_created
 
 ROOT = Path(__file__).parents[3]
@@ -172,6 +173,12 @@ def test_what_nobody_expected_is_one_object_too(
     assert (done.code, done.json["error"]["exit_code"]) == (1, 1)
     assert done.json["error"]["message"].startswith(f"Unexpected {type(error).__name__}")
     assert "Traceback" not in done.stderr
+
+
+def test_the_program_tells_its_version(provisioner: CommandLine) -> None:
+    told = provisioner("--version")
+    assert (told.code, told.stdout, told.stderr) == (0, f"provisioner {__version__}\n", "")
+    assert nothing_was_created(provisioner.home)
 
 
 def test_an_empty_home_lists_nothing(provisioner: CommandLine) -> None:

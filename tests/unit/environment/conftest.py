@@ -6,10 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.environment import agent
 from provisioner.family.loader import TaskFamily
+from provisioner.models import Environment
 from provisioner.session import Session
-from tests.unit.fakes.guest import SETUP
-from tests.unit.fakes.world import family, store_image
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.guest import SETUP, Guest
+from tests.unit.fakes.world import family, store_image, up
+
+
+@pytest.fixture
+def env(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """Provides an environment that is up, and to which a connection that broke is tried again at once."""
+    monkeypatch.setattr(agent, "PAUSES_SECONDS", (0.05,))
+    return up(session)
+
+
+@pytest.fixture
+def guest(env: Environment, cloud: FakeCloud) -> Guest:
+    """Provides the stand-in for the primary machine's system in that environment."""
+    return cloud.machine(env).guest
 
 
 @pytest.fixture

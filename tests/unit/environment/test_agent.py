@@ -18,24 +18,7 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Guest
-from tests.unit.fakes.world import told_of, up
-
-
-@pytest.fixture
-def env(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    monkeypatch.setattr(module, "PAUSES_SECONDS", (0.05,))
-    return up(session)
-
-
-@pytest.fixture
-def guest(env: Environment, cloud: FakeCloud) -> Guest:
-    return cloud.machine(env).guest
-
-
-def agents(directory: Path, script: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    (directory / "run.sh").write_text(script)
-    return directory
+from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
 
 
 def log(session: Session) -> str:
@@ -187,31 +170,34 @@ def test_an_operators_interruption_ends_the_agent(
 def test_a_machine_that_ends_is_lost_and_nobody_is_blamed_without_the_clouds_word(
     session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
 ) -> None:
-    class Ending(type(told_of(session))):  # type: ignore[misc]
-        def output(self, text: str) -> None:
-            cloud.end_machine(env)
-
+    progress = Trigger(lambda: cloud.end_machine(env))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 2")
     with pytest.raises(MachineLostError) as caught:
-        run_agent(replace(session, progress=Ending()), env, Agent(directory, "exec sh run.sh"))
+        run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
     assert caught.value.cloud_words == ""
 
 
+@pytest.mark.parametrize(
+    ("limit", "constant"),
+    [(timedelta(seconds=1), "UNREACHABLE_SECONDS"), (None, "UNREACHABLE_WITHOUT_LIMIT_SECONDS")],
+    ids=["limit", "no-limit"],
+)
 def test_a_machine_that_lives_and_stays_unreachable_is_the_agents_doing(
-    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session,
+    env: Environment,
+    cloud: FakeCloud,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: timedelta | None,
+    constant: str,
 ) -> None:
     monkeypatch.setattr(module, "STOPPING_SECONDS", 0.0)
-    monkeypatch.setattr(module, "UNREACHABLE_SECONDS", 0.5)
-    sshd = cloud.machine(env).sshd
-
-    class Closing(type(told_of(session))):  # type: ignore[misc]
-        def output(self, text: str) -> None:
-            sshd.authorize = lambda _user, _key: False
-            threading.Thread(target=sshd.cut).start()
-
+    monkeypatch.setattr(module, constant, 0.5)
+    progress = Trigger(lambda: lock_out(cloud.machine(env).sshd))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
-    with pytest.raises(AgentError, match="cloud says that it runs"):
-        run_agent(replace(session, progress=Closing()), env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
+    with pytest.raises(AgentError, match="cloud says that it runs") as caught:
+        run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh", limit))
+    assert caught.value.exit_code == 7
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,10 @@ from provisioner.environment.lifecycle import intermediate_score
 from provisioner.errors import TaskError, UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
-from tests.unit.environment.test_agent import agents
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Guest
 from tests.unit.fakes.sshd import Call
-from tests.unit.fakes.world import told_of, up
-
-
-@pytest.fixture
-def env(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    monkeypatch.setattr(module, "PAUSES_SECONDS", (0.05,))
-    return up(session)
-
-
-@pytest.fixture
-def guest(env: Environment, cloud: FakeCloud) -> Guest:
-    return cloud.machine(env).guest
+from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
 
 
 @pytest.fixture
@@ -150,6 +138,24 @@ def test_a_machine_that_a_late_controller_cannot_reach_at_once_is_tried_again(
 
     calls.append(cut)
     assert run_agent(session, *outage).exit_code == 3
+
+
+def test_an_outage_of_the_controllers_own_is_not_the_agents_doing_however_long(
+    session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNREACHABLE_WITHOUT_LIMIT_SECONDS", 0.5)
+    sshd = cloud.machine(env).sshd
+    authorize = sshd.authorize
+
+    def outage() -> None:
+        cloud.faults.unreachable = True
+        lock_out(sshd)
+        time.sleep(3)
+        sshd.authorize = authorize
+        cloud.faults.unreachable = False
+
+    agent = Agent(agents(tmp_path / "agent", "echo begun; sleep 1; exit 3"), "exec sh run.sh")
+    assert run_agent(replace(session, progress=Trigger(outage)), env, agent).exit_code == 3
 
 
 @pytest.fixture

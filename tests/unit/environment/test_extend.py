@@ -12,6 +12,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.costs.budgets import Spending
 from provisioner.environment.extend import extend
+from provisioner.environment.lifecycle import destroy
 from provisioner.errors import BudgetError, MachineLostError, UsageError
 from provisioner.machines import reservations
 from provisioner.models import Environment
@@ -78,6 +79,13 @@ def test_an_extension_that_is_not_possible_is_a_usage_error_and_changes_nothing(
         extend(session, running, by)
     assert session.environments.find("env") == before
     assert (reserved(session), cloud.ttls) == (7_000_000, {})
+
+
+def test_a_destroyed_environment_is_not_extended_and_does_not_come_back(session: Session, running: Environment) -> None:
+    destroy(session, running)
+    with pytest.raises(UsageError, match="env has been destroyed"):
+        extend(session, running, HOUR)
+    assert not session.environments.directory("env").exists()
 
 
 @pytest.mark.parametrize("how", ["refuses", "gone"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner.environment import lifecycle
+from provisioner.environment.extend import extend
 from provisioner.errors import (
     CapacityError,
     ImageBuildError,
@@ -20,7 +22,7 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
-from provisioner.models import Destination
+from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
@@ -97,6 +99,43 @@ def test_an_environment_is_attended_while_it_comes_up(session: Session, fam: Tas
     assert running.attended
     assert is_locked(session.environments.lease(running.id))
     session.leases.release(running.id)
+
+
+def test_what_others_change_is_kept_when_an_environment_is_left_to_the_operator(
+    session: Session, cloud: FakeCloud
+) -> None:
+    running = session.environments.update(up(session), attended=True)
+    later = extend(session, running, timedelta(hours=1))
+    assert lifecycle.leave(session, running) == later.model_copy(update={"attended": False})
+    assert session.environments.find("env").expires_at == later.expires_at
+
+
+def test_an_environment_that_others_have_destroyed_is_not_left_to_the_operator(
+    session: Session, cloud: FakeCloud
+) -> None:
+    running = up(session)
+    lifecycle.destroy(session, running)
+    with pytest.raises(UsageError, match="env has been destroyed"):
+        lifecycle.leave(session, running)
+    assert not session.environments.directory("env").exists()
+
+
+@pytest.mark.parametrize("destroyed", [False, True], ids=["live", "destroyed"])
+def test_an_environment_that_cannot_be_left_to_the_operator_is_destroyed_once(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch, destroyed: bool
+) -> None:
+    def leave(session: Session, environment: Environment) -> Environment:
+        if destroyed:
+            lifecycle.destroy(session, environment)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycle, "leave", leave)
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.up(session, fam, "main")
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    [archived] = session.home.archive.glob("fam-main-*")
+    assert (archived / "logs" / "console-primary.log").exists()
 
 
 def test_a_family_with_intermediate_scores_is_scored_once_before_the_agent(

@@ -18,19 +18,8 @@ from provisioner.models import Environment
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails, Guest
 from tests.unit.fakes.world import environment, told_of, up
-
-
-@pytest.fixture
-def env(session: Session) -> Environment:
-    return up(session)
-
-
-@pytest.fixture
-def guest(env: Environment, cloud: FakeCloud) -> Guest:
-    return cloud.machine(env).guest
 
 
 @pytest.fixture

@@ -14,15 +14,12 @@ from provisioner.family.loader import TaskFamily
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
-from tests.unit.fakes.world import Told
+from tests.unit.fakes.world import Told, Trigger, agents
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> AgentCommand:
-    directory = tmp_path / "agent"
-    directory.mkdir()
-    (directory / "run.sh").write_text("echo worked > ../submission.txt; exit 3")
-    return AgentCommand(directory, "sh run.sh")
+    return AgentCommand(agents(tmp_path / "agent", "echo worked > ../submission.txt; exit 3"), "sh run.sh")
 
 
 def assert_nothing_is_left(session: Session, cloud: FakeCloud) -> None:
@@ -61,15 +58,33 @@ def test_a_failed_scoring_is_a_result_not_an_error(session: Session, cloud: Fake
 def test_a_run_whose_agent_switches_its_machine_off_says_so_and_is_destroyed(
     session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand
 ) -> None:
-    class Watching(Told):
-        def output(self, text: str) -> None:
-            [environment] = session.environments.all()
-            cloud.end_machine(environment)
+    def end_machine() -> None:
+        [environment] = session.environments.all()
+        cloud.end_machine(environment)
 
     (agent.directory / "run.sh").write_text("echo begun; sleep 1000")
     cloud.ending = TerminationReason("QEMU says guest-shutdown", from_within=True)
     with pytest.raises(AgentError, match=r"guest-shutdown.*Nothing more can be scored"):
-        run(replace(session, progress=Watching()), fam, "main", agent=agent)
+        run(replace(session, progress=Trigger(end_machine)), fam, "main", agent=agent)
+    assert_nothing_is_left(session, cloud)
+
+
+@pytest.mark.parametrize("work", ["agent", "tests"])
+def test_an_interrupted_run_names_the_environment_that_it_destroys(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand, work: str
+) -> None:
+    class Interrupted(Told):
+        def phase_started(self, name: str) -> None:
+            super().phase_started(name)
+            if name == work:
+                raise KeyboardInterrupt("SIGINT")
+
+    progress = Interrupted()
+    interrupted = replace(session, progress=progress)
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, fam, "main", agent=agent) if work == "agent" else run_tests(interrupted, fam, "main", [])
+    [identity] = [path.name for path in session.home.archive.glob("fam-main-*")]
+    assert f"Destroying {identity}: KeyboardInterrupt SIGINT" in progress.notes
     assert_nothing_is_left(session, cloud)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from provisioner.clock import now
 from provisioner.clouds.cloud import TerminationReason
-from provisioner.environment.verdicts import Loss, ask, blamed, judge
+from provisioner.environment.verdicts import Loss, ask, blamed, judge, runs
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.models import Role
 from provisioner.session import Session
@@ -66,3 +68,14 @@ def test_the_blame_is_told_by_the_error(session: Session, cloud: FakeCloud) -> N
     with pytest.raises(MachineLostError, match="The cloud confirms the loss") as lost, blamed(session, env):
         raise MachineLostError("No answer.")
     assert SPOT.message in lost.value.cloud_words
+
+
+def test_a_machine_that_was_extended_in_the_meantime_has_not_reached_its_time_to_live(
+    session: Session, cloud: FakeCloud
+) -> None:
+    env = session.environments.update(up(session), agent_at=now(), expires_at=now())
+    session.environments.update(env, expires_at=now() + timedelta(hours=1))
+    with pytest.raises(AgentError, match="the cloud says that it runs"), blamed(session, env):
+        raise MachineLostError("No answer.")
+    cloud.faults.unreachable = True
+    assert runs(session, env) is None

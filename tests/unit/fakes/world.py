@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.images import Image
+from tests.unit.fakes.sshd import Sshd
 
 SIZE = MachineSize(cpus=1, memory_gib=1, disk_gib=16)
 MODULE = """
@@ -48,6 +51,36 @@ class Told:
 
     def output(self, text: str) -> None:
         self.texts.append(text)
+
+
+class Trigger(Told):
+    """Does something when an agent first says something.
+
+    Args:
+        action: runs in a thread of its own, as it may end the one that listens.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._thread = threading.Thread(target=action)
+
+    def output(self, text: str) -> None:
+        super().output(text)
+        if "begun" in text and self._thread.ident is None:
+            self._thread.start()
+
+
+def lock_out(sshd: Sshd) -> None:
+    """Ends a machine's connections, and lets nobody in again."""
+    sshd.authorize = lambda _user, _key: False
+    sshd.cut()
+
+
+def agents(directory: Path, script: str) -> Path:
+    """Writes an agent's directory with a script, run.sh, and returns it."""
+    directory.mkdir(exist_ok=True)
+    (directory / "run.sh").write_text(script)
+    return directory
 
 
 def family(directory: Path, **files: str) -> TaskFamily:

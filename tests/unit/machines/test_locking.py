@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from provisioner.machines.locking import destruction_lock, environment_lock
+import pytest
+
+from provisioner.errors import UsageError
+from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.world import environment, told_of
@@ -12,15 +15,22 @@ from tests.unit.fakes.world import environment, told_of
 
 def test_the_lock_is_released_at_the_end(session: Session) -> None:
     lock = session.environments.lock("env")
-    with environment_lock(session, environment()):
+    with environment_lock(session, session.environments.save(environment())):
         assert is_locked(lock)
     assert not is_locked(lock)
 
 
-def test_an_environment_without_a_record_is_returned_unchanged(session: Session) -> None:
-    new = environment()
-    with environment_lock(session, new) as current:
-        assert current is new
+def test_a_destroyed_environment_cannot_be_changed(session: Session) -> None:
+    saved = session.environments.save(environment())
+    session.environments.archive(saved)
+    with pytest.raises(UsageError, match="env has been destroyed"), environment_lock(session, saved):
+        raise AssertionError
+
+
+def test_an_environment_is_locked_before_it_has_a_record(session: Session) -> None:
+    with creation_lock(session, environment()):
+        assert is_locked(session.environments.lock("env"))
+    assert not is_locked(session.environments.lock("env"))
 
 
 def test_a_waiting_provisioner_says_so_and_then_sees_the_other_ones_changes(session: Session) -> None:

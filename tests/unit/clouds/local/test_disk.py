@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import disk
+from provisioner.clouds.local import disk, qemu
 from provisioner.clouds.local.disk import GIB, Overlay, Room, is_first_to_go, overlays, room, share_bytes
 
 A, B = Path("a"), Path("b")
@@ -65,3 +65,36 @@ def test_the_reason_is_there_before_the_machine_ends_and_its_disk_goes_after_tha
     disk.evict(tmp_path, lambda: end(True))
     assert seen == [("it was ended", True)] * 2
     assert not overlay.exists()
+
+
+@pytest.fixture
+def modest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the only machine that runs. It is beyond its share, and a flooder that has ended far more."""
+    monkeypatch.setattr(disk, "_free", lambda _: GIB)
+    monkeypatch.setattr(qemu, "live_pid", lambda pidfile: 1 if "modest" in pidfile.parts else None)
+    for name, used_bytes in (("modest", 8192), ("flooder", 80_000)):
+        directory = tmp_path / name / "primary"
+        directory.mkdir(parents=True)
+        (directory / disk.SHARE).write_text("1")
+        (directory / disk.OVERLAY).write_bytes(b"x" * used_bytes)
+    return tmp_path / "modest" / "primary"
+
+
+def test_no_machine_goes_while_the_disk_of_another_is_still_being_removed(modest: Path) -> None:
+    seen = []
+
+    def end() -> bool:
+        seen.append(disk.must_go(modest))
+        return True
+
+    disk.evict(modest.parents[1] / "flooder" / "primary", end)
+    assert seen == [False]
+    assert disk.must_go(modest)  # the flooder's disk is gone, and that was not enough
+
+
+def test_a_disk_that_is_never_removed_keeps_no_other_machine_alive(
+    modest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "LEAVING_SECONDS", 0.0)
+    disk.evict(modest.parents[1] / "flooder" / "primary", lambda: False)
+    assert disk.must_go(modest)

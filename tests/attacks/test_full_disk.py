@@ -1,0 +1,24 @@
+"""A machine fills the disk of its host, and QEMU pauses the machines of others: they go on once there is room again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_machine_that_others_left_without_disk_goes_on_once_there_is_room() -> None:
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    done = subprocess.run(
+        ["unshare", *user, "--mount", sys.executable, "-m", "tests.attacks.full_disk"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["full"], seen["still_full"], seen["with_room"]) == ("io-error", "io-error", "running")
+    assert seen["used_mib_when_full"] <= 8
+    assert seen["used_mib_with_room"] > 9  # and repeats what it could not write
