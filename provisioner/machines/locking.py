@@ -11,6 +11,8 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.locks import locked
 
+DESTRUCTION_WAIT_SECONDS = 60.0
+
 
 @contextlib.contextmanager
 def creation_lock(session: Session, environment: Environment) -> Iterator[None]:
@@ -42,17 +44,21 @@ def environment_lock(session: Session, environment: Environment) -> Iterator[Env
 def destruction_lock(session: Session, environment: Environment) -> Iterator[Environment]:
     """Does the same for a destruction, which no missing or damaged record and no unwritable lock file must prevent.
 
+    A command that works on the environment has a minute to end: it may be waiting for a silent machine for hours.
+
     Yields:
         the current record; the one given if none can be read.
     """
     with contextlib.ExitStack() as stack:
         with best_effort(session.progress, f"Locking {environment.id}"):
-            stack.enter_context(_locked(session, environment))
+            stack.enter_context(_locked(session, environment, DESTRUCTION_WAIT_SECONDS))
         yield session.environments.last_known(environment)
 
 
-def _locked(session: Session, environment: Environment) -> contextlib.AbstractContextManager[None]:
+def _locked(
+    session: Session, environment: Environment, wait_seconds: float | None = None
+) -> contextlib.AbstractContextManager[None]:
     def tell() -> None:
         session.progress.note(f"Waiting for another provisioner that works on {environment.id}")
 
-    return locked(session.environments.lock(environment.id), on_wait=tell)
+    return locked(session.environments.lock(environment.id), on_wait=tell, wait_seconds=wait_seconds)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
+
+# Between two looks at a lock for which nobody waits forever.
+LOOK_SECONDS = 0.1
 
 
 @contextlib.contextmanager
-def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def locked(path: Path, on_wait: Callable[[], None] | None = None, wait_seconds: float | None = None) -> Iterator[None]:
     """Holds an exclusive lock on a file. The kernel releases it when this process ends, however it ends.
 
     Args:
         path: the lock file; created if it does not exist, never removed.
         on_wait: called once if another process holds the lock.
+        wait_seconds: how long to wait for another process; None for as long as it takes.
+
+    Raises:
+        TimeoutError: another process held the lock all the time.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -24,8 +33,23 @@ def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[No
         except BlockingIOError:
             if on_wait:
                 on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if wait_seconds is None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            else:
+                _lock_within(file, wait_seconds)
         yield
+
+
+def _lock_within(file: IO[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process still holds it after {seconds:g} seconds") from None
+        time.sleep(LOOK_SECONDS)
 
 
 def is_locked(path: Path) -> bool:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from provisioner.errors import UsageError
+from provisioner.machines import locking
 from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
@@ -70,6 +71,16 @@ def test_a_destruction_waits_for_other_provisioners_and_sees_their_changes(sessi
     with destruction_lock(session, saved) as current:
         assert current.status == "ready"
         assert is_locked(session.environments.lock("env"))
+
+
+def test_a_destruction_does_not_wait_forever(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "DESTRUCTION_WAIT_SECONDS", 0.3)
+    saved = session.environments.save(environment())
+    with environment_lock(session, saved), destruction_lock(session, saved) as current:
+        assert current == saved
+    waits, goes_on = told_of(session).notes
+    assert waits == "Waiting for another provisioner that works on env"
+    assert goes_on == "Locking env: TimeoutError another process still holds it after 0.3 seconds"
 
 
 class Signalling(list[str]):
