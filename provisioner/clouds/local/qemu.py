@@ -26,6 +26,8 @@ INTERNET_MAC = "52:54:00:00:00:03"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
+# The socket of the machine's end of its virtio-serial port.
+PORT = "credentials.sock"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
 
@@ -40,24 +42,24 @@ class Launch:
         cpus: virtual CPUs.
         memory_mib: memory in MiB.
         kernel, initrd: absolute paths.
-        machine_id: 32 hexadecimal digits, systemd's machine id.
         kvm: whether KVM works on this host.
         link: (own, peer) socket paths of the private link, or None without an aux VM.
         internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
-        credentials: file names whose contents are SMBIOS strings for systemd.
         user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
+        memory: file that is the machine's memory; None for memory of its own.
+        frozen: whether the file holds a machine that was frozen, which goes on from there and leaves the file as it is.
     """
 
     cpus: int
     memory_mib: int
     kernel: str
     initrd: str
-    machine_id: str
     kvm: bool
     link: tuple[str, str] | None
     internet_fd: int | None
-    credentials: tuple[str, ...]
     user: User | None
+    memory: str | None = None
+    frozen: bool = False
 
 
 def command(launch: Launch) -> list[str]:
@@ -66,13 +68,13 @@ def command(launch: Launch) -> list[str]:
     The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
     of the host reaches sshd. The kernel picks the port (`:0`), so two machines never compete for one.
     """
-    boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={launch.machine_id}"
+    boot = "root=/dev/vda rw console=ttyS0 net.ifnames=0"
     if not launch.kvm:
         boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and is slow at the tests
     argv = [
         "qemu-system-x86_64",
         *("-nodefaults", "-no-user-config", "-display", "none"),
-        *("-machine", "q35,accel=" + ("kvm" if launch.kvm else "tcg")),
+        *("-machine", f"q35,accel={'kvm' if launch.kvm else 'tcg'}{',memory-backend=memory' if launch.memory else ''}"),
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
@@ -86,10 +88,17 @@ def command(launch: Launch) -> list[str]:
         *("-qmp", "unix:qmp.sock,server=on,wait=off"),
         *confined(launch.user),
         *shutdown.ARGUMENTS,
+        # The machine asks there for its credentials.
+        *("-device", "virtio-serial-pci", "-chardev", f"socket,id=credentials,path={PORT},server=on,wait=off"),
+        *("-device", "virtserialport,chardev=credentials,name=provisioner"),
         *network(launch.link, launch.internet_fd),
     ]
-    for name in launch.credentials:
-        argv += ["-smbios", f"type=11,path={name}"]
+    if launch.memory:
+        # Written pages of a machine that goes on are its own.
+        file = f"size={launch.memory_mib}M,mem-path={launch.memory},share={'off' if launch.frozen else 'on'}"
+        argv += ["-object", f"memory-backend-file,id=memory,{file}"]
+    if launch.frozen:
+        argv += ["-S", "-incoming", "defer"]
     return argv
 
 
@@ -162,8 +171,8 @@ class QMP:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
-            _connect(self._socket, directory / "qmp.sock")
-            self._file = self._socket.makefile("rwb")
+            connect(self._socket, directory / "qmp.sock")
+            self._file = self._socket.makefile("rb")
             self._file.readline()
             self.execute("qmp_capabilities")
         except BaseException:
@@ -179,8 +188,16 @@ class QMP:
 
     def execute(self, name: str, **arguments: Any) -> Any:
         """Runs one QMP command and returns what it returned."""
-        self._file.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
-        self._file.flush()
+        self._socket.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        return self._answer(name)
+
+    def pass_file(self, name: str, descriptor: int) -> None:
+        """Gives QEMU an open file under a name."""
+        command = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
+        socket.send_fds(self._socket, [command], [descriptor])
+        self._answer("getfd")
+
+    def _answer(self, name: str) -> Any:
         while line := self._file.readline(1 << 20):
             answer = json.loads(line)
             if "return" in answer:
@@ -190,7 +207,7 @@ class QMP:
         raise QMPError(f"{name}: QEMU closed the connection")
 
 
-def _connect(client: socket.socket, path: Path) -> None:
+def connect(client: socket.socket, path: Path) -> None:
     """Connects through the socket's directory: the path of a Unix socket may have 107 bytes, a directory's more."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -199,10 +216,11 @@ def _connect(client: socket.socket, path: Path) -> None:
         os.close(directory)
 
 
-def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
+def wait_for_qmp(alive: Callable[[], bool], deadline: float, directory: Path = Path()) -> QMP:
     """Connects as soon as QEMU listens.
 
     Args:
+        directory: the machine's.
         alive: called between attempts; waiting ends when it returns False.
         deadline: in time.monotonic() seconds.
 
@@ -211,7 +229,7 @@ def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
     """
     while True:
         try:
-            return QMP()
+            return QMP(directory)
         except (OSError, QMPError, ValueError) as error:
             if not alive() or time.monotonic() > deadline:
                 raise QMPError("QEMU did not open its control socket") from error
