@@ -6,6 +6,7 @@ Never starts a process itself; machine.py does.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from typing import Any, Self
 from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.users import User
 
+PROGRAM = "qemu-system-x86_64"
 MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
@@ -26,6 +28,8 @@ INTERNET_MAC = "52:54:00:00:00:03"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
+# QMP's capabilities for a migration in which memory that is a file stays where it is.
+SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
 # The socket of the machine's end of its virtio-serial port.
 PORT = "credentials.sock"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
@@ -46,6 +50,7 @@ class Launch:
         link: (own, peer) socket paths of the private link, or None without an aux VM.
         internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
         user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
+        disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
         memory: file that is the machine's memory; None for memory of its own.
         frozen: whether the file holds a machine that was frozen, which goes on from there and leaves the file as it is.
     """
@@ -58,6 +63,7 @@ class Launch:
     link: tuple[str, str] | None
     internet_fd: int | None
     user: User | None
+    disk_fds: tuple[int, ...] = ()
     memory: str | None = None
     frozen: bool = False
 
@@ -72,14 +78,16 @@ def command(launch: Launch) -> list[str]:
     if not launch.kvm:
         boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and is slow at the tests
     argv = [
-        "qemu-system-x86_64",
+        PROGRAM,
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-machine", f"q35,accel={'kvm' if launch.kvm else 'tcg'}{',memory-backend=memory' if launch.memory else ''}"),
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
         # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
-        *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+        # A machine that is frozen, or goes on, opens its disk again when it may no longer open any file by name.
+        *itertools.chain.from_iterable(("-add-fd", f"fd={descriptor},set=1") for descriptor in launch.disk_fds),
+        *("-drive", "file=/dev/fdset/1,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
         # Appending, so that the watchdog can shorten the file.
@@ -196,6 +204,20 @@ class QMP:
         command = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
         socket.send_fds(self._socket, [command], [descriptor])
         self._answer("getfd")
+
+    def wait_for_migration(self, deadline: float) -> None:
+        """Waits until the machine has been written to, or read from, its file.
+
+        Args:
+            deadline: in time.monotonic() seconds.
+
+        Raises:
+            QMPError: it failed, or the deadline passed.
+        """
+        while (status := self.execute("query-migrate").get("status")) != "completed":
+            if status == "failed" or time.monotonic() > deadline:
+                raise QMPError(f"migration: {status}")
+            time.sleep(0.01)
 
     def _answer(self, name: str) -> Any:
         while line := self._file.readline(1 << 20):
