@@ -110,7 +110,8 @@ class Endpoint(Record):
     """The addresses of a machine.
 
     The controller reaches sshd at host and port, from the machine `jump` if there is one. private_address is on the
-    environment's own link; None without an aux VM. instance_id is the cloud's id of the machine.
+    environment's own link; None without an aux VM. instance_id is the cloud's id of the machine. origin says how the
+    machine started (`template`, or `boot` and why, if that was not meant); empty where there is only one way.
     """
 
     host: str
@@ -118,6 +119,7 @@ class Endpoint(Record):
     private_address: str | None = None
     jump: Role | None = None
     instance_id: str | None = None
+    origin: str = ""
 
 
 class Destination(Record):

@@ -13,7 +13,7 @@ from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError
-from provisioner.models import Environment
+from provisioner.models import Endpoint, Environment
 from provisioner.store.environments import EnvironmentStore
 from provisioner.ttl import words
 
@@ -79,7 +79,7 @@ def show(env: PastEnvironmentArgument) -> Result:
         where = f"{endpoint.host}:{endpoint.port}" if endpoint and exists else "-"
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
-        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
+        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}{_origin(endpoint)}")
     limits = environment.time_limits.model_dump().items()
     named = [f"{name.removesuffix('_seconds')} {words(timedelta(seconds=seconds))}" for name, seconds in limits]
     lines.append(f"  time limits: {', '.join(named)}")
@@ -87,6 +87,11 @@ def show(env: PastEnvironmentArgument) -> Result:
     lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     return Result(data, "\n".join(lines))
+
+
+def _origin(endpoint: Endpoint | None) -> str:
+    """Says how a machine started, where there is more than one way."""
+    return f", started by {endpoint.origin}" if endpoint and endpoint.origin else ""
 
 
 def environment_data(environment: Environment) -> dict[str, Any]:

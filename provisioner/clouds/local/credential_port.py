@@ -39,7 +39,7 @@ def message(values: Mapping[str, bytes]) -> bytes:
     records = [f"{name} {len(value)}\n".encode() + value for name, value in sorted(values.items())]
     body = b"".join([*records, b"end 0\n"])
     if len(body) > MAXIMUM_BYTES - 100:
-        raise TooLongError(f"the machine's credentials have {len(body)} bytes, and at most {MAXIMUM_BYTES} are possible")
+        raise TooLongError(f"the machine's credentials have {len(body)} bytes, more than {MAXIMUM_BYTES}")
     return _answer("credentials", body)
 
 

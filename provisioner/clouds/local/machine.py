@@ -3,9 +3,9 @@
 Usage: python -m provisioner.clouds.local.machine start|destroy
 
 PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (start) holds its settings as JSON, as
-the Terraform module takes them. The directory's `credentials/` holds what the machine is told, `accelerator` says kvm or
-tcg, and with `wants_template` it goes on from its image's template. The controller wrote these there, so no key passes
-through Terraform.
+the Terraform module takes them. The directory's `credentials/` holds what the machine is told, `accelerator` says kvm
+or tcg, and with `wants_template` it goes on from its image's template. The controller wrote these there, so no key
+passes through Terraform.
 """
 
 from __future__ import annotations
@@ -107,13 +107,14 @@ def _start(directory: Path) -> None:
                 origin = _go_on(settings, launch, template)
             if origin != TEMPLATE:
                 _launch(settings, launch, image)
-            Path(ORIGIN).write_text(origin[:ORIGIN_CHARACTERS])
+            Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
         with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
             usernet = qmp.execute("human-monitor-command", **{"command-line": "info usernet"})
         endpoint = {
             "host": "127.0.0.1",
             "port": qemu.forwarded_port(usernet),
             "private_address": _private_address(),
+            "origin": Path(ORIGIN).read_text(),
         }
         temporary = Path("endpoint.json.new")
         temporary.write_text(json.dumps(endpoint))

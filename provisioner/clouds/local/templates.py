@@ -1,8 +1,10 @@
-"""Freezes a machine that has booted and waits for its credentials, so that others go on from there. Standard library only.
+"""Freezes a machine that has booted and waits for its credentials, so that others go on from there.
 
-A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the image's
-disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of the host
-left half-written is never used. Nothing in the machine has been told who it is: credentials.pl waits.
+Standard library only.
+
+A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the
+image's disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of
+the host left half-written is never used. Nothing in the machine has been told who it is: credentials.pl waits.
 """
 
 from __future__ import annotations
@@ -24,11 +26,9 @@ from pathlib import Path
 from provisioner import child_environment
 from provisioner.clouds.local import credential_port, disk_layers, qemu, shutdown
 from provisioner.store.files import read_end, remove_tree
-from provisioner.store.locks import is_locked, locked
+from provisioner.store.home import TEMPLATES, UNFINISHED
+from provisioner.store.locks import locked
 
-# In an image's directory.
-DIRECTORY = "templates"
-UNFINISHED = ".building-"
 MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
 # Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 300
@@ -77,7 +77,8 @@ def key(image: Path, launch: qemu.Launch) -> str:
         image: the image's disk.
         launch: how the machine will start; what differs from one machine of the kind to another does not count.
     """
-    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=None if launch.internet_fd is None else 0)
+    internet = None if launch.internet_fd is None else 0
+    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
     program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
     parts = [qemu.command(_booting(alike)), [_identity(path) for path in files]]
@@ -110,7 +111,7 @@ def obtain(image: Path, launch: qemu.Launch) -> Template:
     """
     try:
         name = key(image, launch)
-        home = image.parent / DIRECTORY
+        home = image.parent / TEMPLATES
         template = Template(home / name)
         if usable(template, launch):
             return template
@@ -145,16 +146,6 @@ def discard(template: Template) -> None:
     """Removes a template. Machines that have started from it keep its files open."""
     with contextlib.suppress(OSError):
         remove_tree(template.directory)
-
-
-def remove_unfinished(images: Path) -> list[str]:
-    """Removes what interrupted builds have left in the images' directories, and returns the names."""
-    removed = []
-    for directory in images.glob(f"*/{DIRECTORY}/{UNFINISHED}*"):
-        if not is_locked(directory.with_name(f"{directory.name.removeprefix(UNFINISHED)}.lock")):
-            remove_tree(directory)
-            removed.append(f"{directory.parent.parent.name}/{directory.name}")
-    return removed
 
 
 def _remove_outdated(home: Path) -> None:

@@ -1,8 +1,9 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, ends
-the machine if it has filled the host's disk, and tells the machine what it asks for at each boot. The file `expires_at` in the machine's directory, its working
-directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
+the machine if it has filled the host's disk, and tells the machine what it asks for at each boot. The file `expires_at`
+in the machine's directory, its working directory, says when the machine ends: seconds since the epoch. To move it,
+replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -85,7 +86,7 @@ def _wait_for(pid: int, port: CredentialPort, seconds: float) -> None:
         return
     try:
         readable, writable = port.waits_for()
-        select.select([descriptor, *readable], writable, [], seconds)
+        select.select([descriptor, *(each.fileno() for each in readable)], writable, [], seconds)
     finally:
         os.close(descriptor)
 

@@ -12,11 +12,13 @@ said() { cat "$credentials/$1"; }
 systemctl stop systemd-journald.service
 rm -rf /run/log/journal/*
 
+# What is still to do for devices would be done again in each machine that goes on from here.
+udevadm settle --timeout=20 || :
+
 # The machine may be frozen here, and started as many others.
 perl /usr/lib/provisioner/credentials.pl "$credentials"
 
 said machine_id > /etc/machine-id
-systemctl --no-block try-restart systemd-journald.service
 
 # Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then

@@ -12,7 +12,8 @@ my ($directory) = @ARGV;
 my $MAXIMUM_BYTES = 1 << 20;
 # linux/fcntl.h: O_RDWR | O_NONBLOCK; linux/random.h: RNDADDENTROPY, RNDRESEEDCRNG; asm/unistd_64.h
 my ($O_RDWR_NONBLOCK, $RNDADDENTROPY, $RNDRESEEDCRNG) = (0x802, 0x40085203, 0x5207);
-my ($SYS_CLOCK_SETTIME, $SYS_CLOCK_GETTIME, $CLOCK_REALTIME, $CLOCK_MONOTONIC) = (227, 228, 0, 1);
+my ($SYS_MOUNT, $SYS_CLOCK_SETTIME, $SYS_CLOCK_GETTIME) = (165, 227, 228);
+my ($CLOCK_REALTIME, $CLOCK_MONOTONIC, $MS_BIND) = (0, 1, 4096);
 
 # The driver creates the port a moment after the system starts.
 my $port;
@@ -103,4 +104,14 @@ while (my ($name, $value) = each %value) {
     print $file $value;
     close $file or die "$directory/$name: $!\n";
 }
+
+# The kernel has its boot id already, and never draws another.
+open my $uuid, '<', '/proc/sys/kernel/random/uuid' or die "uuid: $!\n";
+open my $file, '>', "$directory/boot_id" or die "$directory/boot_id: $!\n";
+print $file scalar <$uuid>;
+close $file or die "$directory/boot_id: $!\n";
+chmod 0444, "$directory/boot_id";
+my ($source, $target, $none) = ("$directory/boot_id", '/proc/sys/kernel/random/boot_id', '');
+syscall($SYS_MOUNT, $source, $target, $none, $MS_BIND, $none) == 0 or die "boot_id: $!\n";
+
 syswrite $port, '.';
