@@ -29,6 +29,7 @@ from typing import Any
 
 from provisioner import child_environment
 from provisioner.clouds.local import credential_port, disk, disk_layers, qemu, shutdown, templates
+from provisioner.clouds.local.processes import start_time
 from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -160,7 +161,8 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
     try:
         with templates.opened(template) as (memory, state):
             frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
-            _launch(settings, frozen, template.disk, (memory, state))
+            watchdog = _launch(settings, frozen, template.disk, (memory, state))
+            templates.lend(template, watchdog, memory)
             with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
                 qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
                 qmp.execute("migrate-incoming", uri=f"fd:{state}")
@@ -177,15 +179,19 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
     return TEMPLATE
 
 
-def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: tuple[int, ...] = ()) -> None:
+def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: tuple[int, ...] = ()) -> int:
     """Starts QEMU, its watchdog, and the egress proxy if the machine may reach anything.
 
     Args:
         lower: the disk that the machine's own is a layer over.
-        files: descriptors that QEMU needs.
+        files: descriptors that QEMU needs, and the watchdog keeps open.
+
+    Returns:
+        the watchdog's pid.
     """
     allowed: list[dict[str, Any]] = settings["allowed_destinations"]
     internet: socket.socket | None = None
+    kept = files
     if launch.internet_fd is not None:
         internet, theirs = socket.socketpair()
         with theirs:
@@ -196,7 +202,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     shutdown.prepare(Path())
     Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
-    _start_program("provisioner.clouds.local.watchdog")
+    watchdog = _start_program("provisioner.clouds.local.watchdog", pass_fds=kept)
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
     # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
     with (
@@ -221,6 +227,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
         raise MachineError(f"QEMU did not start: {said}") from error
     if launch.user and launch.link:
         _admit(launch.user.gid, Path(launch.link[0]))
+    return watchdog
 
 
 def _admit(group: int, *paths: Path) -> None:
@@ -246,7 +253,7 @@ def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) 
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
     pid = _start_program("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
-    Path("network.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
+    Path("network.json").write_text(json.dumps({"pid": pid, "started": start_time(pid)}))
 
 
 def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
@@ -259,14 +266,6 @@ def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ())
     ).pid  # fmt: skip
 
 
-def _start_time(pid: int) -> str | None:
-    """The process's start time in clock ticks: with the pid it identifies a process (proc(5), stat field 22)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
 def network_pid(directory: Path) -> int | None:
     """Returns the pid of the machine's egress proxy; None if it has ended."""
     try:
@@ -274,7 +273,7 @@ def network_pid(directory: Path) -> int | None:
         state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    if state == "Z" or _start_time(process["pid"]) != process["started"]:
+    if state == "Z" or start_time(process["pid"]) != process["started"]:
         return None
     return int(process["pid"])
 

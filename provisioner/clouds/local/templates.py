@@ -10,8 +10,6 @@ the host left half-written is never used. Nothing in the machine has been told w
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import credential_port, disk_layers, qemu, shutdown
+from provisioner.clouds.local import credential_port, disk_layers, qemu, shared_memory, shutdown
 from provisioner.store.files import read_end, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from provisioner.store.locks import locked
@@ -63,6 +61,16 @@ class Template:
     def state(self) -> Path:
         """The devices' state, as QEMU's migration writes it."""
         return self.directory / STATE
+
+    @property
+    def lock(self) -> Path:
+        """The lock for whoever makes the template or looks for a copy of its memory."""
+        return self.directory.with_name(f"{self.directory.name}.lock")
+
+    @property
+    def lenders(self) -> Path:
+        """The processes that have a copy of its memory (shared_memory.py)."""
+        return self.directory / "lenders.json"
 
     @property
     def memory(self) -> Path:
@@ -115,7 +123,7 @@ def obtain(image: Path, launch: qemu.Launch) -> Template:
         template = Template(home / name)
         if usable(template, launch):
             return template
-        with locked(home / f"{name}.lock"):
+        with locked(template.lock):
             if not usable(template, launch):
                 discard(template)
                 _remove_outdated(home)
@@ -235,39 +243,23 @@ def _freeze(qmp: qemu.QMP, state: Path) -> None:
 def opened(template: Template) -> Iterator[tuple[int, int]]:
     """Opens a template for a machine that goes on from it, and yields descriptors of its memory and its state.
 
-    QEMU insists on a file of memory that it may write, and whoever breaks out of it must not write into other machines:
-    so it gets a copy, sealed by the kernel.
-
     Raises:
         OSError: it cannot be read.
     """
-    memory = os.memfd_create("memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        _copy(template.memory, memory)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        with template.state.open("rb") as state:
+    with template.state.open("rb") as state:
+        with locked(template.lock):
+            memory = shared_memory.opened(template.memory, template.lenders)
+        try:
             yield memory, state.fileno()
-    finally:
-        os.close(memory)
+        finally:
+            os.close(memory)
 
 
-def _copy(source: Path, target: int) -> None:
-    """Copies a sparse file."""
-    with source.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        os.truncate(target, size)
-        begin = 0
-        while begin < size:
-            try:
-                begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole is left
-                    return
-                raise
-            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
-            os.lseek(target, begin, os.SEEK_SET)
-            while begin < end:
-                copied = os.sendfile(target, file.fileno(), begin, end - begin)
-                if copied == 0:
-                    raise OSError(f"{source} has become shorter")
-                begin += copied
+def lend(template: Template, pid: int, memory: int) -> None:
+    """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template.
+
+    Raises:
+        OSError: the template is gone.
+    """
+    with locked(template.lock):
+        shared_memory.lend(template.lenders, pid, memory)
