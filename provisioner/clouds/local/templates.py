@@ -182,6 +182,9 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
         _boot_and_freeze(directory, launch)
         sizes = {name: (directory / name).stat().st_size for name in (STATE, DISK)}
         (directory / RECORD).write_text(json.dumps(sizes))
+        for path in directory.iterdir():  # sockets and logs
+            if path.name not in (MEMORY, STATE, DISK, RECORD):
+                path.unlink()
         directory.rename(template.directory)
     finally:
         remove_tree(directory)
