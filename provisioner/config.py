@@ -50,6 +50,7 @@ class Settings(BaseModel):
         project: the project that launches count under.
         disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
             every machine fill its disk.
+        templates: local machines: whether they go on from a frozen template of their image instead of booting.
         budget: the standing budgets.
         time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
     """
@@ -64,6 +65,7 @@ class Settings(BaseModel):
     prices: str = ""
     project: str = "default"
     disk_overcommit: float = Field(default=8, ge=1, le=1000)
+    templates: bool = True
     budget: StandingBudgets = StandingBudgets()
     time_limits: TimeLimits = TimeLimits()
 

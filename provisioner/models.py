@@ -111,7 +111,8 @@ class Endpoint(Record):
 
     The controller reaches sshd at host and port: from the machine `jump` if there is one, or from the network of the
     process that locks `pidfile`, a file in the machine's directory. private_address is on the environment's own link;
-    None without an aux VM. instance_id is the cloud's id of the machine.
+    None without an aux VM. instance_id is the cloud's id of the machine. origin says how the machine started
+    (`template`, or `boot` and why, if that was not meant); empty where there is only one way.
     """
 
     host: str
@@ -120,6 +121,7 @@ class Endpoint(Record):
     jump: Role | None = None
     pidfile: Literal["qemu.pid"] | None = None
     instance_id: str | None = None
+    origin: str = ""
 
 
 class Destination(Record):

@@ -10,7 +10,7 @@ cp -R --no-preserve=ownership,mode "$common/local/." "$tree/"
 : > "$tree/etc/fstab"
 printf 'localhost\n' > "$tree/etc/hostname"
 printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
-# Each machine gets a new id on the kernel's command line.
+# The controller gives each machine its id.
 : > "$tree/etc/machine-id"
 # boot.sh writes resolv.conf, so it must be a plain file.
 rm -f "$tree/etc/resolv.conf"

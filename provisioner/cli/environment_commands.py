@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from provisioner.cli.options import (
     EnvironmentArgument,
     FamilyArgument,
     Launch,
+    NoTemplateOption,
     PastEnvironmentArgument,
     TaskArgument,
     environment_ids,
@@ -59,12 +61,13 @@ def up(
     task: TaskArgument,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
+    no_template: NoTemplateOption = False,
     *,
     where: Where,
     launch: Launch,
 ) -> Result:
     """Brings an environment up."""
-    opened, loaded = family_session(family, env_file, where, launch)
+    opened, loaded = family_session(family, env_file, where, replace(launch, templates=not no_template))
     environment = lifecycle.up(opened, loaded, task, destinations(allow))
     text = "\n".join(
         [
@@ -101,6 +104,7 @@ def run(
     submission_file: SubmissionFileOption = None,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
+    no_template: NoTemplateOption = False,
     *,
     where: Where,
     launch: Launch,
@@ -115,7 +119,7 @@ def run(
     if agent and not agent.is_dir():
         raise UsageError(f"The agent's directory {agent} does not exist.")
     answer = read_submission(submission, submission_file)
-    opened, loaded = family_session(family, env_file, where, launch)
+    opened, loaded = family_session(family, env_file, where, replace(launch, templates=not no_template))
     if agent and env_file:
         refuse_env_file_of_agent(agent, env_file)
     work = AgentCommand(agent, agent_command) if agent and agent_command else None
@@ -197,12 +201,13 @@ def run_tests(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the environment up.")] = False,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
+    no_template: NoTemplateOption = False,
     *,
     where: Where,
     launch: Launch,
 ) -> Result:
     """Runs the family's tests; the exit code is pytest's."""
-    opened, loaded = family_session(family, env_file, where, launch)
+    opened, loaded = family_session(family, env_file, where, replace(launch, templates=not no_template))
     arguments = pytest_arguments or []
     environment, code = run_task_tests(opened, loaded, task, arguments, destinations(allow), keep=keep)
     data = {"environment": environment.id, "kept": keep, "pytest_exit_code": code}

@@ -116,6 +116,11 @@ AllowOption = Annotated[
 ]
 
 
+NoTemplateOption = Annotated[
+    bool, typer.Option("--no-template", help="Boot local machines instead of starting them from a template.")
+]
+
+
 LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
     "ttl": (
         Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Time to live, such as 30m. Default: 4h.")],
@@ -160,10 +165,15 @@ WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """Holds the time to live and the budget of a command's launches; None stands for the default."""
+    """Holds the time to live and the budget of a command's launches; None stands for the default.
+
+    Args:
+        templates: whether machines may start from templates.
+    """
 
     ttl: str | None = None
     budget: str | None = None
+    templates: bool = True
 
     @property
     def time_to_live(self) -> timedelta:

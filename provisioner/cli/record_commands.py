@@ -79,7 +79,7 @@ def show(env: PastEnvironmentArgument) -> Result:
         where = _where(endpoint) if endpoint and exists else "-"
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
-        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}")
+        lines.append(f"  {role}: {shape}, {machine.image}, ssh {where}{_origin(endpoint)}")
     limits = environment.time_limits.model_dump().items()
     named = [f"{name.removesuffix('_seconds')} {words(timedelta(seconds=seconds))}" for name, seconds in limits]
     lines.append(f"  time limits: {', '.join(named)}")
@@ -91,6 +91,11 @@ def show(env: PastEnvironmentArgument) -> Result:
 
 def _where(endpoint: Endpoint) -> str:
     return "in a network of its own" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
+
+
+def _origin(endpoint: Endpoint | None) -> str:
+    """Says how a machine started, where there is more than one way."""
+    return f", started by {endpoint.origin}" if endpoint and endpoint.origin else ""
 
 
 def environment_data(environment: Environment) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def session(
     Args:
         env_file: the file with the task's secrets.
         where: the cloud and its options; by default the default cloud.
-        launch: the time to live and the budget.
+        launch: the time to live, the budget, and whether machines may start from templates.
         database: the URL of the database that workers share; empty for none.
 
     Raises:
@@ -35,6 +35,8 @@ def session(
     launch = launch or Launch()
     ttl, budget = launch.time_to_live, launch.usd
     home, settings = default_home(), load_settings()
+    if not launch.templates:
+        settings = settings.model_copy(update={"templates": False})
     return Session(
         home=home,
         cloud=open_cloud(home, settings, where or Where()),

@@ -62,10 +62,15 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
             break
         except TerraformError as error:
             placed |= _moved(session, placed, error)
-    return [
+    created = [
         session.environments.update(each, endpoints=_endpoints(outputs, each), usd_per_hour=cloud.usd_per_hour(each))
         for each in placed.values()
     ]
+    for environment in created:
+        for role, endpoint in environment.endpoints.items():
+            if endpoint.origin not in ("", "template", "boot"):
+                session.progress.note(f"{environment.id}: the {role} machine starts by a {endpoint.origin}")
+    return created
 
 
 def root_files(session: Session, environments: list[Environment]) -> dict[str, str]:

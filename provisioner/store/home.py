@@ -12,6 +12,11 @@ from pathlib import Path
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
 
+# How the name of a directory begins that is still being built: of an image, or of a template in an image's directory.
+UNFINISHED = ".building-"
+# In an image's directory: machines of it, frozen with their memory. Each has a lock beside it.
+TEMPLATES = "templates"
+
 
 @dataclass(frozen=True)
 class Home:

@@ -13,11 +13,10 @@ from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
 from provisioner.store.files import remove_tree, write_atomically
-from provisioner.store.home import Home
+from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.locks import is_locked, locked
 
 Kind = Literal["vendor", "base", "family", "aux"]
-UNFINISHED = ".building-"
 
 R = TypeVar("R", bound=Record)
 
@@ -140,7 +139,7 @@ class ImageStore:
 
     def disk_bytes(self, name: str) -> int:
         """Returns the disk space that the image occupies, in bytes."""
-        return sum(path.stat().st_blocks * 512 for path in self.path(name).iterdir() if path.is_file())
+        return sum(path.lstat().st_blocks * 512 for path in self.path(name).rglob("*") if path.is_file())
 
     def prune(
         self, in_use: set[str], *, cloud: str, discard: Callable[[Path], None], everything: bool = False
@@ -169,13 +168,15 @@ class ImageStore:
         return removed + self.remove_unfinished()
 
     def remove_unfinished(self) -> list[str]:
-        """Removes the directories of interrupted builds and returns their names."""
-        removed = []
-        for directory in self._home.images.glob(f"{UNFINISHED}*"):
-            if not is_locked(self._lock(directory.name.removeprefix(UNFINISHED))):
-                remove_tree(directory)
-                removed.append(directory.name)
-        return removed
+        """Removes the directories of interrupted builds, of images and of templates, and returns their names."""
+        root = self._home.images
+        locks = {path: self._lock(path.name.removeprefix(UNFINISHED)) for path in root.glob(f"{UNFINISHED}*")}
+        for path in root.glob(f"*/{TEMPLATES}/{UNFINISHED}*"):
+            locks[path] = path.with_name(f"{path.name.removeprefix(UNFINISHED)}.lock")
+        unused = [path for path, lock in locks.items() if not is_locked(lock)]
+        for path in unused:
+            remove_tree(path)
+        return [str(path.relative_to(root)) for path in unused]
 
     def _remove(self, directory: Path) -> None:
         doomed = directory.with_name(f"{UNFINISHED}{directory.name}")

@@ -14,9 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from provisioner.clouds.local import disk, qemu, shutdown, watchdog
+from provisioner.clouds.local import disk, disk_layers, qemu, shutdown, watchdog
 
 MIB = 1 << 20
 SMALL_MIB, LARGE_MIB = 8, 3 << 10  # the larger one has more than the controller's reserve, and stays nearly empty
@@ -31,23 +32,22 @@ WRITER = bytes.fromhex(
 )
 SECTOR = WRITER.ljust(510, b"\0") + b"\x55\xaa"
 LAUNCH = qemu.Launch(
-    cpus=1, memory_mib=32, kernel="", initrd="", machine_id="0" * 32, kvm=False, link=None, internet_fd=None,
-    credentials=(), user=None,
+    cpus=1, memory_mib=32, kernel="", initrd="", kvm=False, link=None, internet_fd=None, user=None,
 )  # fmt: skip
 
 
-def qemu_command() -> list[str]:
+def qemu_command(disk_fds: tuple[int, ...]) -> list[str]:
     """QEMU's command line as for any machine, but for the kernel: this one boots from its disk."""
-    argv = qemu.command(LAUNCH)
+    argv = qemu.command(replace(LAUNCH, disk_fds=disk_fds))
     for option in ("-kernel", "-initrd", "-append"):
         del argv[argv.index(option) : argv.index(option) + 2]
     return argv
 
 
 @contextlib.contextmanager
-def running(*argv: str) -> Iterator[None]:
+def running(*argv: str, pass_fds: tuple[int, ...] = ()) -> Iterator[None]:
     """Starts a process, and ends it at the end."""
-    process = subprocess.Popen(argv)
+    process = subprocess.Popen(argv, pass_fds=pass_fds)
     try:
         yield
     finally:
@@ -89,9 +89,13 @@ def main() -> None:
         Path(disk.SHARE).write_text(str(disk.GIB))
         Path(watchdog.EXPIRY).write_text(str(time.time() + 3600))
         Path("base.raw").write_bytes(SECTOR.ljust(MIB, b"\0"))
-        base = ["-b", "base.raw", "-F", "raw"]
+        base = ["-b", str(directory / "base.raw"), "-F", "raw"]
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, disk.OVERLAY, "64M"], check=True)
-        with running(sys.executable, "-m", "provisioner.clouds.local.watchdog"), running(*qemu_command()):
+        with (
+            disk_layers.opened(Path(disk.OVERLAY)) as opened,
+            running(sys.executable, "-m", "provisioner.clouds.local.watchdog"),
+            running(*qemu_command(opened), pass_fds=opened),
+        ):
             seen = {"full": wait_for_status("io-error"), "used_mib_when_full": used_mib()}
             time.sleep(watchdog.RESUME_SECONDS + 2)
             seen["still_full"] = wait_for_status("io-error")

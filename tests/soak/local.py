@@ -15,7 +15,7 @@ from typing import Self
 from provisioner.clouds.local import orphans
 from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import EnvironmentStore
-from provisioner.store.home import Home
+from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import cache
 
@@ -47,7 +47,8 @@ class LocalWork:
         assert built.returncode == 0, built.stderr
         self._home.make()
         for image in kept.images.glob("base-*"):
-            shutil.copytree(image, self._home.images / image.name, copy_function=_link)
+            without = shutil.ignore_patterns(TEMPLATES)
+            shutil.copytree(image, self._home.images / image.name, copy_function=_link, ignore=without)
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(kept.root / "kvm.json", self._home.root / "kvm.json")
         return self
@@ -98,6 +99,7 @@ class LocalWork:
         """Returns the resources that should be gone."""
         things = [thing for orphan in orphans.survey(self._home) for thing in orphan.resources]
         things += [str(path) for path in self._home.images.glob(".*")]
+        things += [str(path) for path in self._home.images.glob(f"*/{TEMPLATES}/{UNFINISHED}*")]
         things += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
         things += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
         for process in Path("/proc").glob("[0-9]*"):

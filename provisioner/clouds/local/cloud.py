@@ -181,6 +181,9 @@ class LocalCloud(Cloud):
             kernel = self._images.disk(record.image).with_name("vmlinuz")
             works = kvm.kvm_works(kernel, self._kvm_answer)
             write_atomically(directory / "accelerator", "kvm" if works else "tcg")
+            # A builder's disk becomes an image, for which it must be a layer over its base image and nothing else.
+            if self._settings.templates and environment.kind == "task":
+                write_atomically(directory / machine.WANTS_TEMPLATE, "")
 
     def _directory(self, environment: Environment, role: Role) -> Path:
         """environments/ID/ROLE: docs/reference/directory-layout.md lists what lies there."""

@@ -1,4 +1,4 @@
-"""What a local machine boots with, as systemd credentials. Pure."""
+"""What a local machine is told when it starts (credential_port.py). Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from hashlib import sha256
 from provisioner.clouds.local.egress_rules import GATEWAY, GUEST_ADDRESS, RESOLVER
 from provisioner.clouds.local.images import DISK_GIB
 from provisioner.models import Environment, Role
+
+# As the kernel counts a disk's size.
+SECTORS_PER_GIB = (1 << 30) // 512
 
 
 def credentials(
@@ -34,7 +37,7 @@ def credentials(
     if environment.full_internet:
         values["resolver"] = RESOLVER
     if environment.machines[role].size.disk_gib > DISK_GIB:
-        values["grow"] = "yes"
+        values["grow"] = str(environment.machines[role].size.disk_gib * SECTORS_PER_GIB)
     return values
 
 

@@ -1,15 +1,15 @@
 """Starts and ends one local machine, for terraform/local's provisioners. Standard library only, for a quick start.
 
-Usage: python -m provisioner.clouds.local.machine prepare|start|destroy
+Usage: python -m provisioner.clouds.local.machine start|destroy
 
-PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (prepare, start) holds its
-settings as JSON, as the Terraform module takes them. The directory's `credentials/` holds what the machine boots with,
-and `accelerator` says kvm or tcg. The controller wrote both there, so no key passes through Terraform.
+PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (start) holds its settings as JSON, as
+the Terraform module takes them. The directory's `credentials/` holds what the machine is told, `accelerator` says kvm
+or tcg, and with `wants_template` it goes on from its image's template. The controller wrote these there, so no key
+passes through Terraform.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -22,12 +22,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from provisioner import child_environment
-from provisioner.clouds.local import confinement, qemu, shutdown
+from provisioner.clouds.local import confinement, credential_port, disk, disk_layers, qemu, shutdown, templates
+from provisioner.clouds.local.processes import start_time
 from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -35,6 +37,14 @@ from provisioner.store.locks import holders
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
 QUIT_SECONDS = 5
+# A machine takes its credentials within a second; many that start at once on a busy host may take longer.
+TAKE_SECONDS = 120
+# Written by the controller: the machine starts from its image's template if there can be one.
+WANTS_TEMPLATE = "wants_template"
+# Written here: how the machine started, and why not from a template if it should have.
+ORIGIN = "origin"
+TEMPLATE, BOOT = "template", "boot"
+ORIGIN_CHARACTERS = 500
 # QEMU keeps this file open as long as it lives.
 OPEN_FILE = "qemu.open"
 PEERS = {"primary": "aux", "aux": "primary"}
@@ -49,7 +59,7 @@ class MachineError(Exception):
 def main() -> int:
     """Runs one operation. Errors go to stderr, from where Terraform reports them."""
     operation = sys.argv[1] if len(sys.argv) == 2 else ""
-    operations: dict[str, Callable[[Path], None]] = {"prepare": _prepare, "start": _start, "destroy": destroy}
+    operations: dict[str, Callable[[Path], None]] = {"start": _start, "destroy": destroy}
     if operation not in operations:
         print(__doc__, file=sys.stderr)
         return 2
@@ -77,30 +87,28 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-def _prepare(directory: Path) -> None:
-    """Creates the machine's disk: a copy-on-write layer over its image."""
-    settings = _settings()
-    with _locked(directory):
-        if not (directory / "credentials").is_dir():
-            raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
-        image = Path(settings["image"])
-        backing_format = "raw" if image.suffix == ".raw" else "qcow2"
-        subprocess.run(
-            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", backing_format, "disk.qcow2",
-             f"{settings['disk_gib']}G"],
-            cwd=directory, check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ),
-        )  # fmt: skip
-
-
 def _start(directory: Path) -> None:
     """Starts QEMU and writes endpoint.json. A machine that already runs is left as it is."""
     settings = _settings()
+    image = Path(settings["image"])
+    launch = _described(directory, settings)
+    template, origin = None, BOOT
+    if (directory / WANTS_TEMPLATE).exists():
+        try:  # without the lock: it may take as long as a boot, and a destroy must not wait for it
+            template, origin = templates.obtain(image, launch), TEMPLATE
+        except templates.TemplateError as error:
+            origin = f"{BOOT}: {error}"
     with _locked(directory):
-        if not (directory / "disk.qcow2").exists():
-            raise MachineError("its disk is gone: it was destroyed in the meantime")
+        if not (directory / credential_port.CREDENTIALS).is_dir():
+            raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
         os.chdir(directory)
         if qemu.live_pid(Path("qemu.pid")) is None:
-            _launch(directory, settings)
+            _complete_credentials(settings["public_key"])
+            if template:
+                origin = _go_on(settings, launch, template)
+            if origin != TEMPLATE:
+                _launch(settings, launch, image)
+            Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
         with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
             usernet = qmp.execute("human-monitor-command", **{"command-line": "info usernet"})
         endpoint = {
@@ -108,10 +116,27 @@ def _start(directory: Path) -> None:
             "port": qemu.forwarded_port(usernet),
             "pidfile": "qemu.pid",
             "private_address": _private_address(),
+            "origin": Path(ORIGIN).read_text(),
         }
         temporary = Path("endpoint.json.new")
         temporary.write_text(json.dumps(endpoint))
         temporary.rename("endpoint.json")
+
+
+def _described(directory: Path, settings: dict[str, Any]) -> qemu.Launch:
+    """Says how the machine starts; the descriptor of its internet card is still to be opened."""
+    image = Path(settings["image"])
+    peer = PEERS[directory.name]
+    return qemu.Launch(
+        cpus=int(settings["cpus"]),
+        memory_mib=int(settings["memory_gib"] * 1024),
+        kernel=str(image.with_name("vmlinuz")),
+        initrd=str(image.with_name("initrd.img")),
+        kvm=(directory / "accelerator").read_text() == "kvm",
+        link=link_sockets(directory.name) if (directory.parent / peer).is_dir() else None,
+        internet_fd=-1 if settings["full_internet"] or settings["allowed_destinations"] else None,
+        user=own_user(directory.parent),
+    )
 
 
 def _private_address() -> str | None:
@@ -121,52 +146,89 @@ def _private_address() -> str | None:
         return None  # it is alone in its environment
 
 
-def _launch(directory: Path, settings: dict[str, Any]) -> None:
-    """Starts QEMU, its watchdog, and the egress proxy if the machine may reach anything."""
+def _complete_credentials(public_key: str) -> None:
+    """Adds what the controller does not say: its own key as root's, and the machine's id."""
+    credentials = Path(credential_port.CREDENTIALS)
+    (credentials / "authorized_keys.root").write_text(public_key.strip() + "\n")
+    (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
+
+
+def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> str:
+    """Starts the machine from a template. One that does not serve is thrown away, and nothing of the machine is left.
+
+    Returns:
+        how the machine has to start, or has started.
+    """
+    try:
+        with templates.opened(template) as (memory, state):
+            frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
+            watchdog = _launch(settings, frozen, template.disk, (memory, state))
+            templates.lend(template, watchdog, memory)
+            with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
+                qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
+                qmp.execute("migrate-incoming", uri=f"fd:{state}")
+                qmp.wait_for_migration(time.monotonic() + QMP_SECONDS)
+                qmp.execute("cont")
+                qmp.execute("block_resize", device="disk", size=int(settings["disk_gib"]) << 30)
+        _wait(Path(credential_port.TAKEN).exists, TAKE_SECONDS)
+        if not Path(credential_port.TAKEN).exists():
+            raise MachineError("the machine did not take its credentials")
+    except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
+        templates.discard(template)
+        _end_all(Path())
+        return f"{BOOT}: the template did not serve and was thrown away: {error}"
+    return TEMPLATE
+
+
+def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: tuple[int, ...] = ()) -> int:
+    """Starts QEMU, its watchdog, and the egress proxy if the machine may reach anything.
+
+    Args:
+        lower: the disk that the machine's own is a layer over.
+        files: descriptors that QEMU needs, and the watchdog keeps open.
+
+    Returns:
+        the watchdog's pid.
+    """
     allowed: list[dict[str, Any]] = settings["allowed_destinations"]
     internet: socket.socket | None = None
-    if settings["full_internet"] or allowed:
+    kept = files
+    if launch.internet_fd is not None:
         internet, theirs = socket.socketpair()
         with theirs:
             _start_network(theirs, None if settings["full_internet"] else allowed)
-    peer = PEERS[directory.name]
-    image = Path(settings["image"])
-    user = own_user(directory.parent)
-    launch = qemu.Launch(
-        cpus=int(settings["cpus"]),
-        memory_mib=int(settings["memory_gib"] * 1024),
-        kernel=str(image.with_name("vmlinuz")),
-        initrd=str(image.with_name("initrd.img")),
-        machine_id=uuid.uuid4().hex,
-        kvm=Path("accelerator").read_text() == "kvm",
-        link=link_sockets(directory.name) if Path(f"../{peer}").is_dir() else None,
-        internet_fd=internet.fileno() if internet else None,
-        credentials=_smbios_strings(settings["public_key"]),
-        user=user,
-    )
+        launch = replace(launch, internet_fd=internet.fileno())
+        files = (*files, internet.fileno())
+    disk_layers.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
     shutdown.prepare(Path())
+    Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
-    _start_program("provisioner.clouds.local.watchdog")
+    watchdog = _start_program("provisioner.clouds.local.watchdog", pass_fds=kept)
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
     # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
-    with Path("qemu.log").open("ab") as log, Path(OPEN_FILE).open("wb") as inherited:
-        pass_fds = [inherited.fileno(), *([internet.fileno()] if internet else [])]
-        process = _start_qemu(qemu.command(launch), log, pass_fds)
+    with (
+        Path("qemu.log").open("ab") as log,
+        Path(OPEN_FILE).open("wb") as inherited,
+        disk_layers.opened(Path(disk.OVERLAY)) as layer,
+    ):
+        argv = qemu.command(replace(launch, disk_fds=layer))
+        process = _start_qemu(argv, log, (inherited.fileno(), *layer, *files))
     if internet:
         internet.close()
-    if user:
-        _admit(user.gid, Path(".."), Path())
+    if launch.user:
+        _admit(launch.user.gid, Path(".."), Path())
     try:
         qemu.wait_for_qmp(lambda: process.poll() is None, time.monotonic() + QMP_SECONDS).__exit__()
     except qemu.QMPError as error:
         process.kill()
         said = read_end(Path("qemu.log"), 2000).decode(errors="replace")
         raise MachineError(f"QEMU did not start: {said}") from error
-    if user and launch.link:
-        _admit(user.gid, Path(launch.link[0]))
+    if launch.user and launch.link:
+        _admit(launch.user.gid, Path(launch.link[0]))
+    return watchdog
 
 
-def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: list[int]) -> subprocess.Popen[bytes]:
+def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Starts QEMU in a network namespace of its own.
 
     No user of the host reaches the forwarded port, but who may enter the namespace; and QEMU itself, should the machine
@@ -193,19 +255,6 @@ def link_sockets(role: str) -> tuple[str, str]:
     return "link.sock", f"../{PEERS[role]}/link.sock"
 
 
-def _smbios_strings(public_key: str) -> tuple[str, ...]:
-    """Writes each credential as an SMBIOS string for systemd to import, and returns the files' names."""
-    Path("credentials/authorized_keys.root").write_text(public_key.strip() + "\n")
-    Path("smbios").mkdir(mode=0o700, exist_ok=True)
-    names = []
-    for credential in sorted(Path("credentials").iterdir()):
-        value = base64.b64encode(credential.read_bytes()).decode()
-        name = f"smbios/{credential.name}"
-        Path(name).write_text(f"io.systemd.credential.binary:provisioner.{credential.name}={value}")
-        names.append(name)
-    return tuple(names)
-
-
 def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
     """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet.
 
@@ -217,7 +266,7 @@ def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) 
     for destination in allowed or ():
         arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
     pid = _start_program("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
-    Path("network.json").write_text(json.dumps({"pid": pid, "started": _start_time(pid)}))
+    Path("network.json").write_text(json.dumps({"pid": pid, "started": start_time(pid)}))
 
 
 def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
@@ -230,14 +279,6 @@ def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ())
     ).pid  # fmt: skip
 
 
-def _start_time(pid: int) -> str | None:
-    """The process's start time in clock ticks: with the pid it identifies a process (proc(5), stat field 22)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
 def network_pid(directory: Path) -> int | None:
     """Returns the pid of the machine's egress proxy; None if it has ended."""
     try:
@@ -245,7 +286,7 @@ def network_pid(directory: Path) -> int | None:
         state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    if state == "Z" or _start_time(process["pid"]) != process["started"]:
+    if state == "Z" or start_time(process["pid"]) != process["started"]:
         return None
     return int(process["pid"])
 
@@ -259,10 +300,15 @@ def destroy(directory: Path) -> None:
     if not directory.is_dir():
         return
     with _locked(directory):
-        end(lambda: qemu.live_pid(directory / "qemu.pid"))
-        end(lambda: network_pid(directory))
-        end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
+        _end_all(directory)
         shutil.rmtree(directory)
+
+
+def _end_all(directory: Path) -> None:
+    """Ends QEMU and the egress proxy."""
+    end(lambda: qemu.live_pid(directory / "qemu.pid"))
+    end(lambda: network_pid(directory))
+    end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
 
 
 def end(find: Callable[[], int | None]) -> None:
@@ -279,13 +325,13 @@ def end(find: Callable[[], int | None]) -> None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sent)
-        _wait(lambda: find() is None)
+        _wait(lambda: find() is None, QUIT_SECONDS)
     if (pid := find()) is not None:
         raise MachineError(f"process {pid} does not end")
 
 
-def _wait(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + QUIT_SECONDS
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -6,6 +6,7 @@ Never starts a process itself; machine.py does.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from typing import Any, Self
 from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.users import User
 
+PROGRAM = "qemu-system-x86_64"
 MANAGEMENT_MAC = "52:54:00:00:00:01"
 PRIVATE_MAC = "52:54:00:00:00:02"
 INTERNET_MAC = "52:54:00:00:00:03"
@@ -26,6 +28,10 @@ INTERNET_MAC = "52:54:00:00:00:03"
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
 
+# QMP's capabilities for a migration in which memory that is a file stays where it is.
+SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
+# The socket of the machine's end of its virtio-serial port.
+PORT = "credentials.sock"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
 
@@ -40,24 +46,26 @@ class Launch:
         cpus: virtual CPUs.
         memory_mib: memory in MiB.
         kernel, initrd: absolute paths.
-        machine_id: 32 hexadecimal digits, systemd's machine id.
         kvm: whether KVM works on this host.
         link: (own, peer) socket paths of the private link, or None without an aux VM.
         internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
-        credentials: file names whose contents are SMBIOS strings for systemd.
         user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
+        disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
+        memory: file that is the machine's memory; None for memory of its own.
+        frozen: whether the file holds a machine that was frozen, which goes on from there and leaves the file as it is.
     """
 
     cpus: int
     memory_mib: int
     kernel: str
     initrd: str
-    machine_id: str
     kvm: bool
     link: tuple[str, str] | None
     internet_fd: int | None
-    credentials: tuple[str, ...]
     user: User | None
+    disk_fds: tuple[int, ...] = ()
+    memory: str | None = None
+    frozen: bool = False
 
 
 def command(launch: Launch) -> list[str]:
@@ -66,18 +74,20 @@ def command(launch: Launch) -> list[str]:
     The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
     of QEMU's own network namespace reaches sshd.
     """
-    boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={launch.machine_id}"
+    boot = "root=/dev/vda rw console=ttyS0 net.ifnames=0"
     if not launch.kvm:
         boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and is slow at the tests
     argv = [
-        "qemu-system-x86_64",
+        PROGRAM,
         *("-nodefaults", "-no-user-config", "-display", "none"),
-        *("-machine", "q35,accel=" + ("kvm" if launch.kvm else "tcg")),
+        *("-machine", f"q35,accel={'kvm' if launch.kvm else 'tcg'}{',memory-backend=memory' if launch.memory else ''}"),
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
         # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
-        *("-drive", "file=disk.qcow2,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+        # A machine that is frozen, or goes on, opens its disk again when it may no longer open any file by name.
+        *itertools.chain.from_iterable(("-add-fd", f"fd={descriptor},set=1") for descriptor in launch.disk_fds),
+        *("-drive", "file=/dev/fdset/1,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
         # Appending, so that the watchdog can shorten the file.
@@ -86,10 +96,17 @@ def command(launch: Launch) -> list[str]:
         *("-qmp", "unix:qmp.sock,server=on,wait=off"),
         *confined(launch.user),
         *shutdown.ARGUMENTS,
+        # The machine asks there for its credentials.
+        *("-device", "virtio-serial-pci", "-chardev", f"socket,id=credentials,path={PORT},server=on,wait=off"),
+        *("-device", "virtserialport,chardev=credentials,name=provisioner"),
         *network(launch.link, launch.internet_fd),
     ]
-    for name in launch.credentials:
-        argv += ["-smbios", f"type=11,path={name}"]
+    if launch.memory:
+        # Written pages of a machine that goes on are its own.
+        file = f"size={launch.memory_mib}M,mem-path={launch.memory},share={'off' if launch.frozen else 'on'}"
+        argv += ["-object", f"memory-backend-file,id=memory,{file}"]
+    if launch.frozen:
+        argv += ["-S", "-incoming", "defer"]
     return argv
 
 
@@ -162,8 +179,8 @@ class QMP:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
-            _connect(self._socket, directory / "qmp.sock")
-            self._file = self._socket.makefile("rwb")
+            connect(self._socket, directory / "qmp.sock")
+            self._file = self._socket.makefile("rb")
             self._file.readline()
             self.execute("qmp_capabilities")
         except BaseException:
@@ -179,8 +196,30 @@ class QMP:
 
     def execute(self, name: str, **arguments: Any) -> Any:
         """Runs one QMP command and returns what it returned."""
-        self._file.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
-        self._file.flush()
+        self._socket.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        return self._answer(name)
+
+    def pass_file(self, name: str, descriptor: int) -> None:
+        """Gives QEMU an open file under a name."""
+        command = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
+        socket.send_fds(self._socket, [command], [descriptor])
+        self._answer("getfd")
+
+    def wait_for_migration(self, deadline: float) -> None:
+        """Waits until the machine has been written to, or read from, its file.
+
+        Args:
+            deadline: in time.monotonic() seconds.
+
+        Raises:
+            QMPError: it failed, or the deadline passed.
+        """
+        while (status := self.execute("query-migrate").get("status")) != "completed":
+            if status == "failed" or time.monotonic() > deadline:
+                raise QMPError(f"migration: {status}")
+            time.sleep(0.01)
+
+    def _answer(self, name: str) -> Any:
         while line := self._file.readline(1 << 20):
             answer = json.loads(line)
             if "return" in answer:
@@ -190,7 +229,7 @@ class QMP:
         raise QMPError(f"{name}: QEMU closed the connection")
 
 
-def _connect(client: socket.socket, path: Path) -> None:
+def connect(client: socket.socket, path: Path) -> None:
     """Connects through the socket's directory: the path of a Unix socket may have 107 bytes, a directory's more."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -199,10 +238,11 @@ def _connect(client: socket.socket, path: Path) -> None:
         os.close(directory)
 
 
-def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
+def wait_for_qmp(alive: Callable[[], bool], deadline: float, directory: Path = Path()) -> QMP:
     """Connects as soon as QEMU listens.
 
     Args:
+        directory: the machine's.
         alive: called between attempts; waiting ends when it returns False.
         deadline: in time.monotonic() seconds.
 
@@ -211,7 +251,7 @@ def wait_for_qmp(alive: Callable[[], bool], deadline: float) -> QMP:
     """
     while True:
         try:
-            return QMP()
+            return QMP(directory)
         except (OSError, QMPError, ValueError) as error:
             if not alive() or time.monotonic() > deadline:
                 raise QMPError("QEMU did not open its control socket") from error

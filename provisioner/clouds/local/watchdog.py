@@ -1,9 +1,9 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, ends
-the machine if it has filled the host's disk, and resumes it if QEMU paused it because others had. The file `expires_at`
-in the machine's directory, its working directory, says when the machine ends: seconds since the epoch. To move it,
-replace the file. Standard library only.
+the machine if it has filled the host's disk, resumes it if QEMU paused it because others had, and tells it what it asks
+for at each boot. The file `expires_at` in the machine's directory, its working directory, says when the machine ends:
+seconds since the epoch. To move it, replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 
 from provisioner.clouds.local import disk, machine, machine_logs, qemu
+from provisioner.clouds.local.credential_port import CredentialPort
 
 EXPIRY = "expires_at"
 # How often it looks. Meanwhile the machine may write to its logs without a bound: half a mebibyte or so.
 LOOK_SECONDS = 0.5
 # QEMU starts a moment later.
 START_SECONDS = 120.0
-PAUSE_SECONDS = 0.5
+START_PAUSE_SECONDS = 0.05
 # How often it asks QEMU whether the machine is paused, and how long it waits for that: logs grow meanwhile.
 RESUME_SECONDS = 10.0
 ANSWER_SECONDS = 1.0
@@ -37,6 +38,7 @@ def main() -> int:
     deadline = time.monotonic() + START_SECONDS
     seen = False
     asked_at = time.monotonic()
+    port = CredentialPort(directory)
     while True:
         machine_logs.trim_all(Path())
         pid = qemu.live_pid(pidfile)
@@ -45,7 +47,7 @@ def main() -> int:
             # Without an expiry there is no directory any more.
             if seen or seconds_left is None or time.monotonic() > deadline:
                 return 0
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(START_PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
             seen = True
             _end(pidfile)
@@ -57,7 +59,8 @@ def main() -> int:
             if time.monotonic() - asked_at > RESUME_SECONDS:
                 _resume(directory)
                 asked_at = time.monotonic()
-            _wait_for(pid, min(seconds_left, LOOK_SECONDS))
+            _wait_for(pid, port, min(seconds_left, LOOK_SECONDS if port.connect() else START_PAUSE_SECONDS))
+            port.serve()
 
 
 def _end(pidfile: Path) -> bool:
@@ -90,14 +93,15 @@ def _seconds_left() -> float | None:
         return None
 
 
-def _wait_for(pid: int, seconds: float) -> None:
-    """Waits for a process to end, at most so many seconds."""
+def _wait_for(pid: int, port: CredentialPort, seconds: float) -> None:
+    """Waits for a process to end or the machine to ask for something, at most so many seconds."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:  # it has just ended
         return
     try:
-        select.select([descriptor], [], [], seconds)
+        readable, writable = port.waits_for()
+        select.select([descriptor, *(each.fileno() for each in readable)], writable, [], seconds)
     finally:
         os.close(descriptor)
 

@@ -17,14 +17,6 @@ resource "terraform_data" "directory" {
   input = "${var.directory}/${each.key}"
 
   provisioner "local-exec" {
-    command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.local.machine prepare"
-    environment = {
-      PROVISIONER_MACHINE           = local.settings[each.key]
-      PROVISIONER_MACHINE_DIRECTORY = self.input
-    }
-  }
-
-  provisioner "local-exec" {
     when    = destroy
     command = "exec \"$PROVISIONER_PYTHON\" -m provisioner.clouds.local.machine destroy"
     environment = {

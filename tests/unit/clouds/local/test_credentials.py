@@ -37,7 +37,7 @@ def test_two_machines_know_each_other_by_role() -> None:
     values = credentials(known, "aux", "PRIVATE", {})
     assert values["private_address"] == str(addresses["aux"])
     assert f"{addresses['primary'].ip} primary\n{addresses['aux'].ip} aux\n" in values["hosts"]
-    assert values["grow"] == "yes"
+    assert int(values["grow"]) == 17 << 21
     assert addresses["primary"].network == addresses["aux"].network
 
 

@@ -21,8 +21,8 @@ from provisioner.clouds.local.users import User
 from tests.unit.fakes.qmp import serving
 
 LAUNCH = Launch(
-    cpus=2, memory_mib=1024, kernel="/k", initrd="/i", machine_id="0" * 32, kvm=False,
-    link=None, internet_fd=None, credentials=("smbios/1",), user=None,
+    cpus=2, memory_mib=1024, kernel="/k", initrd="/i", kvm=False, link=None, internet_fd=None, user=None,
+    disk_fds=(7, 8),
 )  # fmt: skip
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -51,6 +51,27 @@ def test_a_qemu_that_root_starts_becomes_another_user() -> None:
     assert argv[argv.index("-runas") + 1] == "7:8"
     assert "spawn=deny" in argv[argv.index("-sandbox") + 1]
     assert "-runas" not in command(LAUNCH)
+
+
+def devices(argv: list[str]) -> list[str]:
+    return [value for flag, value in itertools.pairwise(argv) if flag == "-device"]
+
+
+def test_a_machine_that_goes_on_has_the_same_devices_in_the_same_order_and_memory_of_its_own() -> None:
+    template = command(replace(LAUNCH, memory="memory", internet_fd=3))
+    clone = command(replace(LAUNCH, memory="/proc/self/fd/5", frozen=True, internet_fd=9))
+    assert devices(template) == devices(clone)
+    assert "share=on" in template[template.index("-object", template.index("-object") + 1) + 1]
+    assert "memory-backend-file,id=memory,size=1024M,mem-path=/proc/self/fd/5,share=off" in clone
+    assert "-S" in clone  # nothing runs before its state is whole
+    assert clone[clone.index("-incoming") + 1] == "defer"
+    assert {"-S", "-incoming"}.isdisjoint(template)
+
+
+def test_nothing_that_a_machine_is_told_is_in_its_arguments() -> None:
+    argv = command(LAUNCH)
+    assert "-smbios" not in argv
+    assert "machine_id" not in " ".join(argv)
 
 
 @pytest.mark.parametrize("kvm", [True, False])

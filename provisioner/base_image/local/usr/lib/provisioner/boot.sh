@@ -1,12 +1,24 @@
 #!/bin/sh
-# Runs once per boot, before sshd. The controller's settings arrive as systemd system credentials
-# (SMBIOS strings), one per file, which only root can read. Uses `ip` and not a network daemon, since
-# all addresses are known and a daemon takes seconds without KVM.
+# Runs once per boot, before anything that may listen or reach out: waits for the controller's settings, the credentials,
+# one file each, and applies them. Uses `ip` and not a network daemon, since all addresses are known and a daemon takes
+# seconds without KVM.
 set -eu
 
-credentials=/run/credentials/@system
-given() { [ -s "$credentials/provisioner.$1" ]; }
-said() { cat "$credentials/provisioner.$1"; }
+credentials=/run/provisioner
+given() { [ -s "$credentials/$1" ]; }
+said() { cat "$credentials/$1"; }
+
+# The journal is named after the machine's id, which is still to come. The first that has something to say starts it again.
+systemctl stop systemd-journald.service
+rm -rf /run/log/journal/*
+
+# What is still to do for devices would be done again in each machine that goes on from here.
+udevadm settle --timeout=20 || :
+
+# The machine may be frozen here, and started as many others.
+perl /usr/lib/provisioner/credentials.pl "$credentials"
+
+said machine_id > /etc/machine-id
 
 # Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then
@@ -43,7 +55,7 @@ if given private_address; then
 fi
 # "ADDRESS GATEWAY": only set if the machine may reach something outside.
 if given internet; then
-    read -r address gateway < "$credentials/provisioner.internet"
+    read -r address gateway < "$credentials/internet"
     up 52:54:00:00:00:03 "$address/32"
     ip route replace default via "$gateway" dev "$(interface 52:54:00:00:00:03)" onlink
 fi
@@ -72,7 +84,13 @@ for user in root agent admin; do
         rm -f "/etc/ssh/authorized_keys.d/$user"
     fi
 done
-# Grow the file system if the disk is larger than the image's.
+# Grow the file system if the disk is larger than the image's. `grow` is the disk's size in sectors of 512 bytes: that of
+# a machine that was frozen grows a moment after it has started.
 if given grow; then
+    tries=250
+    until [ "$(cat /sys/class/block/vda/size)" -ge "$(said grow)" ] || [ $tries = 0 ]; do
+        sleep 0.02
+        tries=$((tries - 1))
+    done
     /lib/systemd/systemd-growfs /
 fi

@@ -1,0 +1,104 @@
+"""Gives machines that go on from one template one copy of its memory, which none of them can change.
+
+QEMU 7.2 insists on a file that it may write, and whoever breaks out of it must not write into other machines. So it
+gets a copy in memory that the kernel has sealed. The watchdogs of the machines keep it open; the next machine finds it
+with one of them. The copy is gone with the last. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from provisioner.clouds.local.processes import start_time
+from provisioner.store.files import write_atomically
+
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+def opened(memory: Path, lenders: Path) -> int:
+    """Returns a descriptor of a sealed copy of a template's memory, which this process lends from now on.
+
+    To be called under the template's lock, as `lend`.
+
+    Args:
+        memory: the template's memory.
+        lenders: file that names the processes that have a copy open.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    descriptor = _borrowed(lenders, memory.stat().st_size)
+    if descriptor is None:
+        descriptor = _copied(memory)
+    lend(lenders, os.getpid(), descriptor)
+    return descriptor
+
+
+def lend(lenders: Path, pid: int, descriptor: int) -> None:
+    """Notes that a process of ours has the copy open, and forgets those that have ended."""
+    known = [each for each in _read(lenders) if start_time(each[0]) == each[1]]
+    write_atomically(lenders, json.dumps([*known, (pid, start_time(pid), descriptor)]))
+
+
+def _read(lenders: Path) -> list[tuple[int, str, int]]:
+    try:
+        return [(int(pid), str(started), int(number)) for pid, started, number in json.loads(lenders.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _borrowed(lenders: Path, size: int) -> int | None:
+    """Opens the copy that a living process lends; None if there is none."""
+    for pid, started, number in reversed(_read(lenders)):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+            # Looked at after it was opened: until then the process may have ended, and its number be another's.
+            if start_time(pid) == started and _is_copy(descriptor, size):
+                return descriptor
+            os.close(descriptor)
+    return None
+
+
+def _is_copy(descriptor: int, size: int) -> bool:
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS and os.fstat(descriptor).st_size == size
+    except OSError:  # no file in memory
+        return False
+
+
+def _copied(memory: Path) -> int:
+    descriptor = os.memfd_create("machine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        _copy(memory, descriptor)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _copy(source: Path, target: int) -> None:
+    """Copies a sparse file, and leaves out its holes."""
+    with source.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        os.truncate(target, size)
+        begin = 0
+        while begin < size:
+            try:
+                begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole is left
+                    return
+                raise
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            os.lseek(target, begin, os.SEEK_SET)
+            while begin < end:
+                copied = os.sendfile(target, file.fileno(), begin, end - begin)
+                if copied == 0:
+                    raise OSError(f"{source} has become shorter")
+                begin += copied

@@ -1,0 +1,268 @@
+"""Freezes a machine that has booted and waits for its credentials, so that others go on from there.
+
+Standard library only.
+
+A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the
+image's disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of
+the host left half-written is never used. Nothing in the machine has been told who it is: credentials.pl waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from provisioner import child_environment
+from provisioner.clouds.local import confinement, credential_port, disk_layers, qemu, shared_memory, shutdown
+from provisioner.store.files import read_end, remove_tree
+from provisioner.store.home import TEMPLATES, UNFINISHED
+from provisioner.store.locks import locked
+
+MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
+# Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
+BOOT_SECONDS = 300
+FREEZE_SECONDS = 60
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
+_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
+_ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+_ENDS_IN_TIME = ("timeout", "--signal=KILL", str(BOOT_SECONDS + FREEZE_SECONDS))
+
+
+class TemplateError(Exception):
+    """There is no template to start from. The message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A finished template.
+
+    Args:
+        directory: what it consists of.
+    """
+
+    directory: Path
+
+    @property
+    def disk(self) -> Path:
+        """The layer over the image's disk."""
+        return self.directory / DISK
+
+    @property
+    def state(self) -> Path:
+        """The devices' state, as QEMU's migration writes it."""
+        return self.directory / STATE
+
+    @property
+    def lock(self) -> Path:
+        """The lock for whoever makes the template or looks for a copy of its memory."""
+        return self.directory.with_name(f"{self.directory.name}.lock")
+
+    @property
+    def lenders(self) -> Path:
+        """The processes that have a copy of its memory (shared_memory.py)."""
+        return self.directory / "lenders.json"
+
+    @property
+    def memory(self) -> Path:
+        """The machine's memory."""
+        return self.directory / MEMORY
+
+
+def key(image: Path, launch: qemu.Launch) -> str:
+    """Names the template of a machine: the host's boot, and a hash of all that its state depends on.
+
+    Args:
+        image: the image's disk.
+        launch: how the machine will start; what differs from one machine of the kind to another does not count.
+    """
+    internet = None if launch.internet_fd is None else 0
+    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
+    program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
+    files = [program, image, Path(launch.kernel), Path(launch.initrd)]
+    parts = [qemu.command(_booting(alike)), [_identity(path) for path in files]]
+    return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+
+
+def _boot() -> str:
+    return BOOT_ID.read_text()[:8]
+
+
+def _identity(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _booting(launch: qemu.Launch) -> qemu.Launch:
+    """The template's own machine: the private link's sockets have the same names everywhere, and lead nowhere."""
+    return replace(launch, memory=MEMORY, frozen=False, link=launch.link and ("link.sock", "nowhere.sock"))
+
+
+def obtain(image: Path, launch: qemu.Launch) -> Template:
+    """Returns the template for a machine. The first that asks makes it; others wait meanwhile.
+
+    Args:
+        image: the image's disk.
+        launch: how the machine will start; its internet_fd may be any number.
+
+    Raises:
+        TemplateError: it cannot be made.
+    """
+    try:
+        name = key(image, launch)
+        home = image.parent / TEMPLATES
+        template = Template(home / name)
+        if usable(template, launch):
+            return template
+        with locked(template.lock):
+            if not usable(template, launch):
+                discard(template)
+                _remove_outdated(home)
+                _make(template, image, launch)
+        return template
+    except (OSError, ValueError, subprocess.SubprocessError, qemu.QMPError) as error:
+        raise TemplateError(f"no template could be made: {error}") from error
+
+
+def usable(template: Template, launch: qemu.Launch) -> bool:
+    """Whether a template is there, is whole, and is our own user's."""
+    try:
+        sizes = json.loads((template.directory / RECORD).read_bytes())
+        for path in (template.directory, template.disk, template.state, template.memory):
+            status = path.lstat()
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                return False
+        return (
+            template.memory.stat().st_size == launch.memory_mib << 20
+            and template.state.stat().st_size == sizes[STATE]
+            and template.disk.stat().st_size == sizes[DISK]
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def discard(template: Template) -> None:
+    """Removes a template. Machines that have started from it keep its files open."""
+    with contextlib.suppress(OSError):
+        remove_tree(template.directory)
+
+
+def _remove_outdated(home: Path) -> None:
+    """Removes the templates that an earlier boot of this host has left."""
+    for path in home.iterdir():
+        if not path.name.removeprefix(UNFINISHED).startswith(f"{_boot()}-"):
+            with contextlib.suppress(OSError):
+                if path.is_dir():
+                    remove_tree(path)
+                else:
+                    path.unlink()
+
+
+def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
+    """Boots a machine, freezes it, and moves what is left of it to its place.
+
+    Raises:
+        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. Nothing is left.
+    """
+    directory = template.directory.with_name(f"{UNFINISHED}{template.directory.name}")
+    remove_tree(directory)
+    directory.mkdir(mode=0o700)
+    try:
+        disk_layers.create(directory / DISK, image)
+        shutdown.prepare(directory)
+        _boot_and_freeze(directory, launch)
+        sizes = {name: (directory / name).stat().st_size for name in (STATE, DISK)}
+        (directory / RECORD).write_text(json.dumps(sizes))
+        for path in directory.iterdir():  # sockets and logs
+            if path.name not in (MEMORY, STATE, DISK, RECORD):
+                path.unlink()
+        directory.rename(template.directory)
+    finally:
+        remove_tree(directory)
+
+
+def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
+    launch = _booting(launch)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, disk_layers.opened(directory / DISK) as disk, (directory / "qemu.log").open("wb") as log:
+        launch = replace(launch, disk_fds=disk)
+        if launch.internet_fd is not None:
+            launch = replace(launch, internet_fd=theirs.fileno())
+        # Nobody else would end it: it dies with this process, and after a while in any case.
+        namespace = _NAMESPACE if launch.user else ()
+        process = subprocess.Popen(
+            [*_ENDS_WITH_PARENT, *namespace, *_ENDS_IN_TIME, *_ENDS_WITH_PARENT, *qemu.command(launch)],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk],
+            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + BOOT_SECONDS
+            with qemu.wait_for_qmp(lambda: process.poll() is None, deadline, directory) as qmp:
+                _wait_for_question(directory, deadline)
+                _freeze(qmp, directory / STATE)
+            process.wait(FREEZE_SECONDS)
+        except qemu.QMPError as error:
+            said = read_end(directory / "qemu.log", 500).decode(errors="replace").strip()
+            raise qemu.QMPError(f"{error} {said}".strip()) from error
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_question(directory: Path, deadline: float) -> None:
+    """Waits until the machine asks for its credentials.
+
+    Raises:
+        OSError: it does not, or has ended.
+    """
+    with socket.socket(socket.AF_UNIX) as port:
+        qemu.connect(port, directory / qemu.PORT)
+        port.settimeout(max(0.1, deadline - time.monotonic()))
+        if port.recv(1)[:1] != bytes([credential_port.WANTS_CREDENTIALS]):
+            raise OSError("the machine ended, or asked for something else, before it waited for its credentials")
+
+
+def _freeze(qmp: qemu.QMP, state: Path) -> None:
+    """Stops a machine, whose memory is a file already, and writes the rest of it to a file."""
+    qmp.execute("stop")
+    qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
+    with state.open("wb") as file:
+        qmp.pass_file("state", file.fileno())
+        qmp.execute("migrate", uri="fd:state")
+        qmp.wait_for_migration(time.monotonic() + FREEZE_SECONDS)
+    qmp.execute("quit")
+
+
+@contextlib.contextmanager
+def opened(template: Template) -> Iterator[tuple[int, int]]:
+    """Opens a template for a machine that goes on from it, and yields descriptors of its memory and its state.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with template.state.open("rb") as state:
+        with locked(template.lock):
+            memory = shared_memory.opened(template.memory, template.lenders)
+        try:
+            yield memory, state.fileno()
+        finally:
+            os.close(memory)
+
+
+def lend(template: Template, pid: int, memory: int) -> None:
+    """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template.
+
+    Raises:
+        OSError: the template is gone.
+    """
+    with locked(template.lock):
+        shared_memory.lend(template.lenders, pid, memory)

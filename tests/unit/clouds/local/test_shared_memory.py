@@ -1,0 +1,89 @@
+"""One sealed copy of a template's memory for all machines that go on from it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import shared_memory
+
+MIB = 1 << 20
+HOLDER = "import sys; print('holding', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """A sparse file: a page, a hole, a page, a hole."""
+    path = tmp_path / "memory"
+    with path.open("wb") as file:
+        file.write(b"a" * 4096)
+        file.seek(2 * MIB)
+        file.write(b"b" * 4096)
+        file.truncate(5 * MIB)
+    return path
+
+
+def inode(descriptor: int) -> int:
+    return os.fstat(descriptor).st_ino
+
+
+def test_the_copy_is_the_same_and_its_holes_take_no_memory(memory: Path) -> None:
+    copy = shared_memory.opened(memory, memory.with_name("lenders"))
+    assert os.pread(copy, 6 * MIB, 0) == memory.read_bytes()
+    assert os.fstat(copy).st_blocks * 512 < MIB
+    os.close(copy)
+
+
+def test_nobody_can_change_the_copy(memory: Path) -> None:
+    copy = shared_memory.opened(memory, memory.with_name("lenders"))
+    for change in (
+        lambda: os.pwrite(copy, b"x", 0),
+        lambda: os.ftruncate(copy, 0),
+        lambda: os.ftruncate(copy, 6 * MIB),
+        lambda: mmap.mmap(copy, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE),
+    ):
+        with pytest.raises(PermissionError):
+            change()
+    with mmap.mmap(copy, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as private:
+        private[0] = 120
+    assert os.pread(copy, 1, 0) == b"a"
+    os.close(copy)
+
+
+def test_a_copy_that_a_living_process_holds_is_shared_and_one_of_a_dead_process_is_not(memory: Path) -> None:
+    lenders = memory.with_name("lenders")
+    copy = shared_memory.opened(memory, lenders)
+    first = inode(copy)
+    argv = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(argv, pass_fds=[copy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"holding\n"
+        shared_memory.lend(lenders, holder.pid, copy)
+        os.close(copy)  # what this process lent is gone
+        other = os.memfd_create("something else")  # under the same number, perhaps
+        again = shared_memory.opened(memory, lenders)
+        assert inode(again) == first
+        os.close(again)
+        holder.communicate()
+    new = shared_memory.opened(memory, lenders)
+    assert inode(new) != first
+    assert os.pread(new, 6 * MIB, 0) == memory.read_bytes()
+    os.close(new)
+    os.close(other)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[[1]]", '[["x", "y", "z"]]', "{}", '[[1, "0", 0]]'])
+def test_a_list_of_lenders_that_is_damaged_or_old_leads_to_nobody(memory: Path, text: str) -> None:
+    lenders = memory.with_name("lenders")
+    lenders.write_text(text)
+    copy = shared_memory.opened(memory, lenders)
+    assert os.pread(copy, 1, 0) == b"a"
+    [(pid, _, number)] = json.loads(lenders.read_text())
+    assert (pid, number) == (os.getpid(), copy)
+    os.close(copy)

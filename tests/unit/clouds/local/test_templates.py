@@ -1,0 +1,169 @@
+"""Which machines may share a template, and what becomes of one that is damaged or cannot be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import templates
+from provisioner.clouds.local.qemu import Launch
+from provisioner.clouds.local.templates import Template, TemplateError
+from provisioner.clouds.local.users import User
+from provisioner.store.home import TEMPLATES, UNFINISHED
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """An image's disk, with kernel and initrd beside it."""
+    directory = tmp_path / "family-fam-1"
+    directory.mkdir()
+    for name in ("disk.qcow2", "vmlinuz", "initrd.img"):
+        (directory / name).write_text(name)
+    return directory / "disk.qcow2"
+
+
+@pytest.fixture
+def launch(image: Path) -> Launch:
+    return Launch(
+        cpus=1, memory_mib=2, kernel=str(image.with_name("vmlinuz")), initrd=str(image.with_name("initrd.img")),
+        kvm=False, link=None, internet_fd=None, user=None,
+    )  # fmt: skip
+
+
+def programs(directory: Path, monkeypatch: pytest.MonkeyPatch, *, qemu: str = "exit 1", qemu_img: str) -> None:
+    """Puts stand-ins for QEMU's programs first on the path."""
+    directory.mkdir(exist_ok=True)
+    for name, text in (("qemu-system-x86_64", qemu), ("qemu-img", qemu_img)):
+        path = directory / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpus": 2}, {"memory_mib": 4}, {"kvm": True}, {"internet_fd": 4},
+        {"link": ("link.sock", "../aux/link.sock")},
+    ],
+    ids=["cpus", "memory", "accelerator", "internet", "link"],
+)  # fmt: skip
+def test_machines_that_differ_in_size_cards_or_accelerator_share_no_template(
+    image: Path, launch: Launch, change: dict[str, object]
+) -> None:
+    assert templates.key(image, replace(launch, **change)) != templates.key(image, launch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["disk.qcow2", "vmlinuz", "initrd.img"])
+def test_another_file_of_the_image_makes_another_template(image: Path, launch: Launch, name: str) -> None:
+    before = templates.key(image, launch)
+    image.with_name(name).write_text("something else")
+    assert templates.key(image, launch) != before
+
+
+def test_another_qemu_or_another_boot_of_the_host_makes_another_template(
+    image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = set()
+    for version in ("", "other"):
+        programs(tmp_path / f"bin{version}", monkeypatch, qemu=f"exit 1 # {version}", qemu_img="exit 1")
+        keys.add(templates.key(image, launch))
+    monkeypatch.setattr(templates, "BOOT_ID", tmp_path / "boot_id")
+    (tmp_path / "boot_id").write_text("another boot")
+    keys.add(templates.key(image, launch))
+    assert len(keys) == 3
+
+
+def test_machines_of_one_kind_share_a_template_whoever_they_are(image: Path, launch: Launch) -> None:
+    primary = replace(launch, link=("link.sock", "../aux/link.sock"), internet_fd=3, user=User(1, 2))
+    other = replace(launch, link=("link.sock", "../primary/link.sock"), internet_fd=9, user=User(3, 4), disk_fds=(5, 6))
+    assert templates.key(image, primary) == templates.key(image, other)
+
+
+@pytest.fixture
+def template(image: Path, launch: Launch) -> Template:
+    """A finished template, as far as can be seen from outside."""
+    made = Template(image.parent / TEMPLATES / templates.key(image, launch))
+    made.directory.mkdir(parents=True, mode=0o700)
+    made.memory.touch(mode=0o600)
+    with made.memory.open("r+b") as file:
+        file.truncate(2 * MIB)
+    for path in (made.state, made.disk):
+        path.touch(mode=0o600)
+        path.write_bytes(b"x" * 100)
+    (made.directory / templates.RECORD).write_text(json.dumps({"state": 100, "disk.qcow2": 100}))
+    return made
+
+
+def test_a_whole_template_of_our_own_is_used_as_it_is(image: Path, launch: Launch, template: Template) -> None:
+    assert templates.obtain(image, launch) == template
+
+
+def shorten(template: Template) -> None:
+    template.state.write_bytes(b"x" * 99)
+
+
+def lose_memory(template: Template) -> None:
+    template.memory.write_bytes(b"")
+
+
+def lose_record(template: Template) -> None:
+    (template.directory / templates.RECORD).write_text("{")
+
+
+def open_to_others(template: Template) -> None:
+    template.memory.chmod(0o666)
+
+
+@pytest.mark.parametrize("damage", [shorten, lose_memory, lose_record, open_to_others])
+def test_a_template_that_is_damaged_or_that_others_may_write_is_not_used_and_goes(
+    image: Path,
+    launch: Launch,
+    template: Template,
+    damage: Callable[[Template], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    damage(template)
+    assert not templates.usable(template, launch)
+    monkeypatch.setattr(templates, "key", lambda *_: template.directory.name)  # with the stand-ins, it is another
+    programs(tmp_path / "bin", monkeypatch, qemu_img="exit 1")
+    with pytest.raises(TemplateError):
+        templates.obtain(image, launch)
+    assert not template.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("qemu_img", "qemu"),
+    [("exit 1", "exit 0"), ('for last; do :; done; touch "$last"', "echo no memory >&2; exit 1")],
+    ids=["disk", "machine"],
+)
+def test_a_template_that_cannot_be_made_leaves_nothing_and_says_why(
+    image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qemu_img: str, qemu: str
+) -> None:
+    programs(tmp_path / "bin", monkeypatch, qemu=qemu, qemu_img=qemu_img)
+    with pytest.raises(TemplateError) as caught:
+        templates.obtain(image, launch)
+    assert ("no memory" in str(caught.value)) == ("no memory" in qemu)
+    assert [path.name for path in (image.parent / TEMPLATES).iterdir() if path.is_dir()] == []
+
+
+def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_made(
+    image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(tmp_path / "bin", monkeypatch, qemu_img="exit 1")
+    home = image.parent / TEMPLATES
+    key = templates.key(image, launch)
+    of_another_size = f"{key.partition('-')[0]}-other"
+    for name in ("00000000-old", f"{UNFINISHED}00000000-old", f"{UNFINISHED}{key}", of_another_size):
+        (home / name).mkdir(parents=True)
+    (home / "00000000-old.lock").touch()
+    with pytest.raises(TemplateError):
+        templates.obtain(image, launch)
+    assert {path.name for path in home.iterdir()} == {of_another_size, f"{key}.lock"}
