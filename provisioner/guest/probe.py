@@ -10,8 +10,7 @@ Runs as root and uses only the standard library, from Python 3.8 on (Ubuntu 20.0
 `main` writes [word, [[user, name, outcome, detail], ...]] as JSON to stdout. An outcome is `reached`, `not reached`, or
 `impossible` if the probe could not be sent. The controller judges them.
 
-All attempts of a user wait in one thread. On an emulated processor, starting Python and importing costs more than
-probing, so the modules below `os`, `socket` and `json` are used, and the answers are written by hand.
+On an emulated processor imports are slow: the modules below `os`, `socket` and `json` are used.
 """
 
 import _socket as socket
@@ -28,21 +27,16 @@ import time
 SECONDS = 1.0
 # When most probes are sent again, as their packets may be lost. (The kernel repeats a SYN only after a second.)
 REPEATED_AFTER_SECONDS = 0.3
-# What is promised ends the wait as soon as it is reached.
-PROMISED_SECONDS = 8.0
-# The C library's resolver asks again after five seconds.
-RESOLVER_SECONDS = 8.0
-# For a proxy to hang up, when it has accepted a connection that its destination then refuses.
-HANG_UP_SECONDS = 2.0
-# For an address that was found by its name: only the kernel repeats the SYN.
-NAMED_SECONDS = 2.0
+PROMISED_SECONDS = 8.0  # what is promised ends the wait as soon as it is reached
+RESOLVER_SECONDS = 8.0  # the C library's resolver asks again after five
+HANG_UP_SECONDS = 2.0  # for a proxy whose destination refuses what it has accepted
+NAMED_SECONDS = 2.0  # for an address found by its name, where only the kernel repeats the SYN
 KNOCKS = 10
 # A wait ends after this time, and no more than this is counted of the time between two ends: a machine that gets no
 # processor for a while waits for longer.
 SLICE_SECONDS, COUNTED_SECONDS = 0.1, 0.2
-# By the machine's clock. What has not ended then counts as impossible.
-LONGEST_SECONDS = 40.0
-DETAIL_CHARACTERS = 200
+LONGEST_SECONDS = 40.0  # what has not ended then counts as impossible
+NEVER, DETAIL_CHARACTERS = ("impossible", "no answer in time"), 200
 SIOCGIFADDR = 0x8915
 QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
 # What the network answers, or this machine's own routes. Any other error means that no packet was sent: no device, no
@@ -58,11 +52,7 @@ class NotReachedError(Exception):
 
 
 class Socket(socket.socket):
-    """Never blocks, and can be used as a context manager.
-
-    Args:
-        device: the device that it sends through; None for wherever the routes lead.
-    """
+    """Never blocks. Sends through a device, or wherever the routes lead. Use as a context manager."""
 
     def __init__(self, family, kind, device=None, protocol=0):
         super().__init__(family, kind, protocol)
@@ -108,7 +98,7 @@ def tcp6(device, address, port):
         raise
     with connection:
         yield from connection.connected((address, port))
-        return "connected"
+    return "connected"
 
 
 def allowed(device, address, port):
@@ -177,10 +167,7 @@ def knock(device, address, port, word):
 
 
 def knock_udp(device, address, port, word):
-    """Sends the word to the canary, which never answers: it knows whether the word arrived.
-
-    Again and again, as somebody on the controller may flood the canary.
-    """
+    """Sends the word to the canary, which never answers; repeatedly, as somebody may flood the canary."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         for _ in range(KNOCKS):
             connection.sendto(word.encode(), (address, port))
@@ -218,10 +205,7 @@ def resolve(_device, name):
 
 
 def tcp_by_name(device, *targets):
-    """Connects to the first of the names that answers. Takes pairs of name and port.
-
-    A resolver that has not answered for one name is not asked for another.
-    """
+    """Connects to the first of the names (with ports) that answers. A silent resolver is asked once."""
     failures = []
     for name, port in targets:
         try:
@@ -230,8 +214,7 @@ def tcp_by_name(device, *targets):
             return f"{name}: connected"
         except OSError as error:
             failures.append(error)
-    impossible = [error for error in failures if _outcome(error) == "impossible"]
-    raise (impossible or failures)[0]
+    raise ([error for error in failures if _outcome(error) == "impossible"] or failures)[0]
 
 
 REPEATED = {method.__name__: method for method in (tcp, tcp6, metadata, udp, dns_tcp, ping, knock)}
@@ -247,11 +230,7 @@ def _outcome(error):
 
 
 class Probes:
-    """Tries all probes of one user side by side. What only one of a probe's attempts reaches is reached.
-
-    Args:
-        devices: by address, the devices that lead to the request's cards.
-    """
+    """Tries all probes of one user side by side. `devices` are those that lead to the request's cards."""
 
     def __init__(self, devices):
         self._devices = devices
@@ -275,11 +254,9 @@ class Probes:
                 for probe in again:
                     self._begin(REPEATED_AFTER_SECONDS, probe)
                 again = []
-        # A silent probe whose other attempt has not ended has not been tried enough.
         unfinished = {name for name, *_ in self._waiting.values()} | {probe[0] for probe in again}
-        never = ("impossible", "no answer in time")
         silent = {name: silence for name, silence in self._silent.items() if name not in unfinished}
-        return [(probe[0], *self._answers.get(probe[0], silent.get(probe[0], never))) for probe in probes]
+        return [(probe[0], *self._answers.get(probe[0], silent.get(probe[0], NEVER))) for probe in probes]
 
     def _begin(self, after, probe):
         name, promised, card, method, *arguments = probe
@@ -293,7 +270,6 @@ class Probes:
         except Exception as error:
             self._answers[name] = (_outcome(error), f"{error}" or type(error).__name__)
             return
-        # All of a probe's attempts wait until the same moment, unless something has answered.
         self._go_on(name, attempt, lambda: attempt.send(None), patience - after, patience)
 
     def _go_on(self, name, attempt, resume, seconds, patience):
@@ -397,15 +373,12 @@ def _route(action, number, device, gateway):
         (6, struct.pack("=I", 4000 + number)),
     ):
         route += struct.pack("=HH", 8, attribute) + value
-    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
-    try:
-        kernel.sendto(struct.pack("=IHHII", 16 + len(route), kind, flags, 0, 0) + route, (0, 0))
-        answer = kernel.recv(4096)
-    except OSError:
-        return False
-    finally:
-        kernel.close()
-    # An acknowledgement is an error whose number is 0.
+    with Socket(socket.AF_NETLINK, socket.SOCK_RAW) as kernel:
+        try:  # the kernel has answered when the message is sent
+            kernel.sendto(struct.pack("=IHHII", 16 + len(route), kind, flags, 0, 0) + route, (0, 0))
+            answer = kernel.recv(4096)
+        except OSError:
+            return False
     return answer[4:6] == struct.pack("=H", 2) and answer[16:20] == bytes(4)
 
 
