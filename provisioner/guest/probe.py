@@ -39,11 +39,12 @@ LONGEST_SECONDS = 40.0  # what has not ended then counts as impossible
 NEVER, DETAIL_CHARACTERS = ("impossible", "no answer in time"), 200
 SIOCGIFADDR = 0x8915
 QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
-# What the network answers, or this machine's own routes. Any other error means that no packet was sent: no device, no
-# permission, no memory, a firewall of the machine's own.
+# What the network, the machine's own routes or a resolver answers. Any other error means that no packet was sent: no
+# device, no permission, no memory, a firewall of the machine's own.
 NOT_REACHED = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE,
     errno.ETIMEDOUT, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN,
+    socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_NODATA, socket.EAI_FAIL,
 )  # fmt: skip
 
 
@@ -223,8 +224,8 @@ METHODS = {**REPEATED, **{method.__name__: method for method in (allowed, knock_
 
 def _outcome(error):
     """Whether a probe's error shows that its target was not reached, or merely that it could not be tried."""
-    expected = isinstance(error, (NotReachedError, socket.timeout, socket.gaierror))
-    if expected or (isinstance(error, OSError) and error.errno in NOT_REACHED):
+    answers = isinstance(error, OSError) and error.errno in NOT_REACHED
+    if answers or isinstance(error, (NotReachedError, socket.timeout)):
         return "not reached"
     return "impossible"
 
