@@ -1,36 +1,50 @@
-"""Probes, inside a machine, what the controller asks for: one attempt for each probe, and one answer for each.
+"""Probes, inside a machine, what the controller asks for, and gives one answer for each probe.
 
-Never read from the machine's disk: the controller sends this text to `python3 -I -`, followed by a call of `main`.
+Never read from the machine's disk: the controller sends this text to `python3 -I -S -`, followed by a call of `main`.
 Runs as root and uses only the standard library, from Python 3.8 on (Ubuntu 20.04). The request is an object:
 
     {"word": str,                       returned with the answers
-     "cards": [address, ...],           root gets a default route through the card that leads to each address
-     "probes": {user: [[name, card or null, method, *arguments], ...]}}   users: root, agent
+     "cards": (address, ...),           root gets a default route through the card that leads to each address
+     "probes": {user: [[name, promised, card or None, method, *arguments], ...]}}   users: root, agent
 
 `main` writes [word, [[user, name, outcome, detail], ...]] as JSON to stdout. An outcome is `reached`, `not reached`, or
 `impossible` if the probe could not be sent. The controller judges them.
+
+On an emulated processor imports are slow: the modules below `os`, `socket` and `json` are used.
 """
 
+import _socket as socket
+import _thread
 import errno
 import fcntl
-import json
-import os
-import socket
+import posix
+import pwd
+import select
 import struct
-import subprocess
-import sys
-import threading
 import time
 
-SECONDS = 2.0
-DETAIL_CHARACTERS = 200
+# How long a probe waits for a sign of something that must not be reached, and after that for each further answer.
+SECONDS = 1.0
+# When most probes are sent again, as their packets may be lost. (The kernel repeats a SYN only after a second.)
+REPEATED_AFTER_SECONDS = 0.3
+PROMISED_SECONDS = 8.0  # what is promised ends the wait as soon as it is reached
+RESOLVER_SECONDS = 8.0  # the C library's resolver asks again after five
+HANG_UP_SECONDS = 2.0  # for a proxy whose destination refuses what it has accepted
+NAMED_SECONDS = 2.0  # for an address found by its name, where only the kernel repeats the SYN
+KNOCKS = 10
+# A wait ends after this time, and no more than this is counted of the time between two ends: a machine that gets no
+# processor for a while waits for longer.
+SLICE_SECONDS, COUNTED_SECONDS = 0.1, 0.2
+LONGEST_SECONDS = 40.0  # what has not ended then counts as impossible
+NEVER, DETAIL_CHARACTERS = ("impossible", "no answer in time"), 200
 SIOCGIFADDR = 0x8915
 QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
-# What the network answers, or this machine's own routes. Any other error means that no packet was sent: no device, no
-# permission, no memory, a firewall of the machine's own.
+# What the network, the machine's own routes or a resolver answers. Any other error means that no packet was sent: no
+# device, no permission, no memory, a firewall of the machine's own.
 NOT_REACHED = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE,
     errno.ETIMEDOUT, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN,
+    socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_NODATA, socket.EAI_FAIL,
 )  # fmt: skip
 
 
@@ -38,58 +52,75 @@ class NotReachedError(Exception):
     """The other side accepted, but gave no answer that counts."""
 
 
-def _socket(family, kind, device=None, protocol=0):
-    connection = socket.socket(family, kind, protocol)
-    connection.settimeout(SECONDS)
-    if device:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
-    return connection
+class Socket(socket.socket):
+    """Never blocks. Sends through a device, or wherever the routes lead. Use as a context manager."""
+
+    def __init__(self, family, kind, device=None, protocol=0):
+        super().__init__(family, kind, protocol)
+        self.setblocking(False)
+        if device:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def connected(self, address, seconds=None):
+        """Connects; a part of an attempt."""
+        number = self.connect_ex(address)
+        if number == errno.EINPROGRESS:
+            yield self.fileno(), select.POLLOUT, seconds
+            number = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, posix.strerror(number))
 
 
-def _connect(address, port, device):
-    connection = _socket(socket.AF_INET, socket.SOCK_STREAM, device)
-    try:
-        connection.connect((address, port))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+# An attempt is a generator. Where it waits, it yields a descriptor, the events that it waits for, and for how many
+# seconds at most (None for as long as its probe's answers may take). `socket.timeout` is raised there if nothing
+# happens. Its return value says what was reached.
 
 
-def tcp(device, address, port):
+def tcp(device, address, port, seconds=None):
     """Connects."""
-    with _connect(address, port, device):
+    with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        yield from connection.connected((address, port), seconds)
         return "connected"
 
 
 def tcp6(device, address, port):
     """Connects by IPv6. A machine without IPv6 reaches nothing by it."""
     try:
-        connection = _socket(socket.AF_INET6, socket.SOCK_STREAM, device)
+        connection = Socket(socket.AF_INET6, socket.SOCK_STREAM, device)
     except OSError as error:
         if error.errno == errno.EAFNOSUPPORT:
             raise NotReachedError("no IPv6") from error
         raise
     with connection:
-        connection.connect((address, port))
+        yield from connection.connected((address, port))
     return "connected"
 
 
 def allowed(device, address, port):
     """Connects through a proxy, which may accept first and hang up when the destination refuses."""
-    with _connect(address, port, device) as connection:
+    with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        yield from connection.connected((address, port))
         try:
-            if not connection.recv(1):
-                raise NotReachedError("closed at once")
-        except socket.timeout:  # noqa: UP041 - they are not the same before Python 3.10
-            pass  # the server waits for the client's first bytes
+            yield connection.fileno(), select.POLLIN, HANG_UP_SECONDS
+        except socket.timeout:  # the server waits for the client's first bytes
+            return "connected"
+        if not connection.recv(1):
+            raise NotReachedError("closed at once")
         return "connected"
 
 
 def metadata(device, address):
     """Asks without a token, whose answer may be lost merely by the hop limit. Even a 401 is an answer."""
-    with _connect(address, 80, device) as connection:
-        connection.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
+    with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        yield from connection.connected((address, 80))
+        connection.send(b"GET /latest/meta-data/ HTTP/1.0\r\nHost: metadata\r\n\r\n")
+        yield connection.fileno(), select.POLLIN, None
         answer = connection.recv(64).decode("latin-1")
         if answer[8:13] == " 403 ":  # EC2's answer if the service is switched off
             raise NotReachedError("switched off")
@@ -98,15 +129,18 @@ def metadata(device, address):
 
 def udp(device, address, port):
     """Sends a DNS query and waits for any answer."""
-    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         connection.sendto(QUERY, (address, port))
+        yield connection.fileno(), select.POLLIN, None
         return f"{len(connection.recv(512))} bytes"
 
 
 def dns_tcp(device, address):
     """Sends a DNS query over TCP and waits for any answer."""
-    with _connect(address, 53, device) as connection:
-        connection.sendall(struct.pack("!H", len(QUERY)) + QUERY)
+    with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        yield from connection.connected((address, 53))
+        connection.send(struct.pack("!H", len(QUERY)) + QUERY)
+        yield connection.fileno(), select.POLLIN, None
         if not connection.recv(2):
             raise NotReachedError("closed")
         return "answered"
@@ -114,125 +148,203 @@ def dns_tcp(device, address):
 
 def ping(device, address):
     """Sends an ICMP echo, as root only, and waits for its reply."""
-    with _socket(socket.AF_INET, socket.SOCK_RAW, device, socket.IPPROTO_ICMP) as connection:
+    with Socket(socket.AF_INET, socket.SOCK_RAW, device, socket.IPPROTO_ICMP) as connection:
         body = b"\x08\x00\x00\x00\x13\x37\x00\x01"
         total = sum(struct.unpack("!4H", body))
         connection.sendto(body[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + body[4:], (address, 0))
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
+        while True:
+            yield connection.fileno(), select.POLLIN, None
             answer, sender = connection.recvfrom(256)
             if sender[0] == address and answer[20:21] == b"\0":
                 return "echo"
-        raise NotReachedError("no echo")
 
 
 def knock(device, address, port, word):
     """Connects to the canary and says the word."""
-    with _connect(address, port, device) as connection:
-        connection.sendall(word.encode())
+    with Socket(socket.AF_INET, socket.SOCK_STREAM, device) as connection:
+        yield from connection.connected((address, port))
+        connection.send(word.encode())
         return "connected"
 
 
 def knock_udp(device, address, port, word):
-    """Sends the word to the canary, which never answers: it knows whether the word arrived.
-
-    Again and again, as somebody on the controller may flood the canary.
-    """
-    with _socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
-        connection.settimeout(SECONDS / 20)
-        deadline = time.monotonic() + SECONDS
-        while True:
+    """Sends the word to the canary, which never answers; repeatedly, as somebody may flood the canary."""
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
+        for _ in range(KNOCKS):
             connection.sendto(word.encode(), (address, port))
             try:
-                return f"{len(connection.recv(64))} bytes"
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    raise
+                yield connection.fileno(), select.POLLIN, SECONDS / KNOCKS
+            except socket.timeout:
+                continue
+            return f"{len(connection.recv(64))} bytes"
+        raise socket.timeout("timed out")
 
 
 def resolve(_device, name):
-    """Resolves a name as the machine's programs do."""
-    return socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    """Resolves a name as the machine's programs do, in a thread, since the C library waits by itself."""
+    reader, writer = posix.pipe()
+    found = []
+
+    def ask():
+        try:
+            found.append(socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        except Exception as error:
+            found.append(error)
+        finally:
+            posix.close(writer)
+
+    try:
+        _thread.start_new_thread(ask, ())
+        yield reader, select.POLLIN, RESOLVER_SECONDS
+    except socket.timeout as error:
+        raise NotReachedError("no resolver answered") from error
+    finally:
+        posix.close(reader)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def tcp_by_name(device, *targets):
-    """Connects to the first of the names that answers. Takes pairs of name and port."""
+    """Connects to the first of the names (with ports) that answers. A silent resolver is asked once."""
     failures = []
     for name, port in targets:
         try:
-            return f"{name}: {tcp(device, resolve(device, name), port)}"
+            address = yield from resolve(device, name)
+            yield from tcp(device, address, port, NAMED_SECONDS)
+            return f"{name}: connected"
         except OSError as error:
             failures.append(error)
-    impossible = [error for error in failures if _outcome(error) == "impossible"]
-    raise (impossible or failures)[0]
+    raise ([error for error in failures if _outcome(error) == "impossible"] or failures)[0]
 
 
-METHODS = {
-    method.__name__: method
-    for method in (
-        tcp, tcp6, allowed, metadata, udp, dns_tcp, ping, knock, knock_udp, resolve, tcp_by_name,
-    )
-}  # fmt: skip
+REPEATED = {method.__name__: method for method in (tcp, tcp6, metadata, udp, dns_tcp, ping, knock)}
+METHODS = {**REPEATED, **{method.__name__: method for method in (allowed, knock_udp, resolve, tcp_by_name)}}
 
 
 def _outcome(error):
     """Whether a probe's error shows that its target was not reached, or merely that it could not be tried."""
-    expected = isinstance(error, (NotReachedError, socket.timeout, socket.gaierror))
-    if expected or (isinstance(error, OSError) and error.errno in NOT_REACHED):
+    answers = isinstance(error, OSError) and error.errno in NOT_REACHED
+    if answers or isinstance(error, (NotReachedError, socket.timeout)):
         return "not reached"
     return "impossible"
 
 
-def _try_all(probes, devices, user):
-    """Runs all probes at once, so that together they take no longer than one time-out."""
-    results = {}
+class Probes:
+    """Tries all probes of one user side by side. `devices` are those that lead to the request's cards."""
 
-    def attempt(name, card, method, *arguments):
+    def __init__(self, devices):
+        self._devices = devices
+        self._poll = select.poll()
+        self._waiting = {}  # by descriptor: name, attempt, the moment when it has waited enough, and its patience
+        self._silent = {}
+        self._answers = {}
+        self._looked = time.monotonic()
+        self._waited = 0.0  # seconds, of which few are counted if the machine got no processor
+
+    def try_all(self, probes):
+        """Returns name, outcome and detail of each probe."""
+        for probe in probes:
+            self._begin(0.0, probe)
+        again = [probe for probe in probes if probe[3] in REPEATED]
+        self._looked = time.monotonic()
+        end = self._looked + LONGEST_SECONDS
+        while (again or self._waiting) and self._looked < end:
+            self._wait()
+            if self._waited >= REPEATED_AFTER_SECONDS:
+                for probe in again:
+                    self._begin(REPEATED_AFTER_SECONDS, probe)
+                again = []
+        unfinished = {name for name, *_ in self._waiting.values()} | {probe[0] for probe in again}
+        silent = {name: silence for name, silence in self._silent.items() if name not in unfinished}
+        return [(probe[0], *self._answers.get(probe[0], silent.get(probe[0], NEVER))) for probe in probes]
+
+    def _begin(self, after, probe):
+        name, promised, card, method, *arguments = probe
+        if name in self._answers:
+            return
+        patience = PROMISED_SECONDS if promised else SECONDS
         try:
-            if card and not devices.get(card):
+            if card and not self._devices.get(card):
                 raise LookupError(f"no route through the card that leads to {card}")
-            results[name] = ("reached", str(METHODS[method](devices.get(card), *arguments)))
+            attempt = METHODS[method](self._devices.get(card), *arguments)
         except Exception as error:
-            results[name] = (_outcome(error), f"{error}" or type(error).__name__)
+            self._answers[name] = (_outcome(error), f"{error}" or type(error).__name__)
+            return
+        self._go_on(name, attempt, lambda: attempt.send(None), patience - after, patience)
 
-    threading.stack_size(256 << 10)
-    threads = [threading.Thread(target=attempt, args=probe, daemon=True) for probe in probes]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 4 * SECONDS
-    for thread in threads:
-        # The C library's resolver has its own, longer time-outs.
-        thread.join(max(0, deadline - time.monotonic()))
-    answered = dict(results)
-    names = [probe[0] for probe in probes]
-    outcomes = [(name, *answered.get(name, ("not reached", "no answer"))) for name in names]
-    return [[user, name, outcome, detail[:DETAIL_CHARACTERS]] for name, outcome, detail in outcomes]
+    def _go_on(self, name, attempt, resume, seconds, patience):
+        try:
+            descriptor, events, limit = resume()
+        except StopIteration as done:
+            self._answers.setdefault(name, ("reached", f"{done.value}"))
+        except socket.timeout as error:
+            self._silent[name] = ("not reached", f"{error}")
+        except Exception as error:
+            self._answers.setdefault(name, (_outcome(error), f"{error}" or type(error).__name__))
+        else:
+            self._poll.register(descriptor, events)
+            self._waiting[descriptor] = (name, attempt, self._waited + (limit or seconds), patience)
+
+    def _wait(self):
+        ready = self._poll.poll(SLICE_SECONDS * 1000)
+        before, self._looked = self._looked, time.monotonic()
+        self._waited += min(self._looked - before, COUNTED_SECONDS)
+        # What has arrived comes first: the machine may have had no processor for longer than the wait.
+        for descriptor, _ in ready:
+            name, attempt, _, patience = self._forget(descriptor)
+            self._go_on(name, attempt, lambda: attempt.send(None), patience, patience)  # noqa: B023 - called at once
+        for descriptor, (name, attempt, until, patience) in list(self._waiting.items()):
+            if name in self._answers:
+                self._forget(descriptor)
+                attempt.close()
+            elif until <= self._waited:
+                self._forget(descriptor)
+                late = socket.timeout("timed out")
+                self._go_on(name, attempt, lambda: attempt.throw(late), patience, patience)  # noqa: B023
+
+    def _forget(self, descriptor):
+        self._poll.unregister(descriptor)
+        return self._waiting.pop(descriptor)
+
+
+def _text(text):
+    """Returns a JSON string."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return '"' + "".join(f"\\u{min(ord(character), 0xFFFD):04x}" for character in text) + '"'
+
+
+def _answers(probes, devices, user):
+    """Runs a user's probes and returns the answers as rows of JSON."""
+    rows = [
+        (user, name, outcome, detail[:DETAIL_CHARACTERS]) for name, outcome, detail in Probes(devices).try_all(probes)
+    ]
+    return ",".join(f"[{','.join(map(_text, row))}]" for row in rows)
 
 
 def _as_agent(probes):
-    """Runs probes as user agent, in a child process that gives up root first."""
-    import pwd
-
+    """Runs probes as user agent, in a child process that gives up root first. Returns it, and where its rows come."""
     entry = pwd.getpwnam("agent")
-    reader, writer = os.pipe()
-    child = os.fork()
+    reader, writer = posix.pipe()
+    child = posix.fork()
     if child == 0:
         try:
-            os.close(reader)
-            os.setgroups([entry.pw_gid])
-            os.setgid(entry.pw_gid)
-            os.setuid(entry.pw_uid)
-            with os.fdopen(writer, "w") as file:
-                json.dump(_try_all(probes, {}, "agent"), file)
+            posix.close(reader)
+            posix.setgroups([entry.pw_gid])
+            posix.setgid(entry.pw_gid)
+            posix.setuid(entry.pw_uid)
+            with open(writer, "w") as file:
+                file.write(_answers(probes, {}, "agent"))
         finally:
-            os._exit(0)
-    os.close(writer)
-    return child, os.fdopen(reader)
+            posix._exit(0)
+    posix.close(writer)
+    return child, reader
 
 
 def _device_to(address):
     """Returns the device through which the machine's routes lead to an address; None if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         try:
             query.connect((address, 9))
             source = socket.inet_aton(query.getsockname()[0])
@@ -240,31 +352,50 @@ def _device_to(address):
             return None
         for _, device in socket.if_nameindex():
             try:
-                if fcntl.ioctl(query, SIOCGIFADDR, struct.pack("256s", device.encode()))[20:24] == source:
+                if fcntl.ioctl(query.fileno(), SIOCGIFADDR, struct.pack("256s", device.encode()))[20:24] == source:
                     return device
             except OSError:  # it has no address
                 continue
     return None
 
 
+# Of rtnetlink(7). A route that exists already is replaced, and its gateway may lie in no network of the device.
+REPLACE_ROUTE, DELETE_ROUTE = (24, 0x505), (25, 0x5)
+MAIN_TABLE, ONLINK = 254, 4
+
+
 def _route(action, number, device, gateway):
-    route = ["default", "via", gateway, "dev", device, "metric", str(4000 + number), "onlink"]
-    null = subprocess.DEVNULL
-    return subprocess.run(["ip", "route", action, *route], stdin=null, stdout=null, stderr=null).returncode == 0
+    """Adds or deletes a default route; returns whether that was possible."""
+    kind, flags = action
+    route = struct.pack("=8BI", socket.AF_INET, 0, 0, 0, MAIN_TABLE, 3, 0, 1, ONLINK)
+    for attribute, value in (
+        (4, struct.pack("=I", socket.if_nametoindex(device))),
+        (5, socket.inet_aton(gateway)),
+        (6, struct.pack("=I", 4000 + number)),
+    ):
+        route += struct.pack("=HH", 8, attribute) + value
+    with Socket(socket.AF_NETLINK, socket.SOCK_RAW) as kernel:
+        try:  # the kernel has answered when the message is sent
+            kernel.sendto(struct.pack("=IHHII", 16 + len(route), kind, flags, 0, 0) + route, (0, 0))
+            answer = kernel.recv(4096)
+        except OSError:
+            return False
+    return answer[4:6] == struct.pack("=H", 2) and answer[16:20] == bytes(4)
 
 
 def main(request):
     """Runs the probes and writes the answers."""
     found = [(number, _device_to(card), card) for number, card in enumerate(request["cards"])]
-    routed = [route for route in found if route[1] and _route("replace", *route)]
+    routed = [route for route in found if route[1] and _route(REPLACE_ROUTE, *route)]
     probes = request["probes"]
     try:
         agent = _as_agent(probes["agent"]) if "agent" in probes else None
-        answers = _try_all(probes["root"], {card: device for _, device, card in routed}, "root")
+        rows = [_answers(probes["root"], {card: device for _, device, card in routed}, "root")]
         if agent:
-            answers += json.load(agent[1])
-            os.waitpid(agent[0], 0)
+            with open(agent[1]) as file:
+                rows.append(file.read())
+            posix.waitpid(agent[0], 0)
     finally:
         for route in routed:
-            _route("delete", *route)
-    json.dump([request["word"], answers], sys.stdout)
+            _route(DELETE_ROUTE, *route)
+    print(f"[{_text(request['word'])},[{','.join(rows)}]]")

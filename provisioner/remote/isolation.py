@@ -6,8 +6,6 @@ what a machine can fake is checked from outside as well (clouds/cloud.py, `isola
 
 from __future__ import annotations
 
-import json
-
 from provisioner.errors import IsolationError, MachineLostError
 from provisioner.models import ProbeResult
 from provisioner.remote.probes import Questions, judge
@@ -31,12 +29,10 @@ def probe(connection: Connection, asked: Questions, program: str) -> tuple[Probe
     Raises:
         IsolationError: the machine did not answer exactly what it was asked.
     """
-    # Twice: JSON's strings are Python's, too, but its words true, false and null are not.
-    request = json.dumps(json.dumps(asked.request()))
-    script = f"{program}\n\nmain(json.loads({request}))\n"
+    script = f"{program}\n\nmain({asked.request()!a})\n"
     try:
         answer = connection.run(
-            ["python3", "-I", "-"],
+            ["python3", "-I", "-S", "-"],
             stdin=script.encode(),
             timeout_seconds=PROBE_SECONDS,
             limit_bytes=ANSWER_LIMIT_BYTES,

@@ -92,7 +92,7 @@ class Questions:
             "word": self.word,
             "cards": self.cards,
             "probes": {
-                user: [[probe.name, probe.card, probe.method, *probe.arguments] for probe in probes]
+                user: [[probe.name, probe.expected, probe.card, probe.method, *probe.arguments] for probe in probes]
                 for user, probes in self.probes.items()
             },
         }

@@ -100,7 +100,7 @@ def test_a_machine_that_hides_what_it_reached_is_betrayed_by_its_word_at_the_can
 ) -> None:
     def visit(request: dict[str, Any]) -> bytes:
         [(port, word)] = {
-            probe[-2:] and (probe[4], probe[5]) for probe in request["probes"]["root"] if probe[2] == "knock_udp"
+            probe[-2:] and (probe[5], probe[6]) for probe in request["probes"]["root"] if probe[3] == "knock_udp"
         }
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(word.encode(), ("127.0.0.1", port))

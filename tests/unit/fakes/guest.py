@@ -163,7 +163,7 @@ class Guest:
         argv = call.argv
         if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/helper.py"):
             return 0, *self._help(json.loads(stdin))
-        if argv == ["python3", "-I", "-"]:
+        if argv == ["python3", "-I", "-S", "-"]:
             self.probe_requests.append(request_in(stdin))
             return 0, self.probes(self.probe_requests[-1]), b""
         if argv[:3] == ["python3", "-I", "-c"]:  # the search for secrets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
@@ -11,8 +12,7 @@ PROMISED = ("neighbour ", "allowed ")
 def request_in(script: bytes) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
     call = script.decode().splitlines()[-1]
-    text = call.removeprefix("main(json.loads(").removesuffix("))")
-    request: dict[str, Any] = json.loads(json.loads(text))
+    request: dict[str, Any] = ast.literal_eval(call.removeprefix("main(").removesuffix(")"))
     return request
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import select
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -30,8 +32,8 @@ def probe() -> ModuleType:
 def run(*probes: list[Any], cards: tuple[str, ...] = ()) -> list[list[str]]:
     """Runs the program from memory, as root's probes, and returns the answers."""
     request = {"word": "w", "cards": cards, "probes": {"root": probes}}
-    program = (GUEST / "probe.py").read_text() + f"\n\nmain(json.loads({json.dumps(request)!r}))\n"
-    done = subprocess.run([sys.executable, "-I", "-"], input=program.encode(), capture_output=True, check=True)
+    program = f"{(GUEST / 'probe.py').read_text()}\n\nmain({request!a})\n"
+    done = subprocess.run([sys.executable, "-I", "-S", "-"], input=program.encode(), capture_output=True, check=True)
     word, answers = json.loads(done.stdout)
     assert word == "w"
     return list(answers)
@@ -41,11 +43,11 @@ def test_it_answers_every_probe_once_in_the_order_of_the_questions() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         answers = run(
-            ["open", None, "tcp", "127.0.0.1", port],
-            ["by name", None, "tcp_by_name", ["nothing.invalid", 1], ["localhost", port]],
-            ["knock", None, "knock", "127.0.0.1", port, "secret"],
-            ["closed", None, "tcp", "127.0.0.1", 1],
-            ["unknown name", None, "resolve", "nothing.invalid"],
+            ["open", True, None, "tcp", "127.0.0.1", port],
+            ["by name", True, None, "tcp_by_name", ["nothing.invalid", 1], ["localhost", port]],
+            ["knock", False, None, "knock", "127.0.0.1", port, "secret"],
+            ["closed", True, None, "tcp", "127.0.0.1", 1],
+            ["unknown name", False, None, "resolve", "nothing.invalid"],
         )
     assert [(user, name, outcome) for user, name, outcome, _ in answers] == [
         ("root", "open", "reached"),
@@ -58,8 +60,18 @@ def test_it_answers_every_probe_once_in_the_order_of_the_questions() -> None:
 
 def test_what_cannot_be_sent_is_no_answer_that_counts() -> None:
     nowhere = "nowhere.invalid"  # no card leads to it, so no route is made
-    answers = run(["no card", nowhere, "tcp", "127.0.0.1", 1], ["no method", None, "teleport"], cards=(nowhere,))
-    assert [outcome for _, _, outcome, _ in answers] == ["impossible", "impossible"]
+    answers = run(
+        ["no card", False, nowhere, "tcp", "127.0.0.1", 1],
+        ["no method", False, None, "teleport"],
+        ["no number", False, None, "udp", "127.0.0.1", "x"],
+        cards=(nowhere,),
+    )
+    assert [outcome for _, _, outcome, _ in answers] == ["impossible"] * 3
+
+
+@pytest.mark.parametrize("text", ["plain", 'HTTP/1.1 "200"', "a\\b\n\x00\x1b", "\xff\u2028\ud800"], ids=range(4))
+def test_any_text_that_the_network_says_is_an_answer(probe: ModuleType, text: str) -> None:
+    assert json.loads(probe._text(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -68,7 +80,10 @@ def test_what_cannot_be_sent_is_no_answer_that_counts() -> None:
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "not reached"),
         (OSError(errno.ENETUNREACH, "no route"), "not reached"),
         (TimeoutError("timed out"), "not reached"),
-        (socket.gaierror(-3, "no resolver"), "not reached"),
+        (socket.gaierror(socket.EAI_AGAIN, "no resolver"), "not reached"),
+        (socket.gaierror(socket.EAI_NONAME, "no such name"), "not reached"),
+        (socket.gaierror(socket.EAI_MEMORY, "no memory"), "impossible"),
+        (socket.gaierror(socket.EAI_SYSTEM, "no descriptors"), "impossible"),
         (OSError(errno.ENODEV, "no device"), "impossible"),
         (PermissionError(errno.EPERM, "a firewall"), "impossible"),
         (OSError(errno.EMFILE, "no descriptors"), "impossible"),
@@ -80,7 +95,58 @@ def test_only_what_the_network_says_counts_as_not_reached(probe: ModuleType, err
     assert probe._outcome(error) == outcome
 
 
-def test_a_probe_that_never_answers_counts_as_not_reached(probe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SECONDS", 0.05)
-    monkeypatch.setitem(probe.METHODS, "sleep", lambda _: time.sleep(5))
-    assert probe._try_all([["slow", None, "sleep"]], {}, "root") == [["root", "slow", "not reached", "no answer"]]
+def silence(pair: tuple[socket.socket, socket.socket]) -> Iterator[tuple[int, int, None]]:
+    """Waits for what never comes."""
+    yield pair[0].fileno(), select.POLLIN, None
+
+
+def chatter(pair: tuple[socket.socket, socket.socket]) -> Iterator[tuple[int, int, None]]:
+    """Waits for an answer among others, which never end."""
+    pair[1].send(b"other")
+    while True:
+        yield pair[0].fileno(), select.POLLIN, None
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_probe_that_nothing_answers_counts_as_not_reached(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    monkeypatch.setitem(probe.METHODS, "silence", lambda _: silence(pair))
+    begin = time.monotonic()
+    assert probe.Probes({}).try_all([["silent", False, None, "silence"]]) == [("silent", "not reached", "timed out")]
+    assert probe.SECONDS - 0.1 < time.monotonic() - begin < 5
+
+
+def test_a_probe_that_comes_to_no_end_is_no_answer_that_counts(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    monkeypatch.setattr(probe, "LONGEST_SECONDS", 0.3)
+    monkeypatch.setitem(probe.METHODS, "chatter", lambda _: chatter(pair))
+    answers = probe.Probes({}).try_all([["talks", False, None, "chatter"]])
+    assert answers == [("talks", "impossible", "no answer in time")]
+
+
+def test_a_machine_without_a_processor_waits_for_longer(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """Each look at the clock comes a second late, and the answer after three looks."""
+    clock, looks = [0.0], [0.0]
+
+    class StarvedTime:
+        @staticmethod
+        def monotonic() -> float:
+            clock[0] += 1
+            if len(looks) == 4:
+                pair[1].send(b"late")
+            looks.append(clock[0])
+            return clock[0]
+
+    monkeypatch.setattr(probe, "time", StarvedTime)
+    monkeypatch.setitem(probe.METHODS, "silence", lambda _: silence(pair))
+    assert probe.Probes({}).try_all([["slow", False, None, "silence"]]) == [("slow", "reached", "None")]

@@ -36,7 +36,7 @@ class Machine:
 def test_the_program_is_sent_and_runs_from_no_file_of_the_machine() -> None:
     machine: Any = Machine()
     results = isolation.probe(machine, asked(), PROGRAM)
-    assert machine.ran == [["python3", "-I", "-"]]
+    assert machine.ran == [["python3", "-I", "-S", "-"]]
     assert {result.user for result in results} == {"root", "agent"}
 
 
