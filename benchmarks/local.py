@@ -54,9 +54,8 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
         "full_internet": False,
         "allowed_destinations": [],
     }
-    command = f"{sys.executable} -m provisioner.clouds.local.machine"
     return subprocess.Popen(
-        ["sh", "-c", f"{command} prepare && exec {command} start"],
+        [sys.executable, "-m", "provisioner.clouds.local.machine", "start"],
         env={
             **os.environ,
             "PROVISIONER_MACHINE": json.dumps(settings),

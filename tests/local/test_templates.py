@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
 # scripts/soak has 20.
 CLONES = int(os.environ.get("PROVISIONER_TEST_CLONES", "3"))
 CLOCK_SECONDS = 0.1
-# A timer counts whole seconds from the moment when it is set, a second or so after the rest is computed.
-TIMER_SECONDS = 10
+# A timer counts from the moment when systemd sets it, some seconds after the rest was computed, more on a busy host.
+TIMER_SECONDS = 60
 # Two clocks' readings around a connection lie no closer than this.
 READING_SECONDS = 0.05
 

@@ -29,8 +29,6 @@ def main() -> int:
     }
     with journal.open("a") as file:
         file.write(json.dumps(entry) + "\n")
-    if operation == "prepare":
-        directory.mkdir(parents=True)
     if operation == "destroy":
         shutil.rmtree(directory, ignore_errors=True)
     return _start(directory) if operation == "start" else 0
@@ -38,6 +36,7 @@ def main() -> int:
 
 def _start(directory: Path) -> int:
     steering = directory.parent
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "started").touch()
     if (steering / f"fail-{directory.name}").exists():
         for number in range(30):

@@ -32,7 +32,7 @@ from provisioner.clouds.local import (
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
-from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, MINIMUM_DISK_GIB
+from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
@@ -89,7 +89,13 @@ class LocalCloud(Cloud):
 
     def notes(self) -> list[str]:
         """Lists what works, but could work better."""
-        return [*host.notes(self._kvm_answer), self._room_text()]
+        smallest = MachineSize(cpus=1, memory_gib=DEFAULT_MEMORY_GIB, disk_gib=MINIMUM_DISK_GIB)
+        memory = sizing.memory_text([smallest], sizing.available_memory_gib())
+        return [
+            *host.notes(self._kvm_answer),
+            self._room_text(),
+            f"An environment of one small machine takes {memory}.",
+        ]
 
     def _machines_with_room(self) -> int:
         share = disk.share_bytes(MINIMUM_DISK_GIB, self._settings.disk_overcommit)
@@ -124,7 +130,7 @@ class LocalCloud(Cloud):
         available = disk.room(self._home.environments).bytes
         return (
             f"{sum(shares) / disk.GIB:.1f} GiB of the host's disk for sure, of {available / disk.GIB:.1f} GiB that new "
-            "machines may have now"
+            f"machines may have now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
         )
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:

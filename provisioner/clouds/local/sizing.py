@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
 # More vCPUs than this for each CPU of the host only wait for one another.
 CPU_OVERCOMMIT = 16
 
+MEMINFO = Path("/proc/meminfo")
 _ELSEWHERE = "Use --cloud aws."
 
 
@@ -37,6 +39,25 @@ def choose_machines(resources: Resources, aux: VMSpec | None) -> dict[Role, Mach
 
 def _host_memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+
+
+def available_memory_gib(meminfo: Path = MEMINFO) -> float:
+    """Returns how much memory this host can give to new processes without taking any from others (proc(5))."""
+    for line in meminfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) / (1 << 20)
+    return _host_memory_gib()
+
+
+def memory_text(sizes: Collection[MachineSize], available_gib: float) -> str:
+    """Says how many environments with such machines fit into memory beside what runs now. Pure."""
+    gib = sum(size.memory_gib for size in sizes)
+    return (
+        f"{gib:g} GiB of memory at most, of {available_gib:.1f} GiB that are available now: room for "
+        f"{int(available_gib / gib)} if all write to all of their memory, and for more if not, as machines share what "
+        "they have not written since their template"
+    )
 
 
 def check_machine_fits(

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from provisioner.clouds.local.sizing import check_machine_fits, check_machines_fit_together
+from provisioner.clouds.local.sizing import (
+    available_memory_gib,
+    check_machine_fits,
+    check_machines_fit_together,
+    memory_text,
+)
 from provisioner.clouds.sizing import size_of_aux_vm
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, VMSpec
@@ -39,3 +46,14 @@ def test_cuda_is_refused_locally() -> None:
     spec = VMSpec(cpu_count_range=(1, 2), ram_gib_range=(2, 4), base_image_type="ubuntu-20.04-cuda")
     with pytest.raises(UnavailableError, match=r"ubuntu-20\.04-cuda"):
         check_machine_fits(size_of_aux_vm(spec), host_memory_gib=8, host_cpus=2, spec=spec)
+
+
+def test_the_memory_that_a_host_has_available_is_read_from_its_kernel(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:    3145728 kB\n")
+    assert available_memory_gib(tmp_path / "meminfo") == 3
+
+
+def test_it_says_how_many_environments_fit_if_all_their_memory_is_written() -> None:
+    pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
+    text = memory_text(pair, 7.9)
+    assert text.startswith("1.5 GiB of memory at most, of 7.9 GiB that are available now: room for 5 if all write")

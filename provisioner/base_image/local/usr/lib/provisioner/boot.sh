@@ -4,7 +4,7 @@
 # seconds without KVM.
 set -eu
 
-credentials=/run/provisioner
+credentials=/run/provisioner-credentials
 given() { [ -s "$credentials/$1" ]; }
 said() { cat "$credentials/$1"; }
 
@@ -36,7 +36,7 @@ interface() {
     done
 }
 
-# Gives the interface with the MAC address $1 the IPv4 address $2. No IPv6 anywhere.
+# Notes that the interface with the MAC address $1 gets the IPv4 address $2. No IPv6 anywhere.
 up() {
     name=$(interface "$1")
     if [ -z "$name" ]; then
@@ -44,11 +44,12 @@ up() {
         return 1
     fi
     echo 1 > "/proc/sys/net/ipv6/conf/$name/disable_ipv6"
-    ip link set "$name" up
-    ip address replace "$2" dev "$name"
+    links="$links
+link set $name up
+address replace $2 dev $name"
 }
 
-ip link set lo up
+links='link set lo up'
 up 52:54:00:00:00:01 10.0.2.15/24
 if given private_address; then
     up 52:54:00:00:00:02 "$(said private_address)"
@@ -57,8 +58,10 @@ fi
 if given internet; then
     read -r address gateway < "$credentials/internet"
     up 52:54:00:00:00:03 "$address/32"
-    ip route replace default via "$gateway" dev "$(interface 52:54:00:00:00:03)" onlink
+    links="$links
+route replace default via $gateway dev $name onlink"
 fi
+printf '%s\n' "$links" | ip -batch -
 if given resolver; then
     printf 'nameserver %s\n' "$(said resolver)" > /etc/resolv.conf
 else
@@ -67,30 +70,29 @@ fi
 
 if given hostname; then
     said hostname > /etc/hostname
-    hostname "$(cat /etc/hostname)"
+    said hostname > /proc/sys/kernel/hostname
 fi
 if given hosts; then
     said hosts > /etc/hosts
 fi
+mkdir -p /etc/ssh/authorized_keys.d
+(cd /etc/ssh && rm -f ssh_host_* authorized_keys.d/root authorized_keys.d/agent authorized_keys.d/admin)
 if given host_key; then
-    rm -f /etc/ssh/ssh_host_*
     (umask 077 && said host_key > /etc/ssh/ssh_host_ed25519_key)
 fi
-mkdir -p /etc/ssh/authorized_keys.d
-for user in root agent admin; do
-    if given "authorized_keys.$user" && id "$user" > /dev/null 2>&1; then
+while IFS=: read -r user _; do
+    if given "authorized_keys.$user"; then
         said "authorized_keys.$user" > "/etc/ssh/authorized_keys.d/$user"
-    else
-        rm -f "/etc/ssh/authorized_keys.d/$user"
     fi
-done
+done < /etc/passwd
 # Grow the file system if the disk is larger than the image's. `grow` is the disk's size in sectors of 512 bytes: that of
 # a machine that was frozen grows a moment after it has started.
 if given grow; then
     tries=250
-    until [ "$(cat /sys/class/block/vda/size)" -ge "$(said grow)" ] || [ $tries = 0 ]; do
+    until read -r size < /sys/class/block/vda/size && [ "$size" -ge "$(said grow)" ] || [ $tries = 0 ]; do
         sleep 0.02
         tries=$((tries - 1))
     done
     /lib/systemd/systemd-growfs /
 fi
+rm -rf "$credentials"
