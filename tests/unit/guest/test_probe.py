@@ -89,7 +89,19 @@ def test_any_text_that_the_network_says_is_an_answer(probe: ModuleType, text: st
         (OSError(errno.EMFILE, "no descriptors"), "impossible"),
         (ValueError("anything else"), "impossible"),
     ],
-    ids=["refused", "unreachable", "timeout", "resolver", "device", "permission", "descriptors", "other"],
+    ids=[
+        "refused",
+        "unreachable",
+        "timeout",
+        "resolver",
+        "name",
+        "resolver-memory",
+        "resolver-system",
+        "device",
+        "permission",
+        "descriptors",
+        "other",
+    ],
 )
 def test_only_what_the_network_says_counts_as_not_reached(probe: ModuleType, error: Exception, outcome: str) -> None:
     assert probe._outcome(error) == outcome
