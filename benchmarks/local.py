@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/local.py [--rounds N]
 
-"Raw" starts QEMU on the same images with the same flags, primary machine and aux VM at once, until both run a command
-over SSH. The ratio `up` / raw shows how much Terraform, the isolation probes and start() add. Timings on a shared
+Everything is measured twice in each round: with machines that go on from a template, and with machines that boot. "Raw"
+starts QEMU on the same images with the same flags, primary machine and aux VM at once, until both run a command over
+SSH. The ratio `up` / raw boot shows how much Terraform, the isolation probes and start() add. Timings on a shared
 machine are noisy: only compare figures of one run.
 """
 
@@ -65,7 +66,7 @@ def start_machine(session: Session, environment: Environment, role: str) -> subp
     )
 
 
-def raw_boot(session: Session, like: Environment) -> float:
+def raw_start(session: Session, like: Environment) -> float:
     """Starts machines like those of `like` without Terraform; returns the seconds until they run a command by SSH."""
     environment = like.model_copy(update={"id": new_id("raw", None), "endpoints": {}})
     record_environment(session, environment)
@@ -91,29 +92,44 @@ def raw_boot(session: Session, like: Environment) -> float:
         session.environments.forget(environment.id)
 
 
+def measure(session: Session, figures: dict[str, list[float]], way: str) -> None:
+    """Does one round with machines that start one way, and adds its figures."""
+    seconds, environment = timed(lambda: lifecycle.up(session, load_family(FAMILY), TASK))
+    figures.setdefault(f"{way}: up", []).append(seconds)
+    for phase in environment.phases:
+        figures.setdefault(f"{way}:   {phase.name}", []).append(phase.seconds)
+    figures.setdefault(f"{way}: score", []).append(timed(lambda: lifecycle.score(session, environment, "1"))[0])
+    figures.setdefault(f"{way}: destroy", []).append(timed(lambda: lifecycle.destroy(session, environment))[0])
+    figures.setdefault(f"{way}: raw, to SSH", []).append(raw_start(session, environment))
+
+
 def main() -> None:
     """Runs the rounds and prints the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    home = Home.default()
+    home, settings = Home.default(), load_settings()
     home.make()
-    session = Session(home=home, cloud=LocalCloud(home, load_settings()), variables=VARIABLES)
-    family = load_family(FAMILY)
-    lifecycle.plan(session, family, TASK)
-    figures: dict[str, list[float]] = {}
+    sessions = {
+        way: Session(
+            home=home,
+            cloud=LocalCloud(home, settings.model_copy(update={"templates": way == "template"})),
+            variables=VARIABLES,
+        )
+        for way in ("template", "boot")
+    }
+    lifecycle.plan(sessions["boot"], load_family(FAMILY), TASK)
+    first, environment = timed(lambda: lifecycle.up(sessions["template"], load_family(FAMILY), TASK))
+    lifecycle.destroy(sessions["template"], environment)
+    figures: dict[str, list[float]] = {"first up (makes the templates unless they are there)": [first]}
     for _ in range(rounds):
-        seconds, environment = timed(lambda: lifecycle.up(session, family, TASK))
-        figures.setdefault("up", []).append(seconds)
-        for phase in environment.phases:
-            figures.setdefault(f"  {phase.name}", []).append(phase.seconds)
-        figures.setdefault("score", []).append(timed(lambda: lifecycle.score(session, environment, "1"))[0])  # noqa: B023
-        figures.setdefault("destroy", []).append(timed(lambda: lifecycle.destroy(session, environment))[0])  # noqa: B023
-        figures.setdefault("raw boot to SSH", []).append(raw_boot(session, environment))
+        for way, session in sessions.items():
+            measure(session, figures, way)
     for name, values in figures.items():
-        print(f"{name:18} {statistics.median(values):7.2f} s   ({', '.join(f'{value:.2f}' for value in values)})")
-    ratio = statistics.median(figures["up"]) / statistics.median(figures["raw boot to SSH"])
-    print(f"{'up / raw boot':18} {ratio:7.2f}")
+        print(f"{name:24} {statistics.median(values):7.2f} s   ({', '.join(f'{value:.2f}' for value in values)})")
+    boot = statistics.median(figures["boot: raw, to SSH"])
+    for way in sessions:
+        print(f"{way}: up / raw boot {statistics.median(figures[f'{way}: up']) / boot:7.2f}")
 
 
 if __name__ == "__main__":

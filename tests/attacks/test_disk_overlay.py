@@ -106,7 +106,7 @@ def test_what_a_machine_has_taken_already_is_not_counted_twice(home: Home, monke
 
 def test_the_figures_are_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(cloud(home), environment())
-    assert cloud(home).notes()[-1] == (
+    assert cloud(home).notes()[-2] == (
         "The disk has 10.0 GiB free, 2.0 of which running machines are sure of and 2.0 the controller: room for 3 more "
         "machines with disks of 16 GiB, each sure of 2.0 GiB."
     )

@@ -93,7 +93,7 @@ def _start(directory: Path) -> None:
     image = Path(settings["image"])
     launch = _described(directory, settings)
     template, origin = None, BOOT
-    if (directory / WANTS_TEMPLATE).exists():
+    if (directory / WANTS_TEMPLATE).exists() and qemu.live_pid(directory / "qemu.pid") is None:
         try:  # without the lock: it may take as long as a boot, and a destroy must not wait for it
             template, origin = templates.obtain(image, launch), TEMPLATE
         except templates.TemplateError as error:
@@ -102,7 +102,9 @@ def _start(directory: Path) -> None:
         if not (directory / credential_port.CREDENTIALS).is_dir():
             raise MachineError("it has no credentials: it was destroyed, or the controller never prepared it")
         os.chdir(directory)
-        if qemu.live_pid(Path("qemu.pid")) is None:
+        if qemu.live_pid(Path("qemu.pid")) is None or not Path(ORIGIN).exists():
+            _end_all(Path())  # a start that was cut short may have left a machine that does not run
+            Path(ORIGIN).unlink(missing_ok=True)
             _complete_credentials(settings["public_key"])
             if template:
                 origin = _go_on(settings, launch, template)
@@ -170,8 +172,9 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
                 qmp.wait_for_migration(time.monotonic() + QMP_SECONDS)
                 qmp.execute("cont")
                 qmp.execute("block_resize", device="disk", size=int(settings["disk_gib"]) << 30)
-        _wait(Path(credential_port.TAKEN).exists, TAKE_SECONDS)
-        if not Path(credential_port.TAKEN).exists():
+        taken = Path(credential_port.TAKEN)
+        _wait(lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None, TAKE_SECONDS)
+        if not taken.exists():
             raise MachineError("the machine did not take its credentials")
     except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
         templates.discard(template)

@@ -259,10 +259,6 @@ def opened(template: Template) -> Iterator[tuple[int, int]]:
 
 
 def lend(template: Template, pid: int, memory: int) -> None:
-    """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template.
-
-    Raises:
-        OSError: the template is gone.
-    """
-    with locked(template.lock):
+    """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template."""
+    with contextlib.suppress(OSError), locked(template.lock):  # the template may be gone, which does this one no harm
         shared_memory.lend(template.lenders, pid, memory)

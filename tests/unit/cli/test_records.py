@@ -11,7 +11,16 @@ import pytest
 from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.family.loader import load_family
 from provisioner.images.build import family_image_name
-from provisioner.models import Environment, MachineRecord, MachineSize, ScoreLogEntry, SetupData, TaskSetup, TimeLimits
+from provisioner.models import (
+    Endpoint,
+    Environment,
+    MachineRecord,
+    MachineSize,
+    ScoreLogEntry,
+    SetupData,
+    TaskSetup,
+    TimeLimits,
+)
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
@@ -84,6 +93,14 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     assert listed.keys() == fields
     assert shown.keys() == fields | {"schema", "ok", "exists"}
     assert shown["exists"] is True
+
+
+@pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
+def test_show_says_how_each_machine_started(provisioner: CommandLine, store: EnvironmentStore, origin: str) -> None:
+    endpoint = Endpoint(host="127.0.0.1", port=2200, origin=origin)
+    store.save(environment("started").model_copy(update={"endpoints": {"primary": endpoint}}))
+    assert f"ssh 127.0.0.1:2200, started by {origin}\n" in provisioner("show", "started").stdout
+    assert provisioner("show", "started", "--json").json["endpoints"]["primary"]["origin"] == origin
 
 
 def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:

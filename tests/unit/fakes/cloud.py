@@ -87,6 +87,7 @@ class FakeCloud(Cloud):
         self.hardened: list[str] = []
         self.ttls: dict[str, Any] = {}
         self.kept_when_off: set[str] = set()
+        self.origin = ""
         self.off: set[tuple[str, Role]] = set()
         self.foreign_images: set[str] = set()
         self.vendor_images = False
@@ -242,7 +243,7 @@ class FakeCloud(Cloud):
             self.machines[identity, role] = Machine(sshd, guest, keys)
             address = {"primary": "192.0.2.2", "aux": "192.0.2.3"}[role] if len(authorized_keys) > 1 else None
             endpoints.setdefault(identity, {})[role] = {
-                "host": "127.0.0.1", "port": sshd.port, "private_address": address,
+                "host": "127.0.0.1", "port": sshd.port, "private_address": address, "origin": self.origin,
             }  # fmt: skip
         (self.directory / "endpoints.json").write_text(json.dumps(endpoints))
 

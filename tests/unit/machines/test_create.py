@@ -73,6 +73,25 @@ def test_terraform_gets_the_values_of_the_record(session: Session) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("origin", "notes"),
+    [
+        ("", []),
+        ("template", []),
+        ("boot", []),
+        ("boot: the template did not serve", ["env: the primary machine starts by a boot: the template did not serve"]),
+    ],
+    ids=["one way", "template", "boot", "instead"],
+)
+def test_a_machine_that_could_not_start_as_it_should_have_is_noted_and_runs(
+    session: Session, cloud: FakeCloud, origin: str, notes: list[str]
+) -> None:
+    cloud.origin = origin
+    [env] = created(session, environment())
+    assert env.endpoints["primary"].origin == origin
+    assert told_of(session).notes == notes
+
+
 def test_an_environment_keeps_its_recorded_place(session: Session) -> None:
     [env] = created(session, environment(placement={"region": "crater", "zone": "z"}))
     assert env.placement["zone"] == "z"

@@ -16,6 +16,7 @@ from provisioner.errors import UsageError
 from provisioner.progress import Silence
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore, Kind
+from provisioner.store.locks import locked
 
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -82,6 +83,34 @@ def test_the_remains_of_a_killed_build_are_no_image_and_are_replaced_by_the_next
 def test_prune_removes_the_remains_of_a_killed_build(home: Home) -> None:
     (home.images / ".building-family-a-1").mkdir()
     assert ImageStore(home).prune(set(), cloud="local", discard=lambda _: None) == [".building-family-a-1"]
+    assert list(home.images.iterdir()) == []
+
+
+def test_prune_removes_the_remains_of_a_template_that_nobody_makes_and_leaves_one_that_somebody_makes(
+    home: Home,
+) -> None:
+    build(home, "family-a-1")
+    templates = home.images / "family-a-1" / "templates"
+    for name in (".building-dead", ".building-alive", "whole"):
+        (templates / name).mkdir(parents=True)
+        (templates / name / "memory").touch()
+    (templates / "dead.lock").touch()
+    store = ImageStore(home)
+    with locked(templates / "alive.lock"):
+        removed = store.prune({"family-a-1"}, cloud="local", discard=lambda _: None)
+    assert removed == ["family-a-1/templates/.building-dead"]
+    assert {path.name for path in templates.iterdir() if path.is_dir()} == {".building-alive", "whole"}
+
+
+def test_an_image_goes_with_its_templates_which_count_as_its_own(home: Home) -> None:
+    build(home, "family-a-1")
+    store = ImageStore(home)
+    alone = store.disk_bytes("family-a-1")
+    template = home.images / "family-a-1" / "templates" / "whole"
+    template.mkdir(parents=True)
+    (template / "memory").write_bytes(b"x" * 65536)
+    assert store.disk_bytes("family-a-1") == alone + 65536
+    assert store.prune(set(), cloud="local", discard=lambda _: None, everything=True) == ["family-a-1"]
     assert list(home.images.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.clouds.local import kvm
+from provisioner.clouds.local import kvm, machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.config import Settings
 from provisioner.errors import TerraformError
@@ -49,6 +49,17 @@ def test_a_prepared_machine_has_its_own_host_key_and_time_to_live(cloud: LocalCl
     assert (directory / "accelerator").read_text() == "tcg"
     assert float((directory / "expires_at").read_text()) == ENVIRONMENT.expires_at.timestamp()
     assert (cloud.host_key(ENVIRONMENT, "primary") or "").startswith("ssh-ed25519 ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "templates", "wants"), [("task", True, True), ("builder", True, False), ("task", False, False)]
+)
+def test_machines_of_tasks_start_from_templates_unless_the_operator_says_otherwise(
+    home: Home, kind: str, templates: bool, wants: bool
+) -> None:
+    planned = ENVIRONMENT.model_copy(update={"kind": kind})
+    LocalCloud(home, Settings(templates=templates)).prepare(planned, {"primary": {}})
+    assert (home.environments / "env" / "primary" / machine.WANTS_TEMPLATE).exists() is wants
 
 
 def test_the_time_to_live_moves_only_where_there_is_a_machine(cloud: LocalCloud, home: Home) -> None:
