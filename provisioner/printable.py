@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterator
 
 # Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
 _UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-?]{0,32}[ -/]{0,8})?)\Z")
+# What ends a line beside the newline, as str.splitlines() has it.
+_LINE_ENDS = str.maketrans(dict.fromkeys("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\n"))
+# Text is taken apart in blocks: a string for each line of a whole log would cost twenty times the log.
+_BLOCK_CHARACTERS = 64 << 10
+_UNFINISHED_CHARACTERS = 64
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str) -> str:
     """Returns untrusted text as one line: its lines are joined by spaces, unprintable characters replaced."""
-    return " ".join(_clean(line) for line in text.splitlines())
+    return printable_lines(text).replace("\n", " ")
 
 
 def printable_lines(text: str) -> str:
     """Returns untrusted text with its lines, each made printable."""
-    return "\n".join(_clean(line) for line in text.splitlines())
+    return "".join(_clean_block(block) for block in _blocks(text)).removesuffix("\n")
 
 
 class PrintableStream:
@@ -59,8 +65,19 @@ def spreadsheet_cell(value: object) -> object:
     return f"'{text}" if text[:1].isspace() or text.startswith(_FORMULA) else text
 
 
+def _blocks(text: str) -> Iterator[str]:
+    """Splits a text where neither a sequence nor a line's end is cut in two."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _BLOCK_CHARACTERS
+        if end < len(text) and (match := _UNFINISHED.search(text, end - _UNFINISHED_CHARACTERS, end)):
+            end = match.start()
+        yield text[begin:end]
+        begin = end
+
+
 def _clean_block(text: str) -> str:
-    unified = text.replace("\r\n", "\n").replace("\r", "\n")
+    unified = text.replace("\r\n", "\n").translate(_LINE_ENDS)
     return "\n".join(_clean(line) for line in unified.split("\n"))
 
 

@@ -7,15 +7,23 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from heapq import merge
 from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 MINIMUM_VALUE_CHARACTERS = 4
 MINIMUM_LINE_CHARACTERS = 8
 
 # The most that a stream holds back: a secret that overlaps itself ("aaaa") could otherwise stall it for ever.
-_MAXIMUM_HELD_CHARACTERS = 1 << 20
+_MAXIMUM_HELD_CHARACTERS = 64 << 10
+
+# How many secrets are replaced in one text, and in one piece of a stream. Beyond that, text is left out: each costs
+# microseconds, and its replacement may be longer than it was.
+_MAXIMUM_SPANS = 100_000
+_MAXIMUM_SPANS_OF_PIECE = 2000
+LEFT_OUT = "[redacted: text that repeats secrets]"
 
 # Where the middle of long output was cut out, here (remote/output_buffer.py) or in a machine. The cut may have gone
 # through a secret, and through a character, which was then replaced.
@@ -27,8 +35,7 @@ _CUT_BEGINNING = re.compile(r"\[(?:\.(?:\.(?:\.(?: [ \dbytescutou.]*\]?)?)?)?)?\
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """A span of text to redact; `length` is that of the longest single form of a secret in it."""
 
     start: int
@@ -40,7 +47,8 @@ class _Span:
 class Redactor:
     """Replaces secret values by `[redacted:NAME]`: verbatim, line by line, and as JSON, repr, shell, URL and base64.
 
-    Where the middle of long output was cut out, halves of secrets are replaced as well.
+    Where the middle of long output was cut out, halves of secrets are replaced as well. Text that repeats secrets
+    without end is left out.
 
     Args:
         variables: secret values by name. Values under MINIMUM_VALUE_CHARACTERS are ignored, since any text has them.
@@ -56,8 +64,11 @@ class Redactor:
         self._longest = len(self._forms[0][0]) if self._forms else 0
 
     def redact(self, text: str) -> str:
-        """Returns a whole text with its secrets redacted."""
-        return self._replace(text, self._spans(text))
+        """Returns a whole text with its secrets redacted. If they are more than 100,000, the rest is left out."""
+        spans = list(islice(self._spans(text), _MAXIMUM_SPANS + 1))
+        if len(spans) > _MAXIMUM_SPANS:
+            return self._replace(text[: spans.pop().start], spans) + LEFT_OUT
+        return self._replace(text, spans)
 
     def stream(self) -> RedactingStream:
         """Returns a redactor for one stream of text that arrives in chunks. Each stream needs its own."""
@@ -66,12 +77,20 @@ class Redactor:
     def _split(self, text: str) -> tuple[str, str]:
         """Splits an unfinished text: returns the redacted part to show now, and the rest, which may begin a secret."""
         cut = min(self._first_beginning(text), self._first_half(text))
-        spans = self._spans(text)
+        spans = list(islice(self._spans(text), _MAXIMUM_SPANS_OF_PIECE + 1))
+        if len(spans) > _MAXIMUM_SPANS_OF_PIECE and spans[-1].start < cut:
+            return self._replace(text[: spans.pop().start], spans) + LEFT_OUT, text[self._not_inside(text, cut) :]
         for span in spans:
             if span.start < cut < span.end:
                 # A secret that was cut would show its tail, so all of it waits, up to a bound.
                 cut = span.start if len(text) - span.start <= _MAXIMUM_HELD_CHARACTERS else span.end
         return self._replace(text[:cut], [span for span in spans if span.end <= cut]), text[cut:]
+
+    def _not_inside(self, text: str, cut: int) -> int:
+        """Returns the cut, or where the secret begins that it goes through."""
+        begin = max(0, cut - self._longest)
+        spans = ((begin + span.start, begin + span.end) for span in self._spans(text[begin:]))
+        return next((start for start, end in spans if start < cut < end), cut)
 
     def _first_beginning(self, text: str) -> int:
         """Returns where the first form begins that the text's end cuts off, or the text's length if none does."""
@@ -115,31 +134,22 @@ class Redactor:
             if size >= MINIMUM_VALUE_CHARACTERS:
                 yield _Span(end - size, newline, size, name)
 
-    def _spans(self, text: str) -> list[_Span]:
-        """Returns all spans to replace, in order, with overlapping ones merged."""
-        spans = sorted(self._occurrences(text), key=lambda span: span.start)
-        merged: list[_Span] = []
-        for span in spans:
-            if merged and span.start < merged[-1].end:
-                last = merged.pop()
+    def _spans(self, text: str) -> Iterator[_Span]:
+        """Yields all spans to replace, in order, with overlapping ones merged. Holds few at a time."""
+        cuts = islice(_CUT.finditer(text), _MAXIMUM_CUTS)
+        halves = sorted((half for cut in cuts for half in self._halves(text, cut)), key=attrgetter("start"))
+        occurrences = (_occurrences(text, form, name) for form, name in self._forms if form in text)
+        last: _Span | None = None
+        for span in merge(halves, *occurrences, key=attrgetter("start")):
+            if last and span.start < last.end:
                 longer = last if last.length >= span.length else span
-                span = _Span(last.start, max(last.end, span.end), longer.length, longer.name)
-            merged.append(span)
-        return merged
-
-    def _occurrences(self, text: str) -> Iterator[_Span]:
-        for cut in islice(_CUT.finditer(text), _MAXIMUM_CUTS):
-            yield from self._halves(text, cut)
-        for form, name in self._forms:
-            size = len(form)
-            at = text.find(form)
-            while at >= 0:
-                end = at + size
-                # Merge overlapping occurrences at once, so that "aaaa" costs little in a megabyte of "a".
-                while (overlapping := text.rfind(form, end - size + 1, end + size - 1)) >= 0:
-                    end = overlapping + size
-                yield _Span(at, end, size, name)
-                at = text.find(form, end)
+                last = _Span(last.start, max(last.end, span.end), longer.length, longer.name)
+            else:
+                if last:
+                    yield last
+                last = span
+        if last:
+            yield last
 
     @staticmethod
     def _replace(text: str, spans: list[_Span]) -> str:
@@ -149,6 +159,19 @@ class Redactor:
             pieces += [text[shown_until : span.start], f"[redacted:{span.name}]"]
             shown_until = span.end
         return "".join([*pieces, text[shown_until:]])
+
+
+def _occurrences(text: str, form: str, name: str) -> Iterator[_Span]:
+    """Yields where a form of a secret stands, in order."""
+    size = len(form)
+    at = text.find(form)
+    while at >= 0:
+        end = at + size
+        # Merge overlapping occurrences at once, so that "aaaa" costs little in a megabyte of "a".
+        while (overlapping := text.rfind(form, end - size + 1, end + size - 1)) >= 0:
+            end = overlapping + size
+        yield _Span(at, end, size, name)
+        at = text.find(form, end)
 
 
 def _beginning(form: str, text: str) -> int:

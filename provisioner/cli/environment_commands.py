@@ -43,7 +43,8 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.files import read_end
 
-MAXIMUM_LOG_BYTES = 8 << 20
+# All logs together: a machine fills each with what costs the most to show.
+MAXIMUM_LOGS_BYTES = 8 << 20
 
 
 def register(app: typer.Typer) -> None:
@@ -272,9 +273,20 @@ def logs(env: PastEnvironmentArgument) -> Result:
     directory = opened.environments.logs(environment.id)
     if opened.environments.directory(environment.id).exists():
         keep_logs(session_of(environment, opened), environment)
-    texts = {
-        path.stem: read_end(path, MAXIMUM_LOG_BYTES).decode(errors="replace")
-        for path in sorted(directory.glob("*.log"))
-    }
-    shown = "\n".join(f"==> {name} <==\n{text.rstrip()}\n" for name, text in texts.items())
-    return Result({"environment": environment.id, "logs": texts}, shown or "No logs.")
+    return shown_logs(environment.id, directory)
+
+
+def shown_logs(environment: str, directory: Path) -> Result:
+    """Returns the logs in a directory; of those that are too long together, the ends."""
+    sizes = {path: path.stat().st_size for path in directory.glob("*.log")}
+    ends: dict[Path, bytes] = {}
+    room_bytes = MAXIMUM_LOGS_BYTES
+    for path in sorted(sizes, key=sizes.__getitem__):  # shorter ones leave room to longer ones
+        ends[path] = read_end(path, room_bytes // (len(sizes) - len(ends)))
+        room_bytes -= len(ends[path])
+    texts, shown = {}, []
+    for path in sorted(ends):
+        heading = f"{path.stem}: its end; all of it is in {path}" if sizes[path] > len(ends[path]) else path.stem
+        texts[path.stem] = ends.pop(path).decode(errors="replace")
+        shown += [f"==> {heading} <==", texts[path.stem].rstrip(), ""]
+    return Result({"environment": environment, "logs": texts}, "\n".join(shown) or "No logs.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from provisioner import strict_json
 from provisioner.errors import CommandTimeoutError, TaskError
-from provisioner.redaction import Redactor
+from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.output_tee import OutputTee
@@ -24,6 +24,12 @@ HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
 # More than the helper ever sends. Family code with root may replace the helper, and only this bounds what it sends.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
+# How much of each stream an answer holds. The log has more.
+ANSWER_OUTPUT_BYTES = 1 << 20
+# How much longer a result may get when its secrets are replaced by their names.
+GROWTH_CHARACTERS = 4 << 20
+# Enough for a screen, and little enough to be taken apart into lines.
+_END_CHARACTERS = 64 << 10
 # The helper writes no larger result; provisioner_values.MAX_BYTES counts the whole file.
 RESULT_LIMIT_BYTES = strict_json.LIMIT_BYTES
 # The helper may take this much longer than the operation itself: it starts an interpreter and reads files.
@@ -36,7 +42,7 @@ class Answer:
 
     Args:
         result: the helper's JSON result; a description of the failure if there was none, or not a valid one.
-        stdout, stderr: bounded and free of secrets.
+        stdout, stderr: without their middle if they are longer than ANSWER_OUTPUT_BYTES, and free of secrets.
     """
 
     result: object
@@ -65,8 +71,8 @@ class Answer:
     def tail(self, result: object = None) -> str:
         """Returns the end of the output, and of the traceback if there is one: about one screen."""
         traceback = str(result.get("traceback") or "") if isinstance(result, dict) else ""
-        lines = [*self.stdout.splitlines()[-12:], *self.stderr.splitlines()[-12:], *traceback.splitlines()[-12:]]
-        return "\n".join(line[:400] for line in lines)
+        ends = (text[-_END_CHARACTERS:].splitlines()[-12:] for text in (self.stdout, self.stderr, traceback))
+        return "\n".join(line[:400] for end in ends for line in end)
 
 
 def failure(result: object) -> str:
@@ -105,6 +111,26 @@ def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes],
         take(data)
 
     return take_bounded
+
+
+class _Cleaner:
+    """Removes the secrets from the strings of one result: a family's exception may quote them."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._room_characters = GROWTH_CHARACTERS
+
+    def clean(self, value: object) -> object:
+        """Returns the value without secrets."""
+        if isinstance(value, str):
+            text = self._redactor.redact(value)
+            self._room_characters -= max(0, len(text) - len(value))
+            return text if self._room_characters > 0 or text == value else LEFT_OUT
+        if isinstance(value, list):
+            return [self.clean(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.clean(item) for key, item in value.items()}
+        return value
 
 
 class TaskDriver:
@@ -172,18 +198,8 @@ class TaskDriver:
         except CommandTimeoutError as error:
             return Answer(_error("timeout", f"The machine stayed silent: {error.message}"), "", "")
         # A submission is the agent's own text, and is scored as it is.
-        shown = result if operation == "read_submission" else self._without_secrets(result)
+        shown = result if operation == "read_submission" else _Cleaner(self._redactor).clean(result)
         return Answer(shown, *self._texts(completed))
-
-    def _without_secrets(self, value: object) -> object:
-        """Returns the value with the secrets removed from its strings: a family's exception may quote them."""
-        if isinstance(value, str):
-            return self._redactor.redact(value)
-        if isinstance(value, list):
-            return [self._without_secrets(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._without_secrets(item) for key, item in value.items()}
-        return value
 
     def _texts(self, completed: Completed) -> tuple[str, str]:
         return tuple(  # type: ignore[return-value]
@@ -192,14 +208,14 @@ class TaskDriver:
 
     def _stream(self, operation: str, request: bytes, timeout_seconds: float) -> Completed:
         log = self._logs / f"{operation}.log" if self._logs else None
-        with OutputTee(self._redactor, self._on_output, log, limit_bytes=2 * STREAM_LIMIT_BYTES) as tee:
+        with OutputTee(self._redactor, self._on_output, log) as tee:
             return self._connection.run(
                 ["python3", "-I", HELPER],
                 stdin=request,
                 on_stdout=_bounded(operation, tee.stream()),
                 on_stderr=_bounded(operation, tee.stream()),
                 timeout_seconds=timeout_seconds + GRACE_SECONDS,
-                limit_bytes=STREAM_LIMIT_BYTES,
+                limit_bytes=ANSWER_OUTPUT_BYTES,
             )
 
     def _result(self, path: str) -> object:

@@ -6,12 +6,17 @@ Output is not trusted: bytes that are not UTF-8 are replaced, and the size of th
 from __future__ import annotations
 
 import codecs
+import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from provisioner.redaction import Redactor
-from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+
+# How long a log gets, whatever is written to it in its life. Twice what an honest command prints.
+LOG_LIMIT_BYTES = 16 << 20
+_CUT = b"\n[... cut out: the log was too long ...]\n"
 
 
 class OutputTee:
@@ -21,7 +26,8 @@ class OutputTee:
         redactor: removes the secrets.
         listener: called with each piece of text.
         log: file that the text is appended to; None writes no log.
-        limit_bytes: how much of the command's text goes to the log, from the beginning.
+        limit_bytes: how long the file may get, with what earlier commands wrote. At least its first and last quarter
+            are kept.
         heading: a line written to the log before the output, with an empty line after the output; "" for neither.
     """
 
@@ -30,12 +36,12 @@ class OutputTee:
         redactor: Redactor,
         listener: Callable[[str], None],
         log: Path | None = None,
-        limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        limit_bytes: int = LOG_LIMIT_BYTES,
         heading: str = "",
     ) -> None:
         self._redactor = redactor
         self._listener = listener
-        self._log = _BoundedLog(log, limit_bytes) if log else None
+        self._log = _RingLog(log, limit_bytes) if log else None
         self._heading = heading
         self._streams: list[_RedactedStream] = []
 
@@ -91,23 +97,35 @@ class _RedactedStream:
             self._pass_on(text)
 
 
-class _BoundedLog:
-    """Appends UTF-8 text to a file up to a limit, in whole characters, and flushes it at once."""
+class _RingLog:
+    """Appends UTF-8 text to a file, and cuts the middle out of one that gets too long.
+
+    Other processes may write to the same file in the same way: each waits for the other.
+    """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        self._file = path.open("ab")
-        self._room_bytes = limit_bytes
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "r+b")
+        self._limit_bytes = limit_bytes
 
     def write(self, text: str) -> None:
-        """Appends as much of the text as there is room for."""
-        data = text.encode()
-        if len(data) > self._room_bytes:
-            data = data[: self._room_bytes].decode(errors="ignore").encode()
-            self._room_bytes = 0
-        else:
-            self._room_bytes -= len(data)
-        self._file.write(data)
-        self._file.flush()
+        """Appends text, so that others see it at once."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(text.encode())
+            if self._file.tell() > self._limit_bytes:
+                self._cut_middle(self._limit_bytes // 4)
+            self._file.flush()
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _cut_middle(self, kept_bytes: int) -> None:
+        self._file.seek(-kept_bytes, os.SEEK_END)
+        end = self._file.read()
+        self._file.seek(kept_bytes)
+        self._file.write(_CUT + end)
+        self._file.truncate()
 
     def close(self) -> None:
         """Closes the file."""

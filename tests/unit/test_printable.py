@@ -22,6 +22,15 @@ def test_a_line_is_one_line() -> None:
     assert printable("a\r\nb\rc\u2028d") == "a b c d"
 
 
+@pytest.mark.parametrize("piece", ["\r\n", "\x1b[1;31m", "x\u2028"], ids=["line-end", "colour", "separator"])
+@pytest.mark.parametrize("shift", range(9))
+def test_long_text_is_the_same_as_short_text(piece: str, shift: int) -> None:
+    """It is taken apart in blocks, whose ends lie anywhere."""
+    text = "." * shift + piece * 20_000
+    shown = "." * shift + printable_lines(f"{piece}|").removesuffix("|") * 20_000
+    assert printable_lines(text) == shown.removesuffix("\n")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_a_stream_in_pieces_is_the_same_as_in_one(size: int) -> None:
     text = f"{ORDINARY}\r\n\x1b[32mgreen\x1b[0m\rnext\n\n\x1b"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from provisioner.redaction import Redactor
+from provisioner.redaction import LEFT_OUT, Redactor
 
 SECRET = "p@ss 'w\"rd\\/é+?"
 KEY = "-----BEGIN A KEY-----\nMIIEowIBAAKCAQEAx+/7\nshort\nKzq9fQ2aVb81LmN0pQ==\n-----END A KEY-----\n"
@@ -103,3 +103,20 @@ def test_megabytes_are_redacted_in_seconds_even_if_the_secret_repeats_itself() -
     streamed = [stream.feed("a" * 65536) for _ in range(64)]
     assert set("".join([*streamed, stream.flush()]).split("]")) == {"[redacted:A", ""}
     assert time.monotonic() - begin < 30
+
+
+def test_text_that_repeats_secrets_without_end_is_left_out() -> None:
+    redacted = Redactor({"A": "s3cr"}).redact("begin " + "s3cr " * 1_000_000 + "end")
+    assert redacted.startswith("begin [redacted:A] [redacted:A] ")
+    assert redacted.endswith(f"[redacted:A] {LEFT_OUT}")
+    assert len(redacted) < 2_000_000
+
+
+@pytest.mark.parametrize("size", [60_000, 60_001, 60_003])
+def test_a_piece_that_repeats_a_secret_is_left_out_and_neither_it_nor_the_next_shows_a_part(size: int) -> None:
+    stream = Redactor({"A": "s3cr", "B": "r-s3crs3"}).stream()
+    text = "begin " + "s3cr" * 100_000
+    pieces = [*(text[at : at + size] for at in range(0, len(text), size)), " end"]
+    shown = "".join([*map(stream.feed, pieces), stream.flush()])
+    assert LEFT_OUT in shown
+    assert shown.replace(LEFT_OUT, "").replace("[redacted:A]", "") == "begin  end"

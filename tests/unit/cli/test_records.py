@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.cli.environment_commands import MAXIMUM_LOGS_BYTES
 from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.family.loader import load_family
 from provisioner.images.build import family_image_name
@@ -121,6 +122,24 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
     destroyed = provisioner("destroy", saved.id, "--json").json
     assert (destroyed["destroyed"], destroyed["already_gone"]) == ([], [saved.id])
     assert provisioner("score", saved.id).code == 2
+
+
+def test_long_logs_are_shown_by_their_ends_and_leave_room_to_short_ones(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    for name, text in (("start", "short\n"), ("agent", "ab\n" * 4_000_000), ("score", "cd\n" * 4_000_000)):
+        (store.logs(saved.id) / f"{name}.log").write_text(text + f"end of {name}\n")
+    store.archive(saved)
+    logs = provisioner("logs", saved.id, "--json").json["logs"]
+    assert logs["start"] == "short\nend of start\n"
+    assert logs["agent"].endswith("ab\nend of agent\n")
+    assert logs["score"].endswith("cd\nend of score\n")
+    assert (6 << 20) < sum(map(len, logs.values())) <= MAXIMUM_LOGS_BYTES
+    shown = provisioner("logs", saved.id).stdout
+    assert shown.endswith("==> start <==\nshort\nend of start\n")
+    assert f"==> agent: its end; all of it is in {store.logs(saved.id) / 'agent.log'} <==\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,20 +90,51 @@ def test_a_second_command_appends_to_the_log(tmp_path: Path) -> None:
     assert log.read_text() == "$ run 1 [redacted:TOKEN]\nout\n\n$ run 2 [redacted:TOKEN]\nout\n\n"
 
 
-@pytest.mark.parametrize(
-    ("limit_bytes", "kept"),
-    [(0, ""), (2, "a"), (3, "aé"), (4, "aé."), (100, "aé..!!!")],
-    ids=["none", "amid-a-character", "after-a-character", "later", "all"],
-)
-def test_the_log_is_bounded_and_the_listener_still_gets_everything(tmp_path: Path, limit_bytes: int, kept: str) -> None:
+def test_a_log_that_gets_too_long_loses_its_middle_and_the_listener_still_gets_everything(tmp_path: Path) -> None:
     log, heard = tmp_path / "agent.log", list[str]()
-    with OutputTee(REDACTOR, heard.append, log, limit_bytes) as tee:
+    with OutputTee(REDACTOR, heard.append, log, limit_bytes=400) as tee:
         stdout, stderr = tee.stream(), tee.stream()
-        stdout("aé".encode())
-        stderr(b"..")
-        stdout(b"!!!")
-    assert "".join(heard) == "aé..!!!"
-    assert log.read_text() == kept
+        for number in range(100):
+            stdout(b"out %02d\n" % number)
+            stderr(b"err %02d\n" % number)
+            assert log.stat().st_size <= 400
+    assert len("".join(heard).splitlines()) == 200
+    beginning, mark, end = log.read_text().partition("\n[... cut out: the log was too long ...]\n")
+    assert beginning.startswith("out 00\nerr 00\n")
+    assert mark
+    assert len(beginning) >= 100
+    assert end.endswith("out 99\nerr 99\n")
+    assert len(end) >= 100
+
+
+def test_a_log_is_bounded_over_all_commands_that_write_to_it(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    for number in range(100):
+        with OutputTee(REDACTOR, lambda _: None, log, limit_bytes=400) as tee:
+            tee.stream()(b"run %02d\n" % number)
+    assert log.stat().st_size <= 400
+    assert log.read_text().startswith("run 00\n")
+    assert log.read_text().endswith("run 98\nrun 99\n")
+
+
+def test_two_commands_that_write_to_one_log_lose_nothing_of_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+
+    def write(name: bytes) -> None:
+        with OutputTee(REDACTOR, lambda _: None, log, limit_bytes=8000) as tee:
+            take = tee.stream()
+            for number in range(3000):
+                take(b"%s %04d\n" % (name, number))
+
+    threads = [threading.Thread(target=write, args=[name]) for name in (b"one", b"two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    end = log.read_text().partition("too long ...]\n")[2].splitlines()[1:]
+    for name in ("one", "two"):
+        kept = [int(line.removeprefix(name)) for line in end if line.startswith(name)]
+        assert kept == list(range(3000))[3000 - len(kept) :]
 
 
 def test_text_that_was_held_back_is_passed_on_after_a_failure_too(tmp_path: Path) -> None:
