@@ -7,6 +7,7 @@ bidirectional or invisible character.
 from __future__ import annotations
 
 import codecs
+import json
 import re
 
 # Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
@@ -14,6 +15,10 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
 _UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-?]{0,32}[ -/]{0,8})?)\Z")
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# What ends a cell, in one spreadsheet or another: in many countries a comma is part of a number, and lists have `;`.
+_SEPARATORS = ",;|\t\n"
+# All that stands before a formula in the middle of a text and might begin a cell. Each character is looked at once.
+_BEFORE_FORMULA = re.compile(rf'(?<![\s"{_SEPARATORS}])[\s"{_SEPARATORS}]++(?=[{re.escape("".join(_FORMULA))}])')
 
 
 def printable(text: str) -> str:
@@ -47,16 +52,32 @@ class PrintableStream:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Returns a value for a cell of a CSV file, in which no spreadsheet finds a formula.
+    """Returns a value for a cell of a CSV file, in which no spreadsheet finds a formula, whatever separates its cells.
 
     Args:
         value: numbers and None are returned as they are. Text that begins like a formula, or with white space, which
-            some spreadsheets skip, gets an apostrophe in front.
+            some spreadsheets skip, gets an apostrophe in front; so does what looks like a formula after a comma, a
+            semicolon, a bar, a tab or a new line. Lists and mappings become JSON of such text.
     """
+    if isinstance(value, dict | list):
+        return json.dumps(_without_formulas(value))
+    return _without_formulas(value)
+
+
+def _without_formulas(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_formulas(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_formulas(key): _without_formulas(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    text = printable_lines(value)
+    text = _BEFORE_FORMULA.sub(_marked, printable_lines(value))
     return f"'{text}" if text[:1].isspace() or text.startswith(_FORMULA) else text
+
+
+def _marked(match: re.Match[str]) -> str:
+    before = match.group()
+    return f"{before}'" if any(separator in before for separator in _SEPARATORS) else before
 
 
 def _clean_block(text: str) -> str:

@@ -139,17 +139,11 @@ def as_jsonl(rows: Iterable[Row]) -> str:
 def as_csv(rows: Sequence[Row]) -> str:
     """Returns one line per row, below a line of headings. Lists and mappings are JSON in their cells.
 
-    Text that a spreadsheet would take for a formula has an apostrophe in front; as_jsonl has the text as it is.
+    What a spreadsheet could take for a formula has an apostrophe in front; as_jsonl has the text as it is.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(Row.model_fields), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = row.model_dump(mode="json")
-        writer.writerow(
-            {
-                name: json.dumps(value) if isinstance(value, dict | list) else spreadsheet_cell(value)
-                for name, value in cells.items()
-            }
-        )
+        writer.writerow({name: spreadsheet_cell(value) for name, value in row.model_dump(mode="json").items()})
     return text.getvalue()
