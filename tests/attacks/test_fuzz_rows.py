@@ -47,7 +47,7 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 OTHER = ROW | {"key": HONEST, "repetition": 2}
 
-FORGERIES = {
+FORGERIES: dict[str, dict[str, Any]] = {
     "cost": {"cost_micro_usd": 10**400},
     "negative_cost": {"cost_micro_usd": -1},
     "naive_begin": {"started_at": "2026-01-02T00:00:00"},
@@ -61,7 +61,7 @@ FORGERIES = {
     "roles": {"images": {str(number): "" for number in range(1000)}},
 }
 # Strange, but true of something: views show them.
-ODD = {
+ODD: dict[str, dict[str, Any]] = {
     "millennia": {"started_at": "0001-01-01T00:00:00Z", "ended_at": "9999-12-31T23:59:59Z"},
     "edges": {"started_at": "0001-01-01T00:00:00+14:00", "ended_at": "9999-12-31T23:59:59-12:00"},
     "backwards": {"started_at": "2026-01-02T00:00:10Z", "ended_at": "2026-01-02T00:00:00Z"},
