@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import struct
 import time
@@ -28,6 +29,10 @@ EMULATED_CPU = "Nehalem"
 
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
+
+# A machine that took QEMU over answers what it likes.
+LINE_BYTES = 1 << 20
+MESSAGE_CHARACTERS = 500
 
 SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
@@ -154,17 +159,18 @@ class QMP:
         timeout_seconds: how long to wait for each answer.
 
     Raises:
-        OSError: QEMU does not listen.
-        QMPError: QEMU answered with an error.
+        OSError: QEMU does not listen, or gives no answer in time.
+        QMPError: QEMU answered with an error, or not as QEMU does.
     """
 
     def __init__(self, directory: Path = Path(), timeout_seconds: float = 10) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._received = b""
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
             _connect(self._socket, directory / "qmp.sock")
-            self._file = self._socket.makefile("rwb")
-            self._file.readline()
+            self._line(time.monotonic() + timeout_seconds)
             self.execute("qmp_capabilities")
         except BaseException:
             self._socket.close()
@@ -174,20 +180,64 @@ class QMP:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._socket.close()
 
     def execute(self, name: str, **arguments: Any) -> Any:
-        """Runs one QMP command and returns what it returned."""
-        self._file.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
-        self._file.flush()
-        while line := self._file.readline(1 << 20):
-            answer = json.loads(line)
+        """Runs one QMP command and returns what it returned, which may be anything if the machine took QEMU over.
+
+        Raises:
+            OSError: it gave no answer in time.
+            QMPError: it answered with an error, or not as QEMU does.
+        """
+        deadline = time.monotonic() + self._timeout_seconds
+        self._socket.settimeout(self._timeout_seconds)
+        self._socket.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        while True:
+            answer = _parse(self._line(deadline))
             if "return" in answer:
                 return answer["return"]
             if "error" in answer:
-                raise QMPError(f"{name}: {answer['error'].get('desc')}")
-        raise QMPError(f"{name}: QEMU closed the connection")
+                error = answer["error"]
+                words = error.get("desc") if isinstance(error, dict) else None
+                raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
+
+    def monitor(self, command: str) -> str:
+        """Runs a command of QEMU's human monitor and returns its text.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        text = self.execute("human-monitor-command", **{"command-line": command})
+        if not isinstance(text, str):
+            raise QMPError(f"{command}: QEMU answered without a text")
+        return text
+
+    def _line(self, deadline: float) -> bytes:
+        """Returns the next line: an answer, an event, or the greeting."""
+        while b"\n" not in self._received:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("QEMU did not answer in time")
+            self._socket.settimeout(seconds)
+            if not (data := self._socket.recv(64 << 10)):
+                raise QMPError("QEMU closed the connection")
+            self._received += data
+            if len(self._received) > LINE_BYTES:
+                raise QMPError("QEMU sent a line that is too long")
+        line, _, self._received = self._received.partition(b"\n")
+        if time.monotonic() > deadline:
+            raise TimeoutError("QEMU sent no answer among its events")
+        return line
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise QMPError(f"QEMU's answer cannot be read: {type(error).__name__}") from error
+    if not isinstance(answer, dict):
+        raise QMPError("QEMU's answer is not an object")
+    return answer
 
 
 def _connect(client: socket.socket, path: Path) -> None:
@@ -241,6 +291,6 @@ def forwarded_port(usernet: str) -> int:
     """
     for line in usernet.splitlines():
         fields = line.split()
-        if fields and fields[0] == "TCP[HOST_FORWARD]":
+        if len(fields) > 3 and fields[0] == "TCP[HOST_FORWARD]" and re.fullmatch("[0-9]{1,5}", fields[3]):
             return int(fields[3])
     raise QMPError("QEMU forwards no port")
