@@ -135,8 +135,9 @@ class Destination(Record):
 class Phase(Record):
     """A finished phase of an environment's life, with its duration in seconds."""
 
-    name: str
-    seconds: float
+    name: str = Field(max_length=200)
+    # A clock may be set while it lasts; three centuries are more than any clock is wrong by.
+    seconds: float = Field(ge=-1e10, le=1e10)
 
 
 class ProbeResult(Record):

@@ -7,6 +7,7 @@ bidirectional or invisible character.
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterator
 
@@ -20,6 +21,10 @@ _LINE_ENDS = str.maketrans(dict.fromkeys("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "
 _BLOCK_CHARACTERS = 64 << 10
 _UNFINISHED_CHARACTERS = 64
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# What ends a cell, in one spreadsheet or another: in many countries a comma is part of a number, and lists have `;`.
+_SEPARATORS = ",;|\t\n"
+# All that stands before a formula in the middle of a text and might begin a cell. Each character is looked at once.
+_BEFORE_FORMULA = re.compile(rf'(?<![\s"{_SEPARATORS}])[\s"{_SEPARATORS}]++(?=[{re.escape("".join(_FORMULA))}])')
 
 
 def printable(text: str) -> str:
@@ -53,15 +58,26 @@ class PrintableStream:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Returns a value for a cell of a CSV file, in which no spreadsheet finds a formula.
+    """Returns a value for a cell of a CSV file, in which no spreadsheet finds a formula, whatever separates its cells.
 
     Args:
         value: numbers and None are returned as they are. Text that begins like a formula, or with white space, which
-            some spreadsheets skip, gets an apostrophe in front.
+            some spreadsheets skip, gets an apostrophe in front; so does what looks like a formula after a comma, a
+            semicolon, a bar, a tab or a new line. Lists and mappings become JSON of such text.
     """
+    if isinstance(value, dict | list):
+        return json.dumps(_without_formulas(value))
+    return _without_formulas(value)
+
+
+def _without_formulas(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_formulas(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_formulas(key): _without_formulas(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    text = printable_lines(value)
+    text = _BEFORE_FORMULA.sub(_marked, printable_lines(value))
     return f"'{text}" if text[:1].isspace() or text.startswith(_FORMULA) else text
 
 
@@ -74,6 +90,11 @@ def _blocks(text: str) -> Iterator[str]:
             end = match.start()
         yield text[begin:end]
         begin = end
+
+
+def _marked(match: re.Match[str]) -> str:
+    before = match.group()
+    return f"{before}'" if any(separator in before for separator in _SEPARATORS) else before
 
 
 def _clean_block(text: str) -> str:

@@ -28,6 +28,7 @@ from provisioner.batch.steps import (
     Step,
     UpStep,
     classify,
+    classify_work_error,
     describe,
     interruption,
     truncate,
@@ -371,7 +372,7 @@ class Attempt:
             result = kind(at=now(), failure=classify_loss(known, error, name, agent_began=began))
         except Exception as error:
             began = self._agent_began(environment)
-            result = kind(at=now(), failure=classify(error, task_outcome, agent_began=began))
+            result = kind(at=now(), failure=classify_work_error(error, task_outcome, agent_began=began))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_atomically(path, result.model_dump_json())

@@ -7,10 +7,9 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from provisioner.models import Phase, Record
 from provisioner.printable import spreadsheet_cell
@@ -29,6 +28,11 @@ Outcome = Literal[
 EARLIER = "earlier attempts"
 # The normal distribution's quantile for a two-sided interval of 95 %.
 Z = 1.959963984540054
+
+# Rows pass through the queue, which others may be able to write to: what views compute with and print is bounded. What
+# we write is far below that. The other fields are compared with the suite's.
+Text = Annotated[str, Field(max_length=16_384)]
+ByRole = Annotated[dict[Text, Text], Field(max_length=10)]
 
 
 class Row(Record):
@@ -56,20 +60,20 @@ class Row(Record):
     repetition: int
     outcome: Outcome
     score: float | None = None
-    message: str = ""
-    agent_exit_code: int | None = None
-    attempts: int = 1
-    retried: tuple[str, ...] = ()
-    environment: str = ""
-    cloud: str = ""
-    region: str = ""
-    machine_types: dict[str, str] = Field(default_factory=dict)
-    images: dict[str, str] = Field(default_factory=dict)
-    cost_micro_usd: int = 0
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
-    phases: tuple[Phase, ...] = ()
-    version: str = ""
+    message: Text = ""
+    agent_exit_code: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = None
+    attempts: int = Field(default=1, ge=0, le=1000)
+    retried: tuple[Text, ...] = Field(default=(), max_length=1000)
+    environment: Text = ""
+    cloud: Text = ""
+    region: Text = ""
+    machine_types: ByRole = Field(default_factory=dict)
+    images: ByRole = Field(default_factory=dict)
+    cost_micro_usd: int = Field(default=0, ge=0, le=2**53)
+    started_at: AwareDatetime | None = None
+    ended_at: AwareDatetime | None = None
+    phases: tuple[Phase, ...] = Field(default=(), max_length=1000)
+    version: Text = ""
 
 
 class Estimate(Record):
@@ -135,17 +139,11 @@ def as_jsonl(rows: Iterable[Row]) -> str:
 def as_csv(rows: Sequence[Row]) -> str:
     """Returns one line per row, below a line of headings. Lists and mappings are JSON in their cells.
 
-    Text that a spreadsheet would take for a formula has an apostrophe in front; as_jsonl has the text as it is.
+    What a spreadsheet could take for a formula has an apostrophe in front; as_jsonl has the text as it is.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(Row.model_fields), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = row.model_dump(mode="json")
-        writer.writerow(
-            {
-                name: json.dumps(value) if isinstance(value, dict | list) else spreadsheet_cell(value)
-                for name, value in cells.items()
-            }
-        )
+        writer.writerow({name: spreadsheet_cell(value) for name, value in row.model_dump(mode="json").items()})
     return text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import datetime
 
 from pydantic import Field
@@ -19,6 +20,8 @@ from provisioner.errors import (
 from provisioner.models import Phase, Record
 
 MESSAGE_CHARACTERS = 500
+# What the host's disk says. What machines write there is bounded, so that it is no agent's doing.
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
 
 class Failure(Record):
@@ -142,6 +145,19 @@ def classify(error: Exception, task_outcome: Outcome = "task_failed", *, agent_b
         return Failure(outcome="infrastructure_failed", message=message, retry=True, capacity=True)
     retry = isinstance(error, InfrastructureError) and not isinstance(error, IsolationError) and not agent_began
     return Failure(outcome="infrastructure_failed", message=message, retry=retry)
+
+
+def classify_work_error(error: Exception, task_outcome: Outcome, *, agent_began: bool) -> Failure:
+    """Classifies an error of work in a machine: one that nobody foresaw may be the doing of an agent that has begun.
+
+    Args:
+        task_outcome, agent_began: as in `classify`.
+    """
+    failure = classify(error, task_outcome, agent_began=agent_began)
+    of_disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
+    if agent_began and not isinstance(error, ProvisionerError) and not of_disk:
+        return Failure(outcome="agent_failed", message=failure.message)
+    return failure
 
 
 def describe(error: Exception) -> str:

@@ -28,7 +28,7 @@ def time_left(rows: Sequence[Row], remaining: int, concurrency: int) -> timedelt
     """Estimates how long the remaining runs will take, from the mean duration of those that have ended.
 
     Args:
-        rows: of the runs that have ended; None is returned if none of them has a duration.
+        rows: of the runs that have ended; None is returned if none of them has a duration, or if they make no sense.
         remaining: how many runs remain.
         concurrency: how many of them run at once.
     """
@@ -36,7 +36,10 @@ def time_left(rows: Sequence[Row], remaining: int, concurrency: int) -> timedelt
     if not durations:
         return None
     rounds = -(-remaining // concurrency)
-    return timedelta(seconds=round(rounds * sum(durations) / len(durations)))
+    try:
+        return timedelta(seconds=round(rounds * sum(durations) / len(durations)))
+    except OverflowError:  # rows in a shared queue may claim to have lasted for millennia
+        return None
 
 
 def row_line(row: Row) -> str:

@@ -114,7 +114,7 @@ def run(
     if (agent is None) != (agent_command is None):
         raise UsageError("--agent and --command must be used together.")
     if (agent is None) == (submission is None and submission_file is None):
-        raise UsageError("Use either --agent DIR --command CMD or --submission TEXT.")
+        raise UsageError("Use either --agent DIR --command CMD or --submission-file FILE.")
     if agent_command is not None and not agent_command.strip():
         raise UsageError("--command must not be empty.")
     if agent and not agent.is_dir():
@@ -164,7 +164,7 @@ def score(
     """Scores an environment."""
     answer = read_submission(submission, submission_file)
     if intermediate and answer is not None:
-        raise UsageError("--intermediate scores the machine's current state and cannot be used with --submission.")
+        raise UsageError("--intermediate scores the machine's current state and cannot be used with a submission.")
     opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)

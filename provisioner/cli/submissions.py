@@ -1,6 +1,6 @@
-"""The options that name a submission: as text, on standard input or in a file.
+"""The options that name a submission: on standard input or in a file.
 
-Arguments show in the host's process list, which every user of the host may read. Input and files do not.
+Never as text: arguments show in the host's process list, which every user of the host may read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SubmissionOption = Annotated[
     str | None,
     typer.Option(
         "--submission",
-        metavar="TEXT",
-        help="Text to score instead of the submission file; - for standard input.",
+        metavar=STANDARD_INPUT,
+        help="Score standard input instead of the submission file.",
         show_default=False,
         parser=parse_text,
     ),
@@ -39,18 +39,28 @@ SubmissionFileOption = Annotated[
 ]
 
 
-def read_submission(text: str | None, file: Path | None) -> str | None:
+def read_submission(source: str | None, file: Path | None) -> str | None:
     """Returns the submission that the options name; None if they name none.
 
+    Args:
+        source: the value of --submission.
+        file: that of --submission-file.
+
     Raises:
-        UsageError: both name one, or it cannot be read, is too long, or is not UTF-8.
+        UsageError: both name one, --submission names anything but standard input, or it cannot be read, is too long,
+            or is not UTF-8.
     """
-    if text is not None and file is not None:
+    if source is not None and file is not None:
         raise UsageError("Use either --submission or --submission-file.")
-    if text == STANDARD_INPUT:
+    if source == STANDARD_INPUT:
         return _read(sys.stdin.buffer, "standard input")
+    if source is not None:
+        raise UsageError(
+            "The submission cannot be an argument: every user of this host could read it in the process list.",
+            hint="Use --submission-file FILE, or --submission - for standard input.",
+        )
     if file is None:
-        return text
+        return None
     try:
         with file.open("rb") as opened:
             return _read(opened, str(file))

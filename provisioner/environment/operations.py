@@ -7,13 +7,16 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field, ValidationError
+
 from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message
 from provisioner.machines.create import AUX_USER
-from provisioner.models import Environment, ScoreLogEntry
+from provisioner.models import Environment, Record, ScoreLogEntry
+from provisioner.printable import printable
 from provisioner.remote.driver import RESULTS, TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -26,6 +29,20 @@ READING_SECONDS = 120.0
 # The record must stay readable whatever the family's code put into its score log.
 SCORE_LOG_BYTES = 4 << 20
 SCORE_LOG_VALUES = 400_000
+
+
+class _Submission(Record):
+    """What the helper says about the submission file: its text if it was found, else perhaps why it cannot be one."""
+
+    found: bool = Field(default=False, strict=True)
+    text: str | None = None
+    reason: str = ""
+
+
+class _Tests(Record):
+    """What the helper says about the family's tests. A process ends with 255 at most, or by a signal."""
+
+    exit_code: int = Field(strict=True, ge=-255, le=255)
 
 
 def driver(session: Session, environment: Environment, connection: Connection) -> TaskDriver:
@@ -91,6 +108,9 @@ def run_tests(session: Session, environment: Environment, driver: TaskDriver, ar
 
     Returns:
         pytest's exit code.
+
+    Raises:
+        TaskError: pytest could not be run, did not end in time, or its exit code cannot be read.
     """
     variables = {**session.variables, **vm_variables(session, environment)}
     answer = driver.call(
@@ -100,24 +120,32 @@ def run_tests(session: Session, environment: Environment, driver: TaskDriver, ar
         arguments=list(arguments),
         timeout_seconds=environment.time_limits.tests_seconds,
     )
-    return int(answer.value("pytest")["exit_code"])
+    try:
+        return _Tests.model_validate(answer.value("pytest")).exit_code
+    except ValidationError as error:
+        raise TaskError("pytest's exit code cannot be read: the machine gave no such result.") from error
 
 
 def read_submission(driver: TaskDriver) -> str | None:
     """Returns the agent's submission unchanged, or None if there is none.
 
     Raises:
-        SubmissionError: the submission is not a regular file, or is too large.
+        SubmissionError: the submission is not a regular file, is too large, or the machine does not say what it is.
+        TaskError: it was not read in time.
     """
     answer = driver.call(
         "read_submission", path=SUBMISSION, limit_bytes=SUBMISSION_LIMIT_BYTES, timeout_seconds=READING_SECONDS
     )
     value = answer.value("reading the submission")
-    if value.get("found"):
-        return str(value["text"])
-    if reason := str(value.get("reason") or ""):
-        raise SubmissionError(f"The submission file cannot be read: {reason[:200]}")
-    return None
+    try:
+        read = _Submission.model_validate(value)
+    except ValidationError as error:
+        raise SubmissionError("The submission cannot be read: the machine gave no valid answer.") from error
+    if read.reason:
+        raise SubmissionError(f"The submission file cannot be read: {printable(read.reason[:200])}")
+    if read.found and read.text is None:
+        raise SubmissionError("The submission cannot be read: the machine found one and did not send it.")
+    return read.text if read.found else None
 
 
 def end_score(

@@ -19,6 +19,7 @@ from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
+from provisioner.validation import shown
 
 HELPER = "/usr/lib/provisioner/guest/helper.py"
 RESULTS = "/run/provisioner"
@@ -84,7 +85,9 @@ def failure(result: object) -> str:
             return f"raised {str(result.get('type'))[:80]}: {str(result.get('message'))[:400]}"
         case "exit":
             code = result.get("exit_code")
-            return f"was killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exited with code {code}"
+            if isinstance(code, int) and code < 0:
+                return f"was killed by signal {shown(-code)}"
+            return f"exited with code {shown(code)}"
         case "timeout":
             return "did not end in time"
         case _:

@@ -20,6 +20,7 @@ from provisioner.clouds.cloud import TerminationReason
 from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
+from provisioner.environment import operations
 from provisioner.environment.verdicts import judge
 from provisioner.errors import InfrastructureError
 from provisioner.machines import reservations
@@ -204,6 +205,40 @@ def test_a_machine_that_the_host_killed_for_want_of_memory_gets_no_fresh_attempt
     vmstat.write_text(f"oom_kill {7 + killed}\n")  # and QEMU has said nothing
     reason = LocalCloud(home, Settings()).termination_reason(env, "primary")
     assert judge({"primary": reason}, agent_began=True, expired=False).by == by
+
+
+@pytest.mark.parametrize("answer", ["x", None, [1], {"found": True}], ids=["text", "null", "list", "no_text"])
+def test_an_agent_that_answers_for_its_submission_has_failed(
+    attempt: Attempt,
+    env: Environment,
+    cloud: FakeCloud,
+    answer: object,
+) -> None:
+    attempt.session.environments.update(env, agent_at=now())
+    cloud.machine(env).guest.values["read_submission"] = answer
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed", False)
+    assert "The submission cannot be read" in failure.message
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_an_error_of_ours_that_an_agent_provokes_is_the_agents_failure(
+    attempt: Attempt,
+    env: Environment,
+    cloud: FakeCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    began: bool,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RecursionError("too deep")
+
+    attempt.session.environments.update(env, agent_at=now() if began else None)
+    monkeypatch.setattr(operations, "classify_score", fail)
+    failure = attempt.score(now()).failure
+    assert failure is not None
+    assert (failure.outcome, failure.retry) == ("agent_failed" if began else "infrastructure_failed", False)
+    assert "score" in cloud.machine(env).guest.operations
 
 
 def damage(attempt: Attempt) -> None:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -23,7 +23,15 @@ from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
 from provisioner.clouds.local import datagrams
 from provisioner.clouds.local.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
-from provisioner.errors import InfrastructureError, IsolationError, ProvisionerError, TaskFamilyError, UsageError
+from provisioner.environment.operations import read_submission, run_tests
+from provisioner.errors import (
+    InfrastructureError,
+    IsolationError,
+    ProvisionerError,
+    TaskError,
+    TaskFamilyError,
+    UsageError,
+)
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.env_file import load_env_file
 from provisioner.family.manifest import parse_manifest
@@ -31,16 +39,20 @@ from provisioner.family.module import check_module
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.remote.agent_frames import AgentFrames, FrameError
+from provisioner.remote.driver import Answer, TaskDriver
 from provisioner.remote.probes import CanaryPorts, judge, questions
+from provisioner.session import Session
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
-from tests.attacks.fuzzing import VALUES, changed, damaged, fuzz
+from tests.attacks.fuzzing import SCALARS, VALUES, changed, damaged, fuzz
+from tests.unit.conftest import cloud, session  # noqa: F401 - fixtures
 from tests.unit.fakes.world import environment
 
 HERE = Path(__file__).resolve().parents[2]
 LONGEST_MESSAGE = 16_000
+T = TypeVar("T")
 
 MODULE = (
     b'class TaskFamily:\n    standard_version = "0.5.0"\n\n    @staticmethod\n    def get_tasks():\n        return {}\n'
@@ -148,6 +160,51 @@ def test_results(classify: Callable[[object], BaseModel]) -> None:
         classified.model_dump_json()
 
     fuzz(changed(SCORE) | changed(FAILURE) | VALUES, check)
+
+
+class _Helper(TaskDriver):
+    """Answers every operation with one result."""
+
+    def __init__(self, result: object) -> None:
+        self._answer = Answer(result, "", "")
+
+    def call(self, *_: Any, **__: Any) -> Answer:
+        return self._answer
+
+
+def _or_refusal(work: Callable[[], T]) -> T | str:
+    """Returns the result of some work, or the words in which a task is refused."""
+    try:
+        return work()
+    except TaskError as error:
+        message = error.message
+    assert 0 < len(message) < LONGEST_MESSAGE
+    return message
+
+
+SUBMISSION = {"status": "ok", "value": {"found": True, "text": "42", "reason": ""}}
+TESTS = {"status": "ok", "value": {"exit_code": 1}}
+ENDED = {"status": "error", "kind": "exit", "message": "it ended", "exit_code": -9}
+
+
+def test_answers_about_the_submission() -> None:
+    def check(result: object) -> None:
+        submission = _or_refusal(lambda: read_submission(_Helper(result)))
+        assert submission is None or isinstance(submission, str)
+
+    values = VALUES.map(lambda value: {"status": "ok", "value": value})
+    fuzz(changed(SUBMISSION) | values | changed(FAILURE) | changed(ENDED) | VALUES, check)
+
+
+def test_answers_about_a_familys_tests(session: Session) -> None:  # noqa: F811
+    env = environment("env")
+
+    def check(result: object) -> None:
+        code = _or_refusal(lambda: run_tests(session, env, _Helper(result), []))
+        assert isinstance(code, str) or -255 <= code <= 255
+
+    codes = SCALARS.map(lambda code: {"status": "ok", "value": {"exit_code": code}})
+    fuzz(changed(TESTS) | codes | changed(FAILURE) | changed(ENDED) | VALUES, check)
 
 
 def test_records_of_environments(tmp_path: Path) -> None:

@@ -79,6 +79,18 @@ def test_a_submission_on_standard_input_is_in_no_process_list(tmp_path: Path) ->
     assert b"The submission in standard input is not UTF-8" in said
 
 
+def test_a_submission_as_an_argument_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROVISIONER_HOME": str(tmp_path / "home"), "PATH": "/nonexistent"}
+    for command in (["run", "examples/number_guess", "easy"], ["score", "x"]):
+        done = subprocess.run(
+            [sys.executable, "cli.py", *command, "--submission", "42"], cwd=ROOT, env=environment,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "cannot be an argument" in done.stderr
+        assert "--submission-file FILE" in done.stderr
+
+
 def test_what_listens_for_the_controller_cannot_be_connected_to(tmp_path: Path) -> None:
     with enclosed.listening(tmp_path) as (_, port), pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

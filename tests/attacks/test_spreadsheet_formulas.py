@@ -1,12 +1,15 @@
 """A family or an agent names things so that a spreadsheet takes a cell of results.csv for a formula.
 
-Text that begins like a formula gets an apostrophe in front; numbers stay numbers.
+Text that begins like a formula gets an apostrophe in front; numbers stay numbers. Spreadsheets of many countries
+separate cells by semicolons, or also by semicolons, so a formula may not begin in the middle of a text either.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 from typing import Any
 
 import pytest
@@ -27,6 +30,48 @@ FORMULAS = {
     "spaces": "  =1+1",
     "wide": "\uff1d1+1",
 }
+
+
+# In the middle of a text, where one spreadsheet or another begins a cell.
+INNER = {
+    "semicolon": "x;=HYPERLINK(1)",
+    "space": "x; =1+1",
+    "quote": 'x;"=1+1"',
+    "quotes": 'x;""=1+1',
+    "comma": "x,=1+1",
+    "comma_quote": 'x","=1+1',
+    "bar": "x|+1+1",
+    "tab": "x\t=1+1",
+    "line": "x\n=2+2",
+    "return": "x\r@SUM(1)",
+    "lines": "x\n\n-2+3",
+    "wide": "x;\uff1d1+1",
+}
+# As spreadsheets read a file: by commas, by semicolons, by several characters at once.
+READINGS = (",", ";", "\t", "|", ",;\t", ",;\t|")
+
+
+def read_as(text: str, separators: str) -> list[str]:
+    """Reads a file as a lenient spreadsheet does: a quote counts only at the beginning of a cell and before its end."""
+    quoted = rf'"(?:[^"]|"")*"(?=[{separators}\n]|\Z)'
+    found = re.findall(rf"(?:\A|[{separators}\n])(?:({quoted})|([^{separators}\n]*))", text)
+    return [cell[1:-1].replace('""', '"') if cell else plain for cell, plain in found]
+
+
+@pytest.mark.parametrize("separators", READINGS, ids=["comma", "semicolon", "tab", "bar", "usual", "all"])
+@pytest.mark.parametrize("formula", [*FORMULAS.values(), *INNER.values()], ids=[*FORMULAS, *(f"in_{n}" for n in INNER)])
+def test_no_formula_begins_where_another_separator_begins_a_cell(formula: str, separators: str) -> None:
+    rows = [row(message=formula, agent=formula, retried=(formula,), images={formula: formula})]
+    costs = _csv(Entry, [entry(family=formula, task=formula, project=formula)])
+    for text in (as_csv(rows), costs):
+        for cell in read_as(text, separators):
+            assert not cell.lstrip(' "\t').startswith(("=", "+", "-", "@", "\uff1d")), cell
+
+
+def test_lists_in_cells_stay_json() -> None:
+    [line] = csv.DictReader(io.StringIO(as_csv([row(retried=('x;="y"', "z"), images={"primary": "i"})])))
+    assert json.loads(line["retried"]) == ['x;\'="y"', "z"]
+    assert json.loads(line["images"]) == {"primary": "i"}
 
 
 def cells(text: str) -> list[str]:

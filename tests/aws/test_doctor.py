@@ -83,7 +83,7 @@ def test_expired_credentials_stop_a_run_before_anything_is_created(
     api.inject(Fault("GetCallerIdentity", "ExpiredToken", status="403 Forbidden"))
     family = Path(__file__).parents[1] / "contract" / "families" / "echo"
     home = Home(tmp_path / "home")
-    done = provisioner(home, "run", str(family), "main", "--submission", "x", "--cloud", "aws", "--region", "us-east-1")
+    done = provisioner(home, "run", str(family), "main", "--submission", "-", "--cloud", "aws", "--region", "us-east-1")
     assert (done.returncode, "ExpiredToken" in done.stderr, "aws sso login" in done.stderr) == (3, True, True)
     assert "Traceback" not in done.stderr
     assert not any(request["Action"] in ("RunInstances", "CreateVpc") for request in api.requests)

@@ -29,7 +29,8 @@ def test_a_familys_tests_may_name_metrs_plugin(test_home: Home, family: str, sum
 
 
 def test_a_family_that_is_a_package_is_run(test_home: Home) -> None:
-    done = provisioner(test_home, "run", str(FAMILIES / "relative_import"), "main", "--submission", "abandon", "--json")
+    family = str(FAMILIES / "relative_import")
+    done = provisioner(test_home, "run", family, "main", "--submission", "-", "--json", stdin="abandon")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["status"], result["score"], result["score_log"]) == ("scored", 1.0, [])

@@ -141,17 +141,18 @@ def test_a_flood_on_the_console_leaves_a_short_log_with_its_beginning_and_end(la
 
 
 def test_score_takes_a_submission(lab: Lab, env_file: str) -> None:
-    scored = answer(lab.session.home, "score", lab.environment.id, "--submission", "0.25", "--env-file", env_file)
+    command = ("score", lab.environment.id, "--submission", "-")
+    done = provisioner(lab.session.home, *command, "--env-file", env_file, "--json", stdin="0.25")
+    scored = json.loads(done.stdout)
     assert (scored["status"], scored["score"]) == ("scored", 0.25)
-    missing = provisioner(lab.session.home, "score", lab.environment.id, "--submission", "1")
+    missing = provisioner(lab.session.home, *command, stdin="1")
     assert missing.returncode == 2
     assert "The following required environment variables are not set: LAB_TOKEN" in missing.stderr
 
 
 def test_a_score_that_is_no_number_is_told_from_zero(lab: Lab, env_file: str) -> None:
-    done = provisioner(
-        lab.session.home, "score", lab.environment.id, "--submission", "NaN", "--env-file", env_file, "--json"
-    )
+    command = ("score", lab.environment.id, "--submission", "-", "--env-file", env_file, "--json")
+    done = provisioner(lab.session.home, *command, stdin="NaN")
     said = json.loads(done.stdout)
     assert (said["status"], said["score"]) == ("nan", None)
 

@@ -26,7 +26,9 @@ KILLED = [(1.3, 18.0)]
 
 def start_run(home: Home) -> subprocess.Popen[bytes]:
     """Starts a controller in its own session, as at a terminal."""
-    argv = [*CLI, "run", str(FAMILY), "main", "--submission", "1"]
+    submission = home.root / "submission.txt"
+    submission.write_text("1")
+    argv = [*CLI, "run", str(FAMILY), "main", "--submission-file", str(submission)]
     return subprocess.Popen(
         argv, env=variables(home), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -72,7 +72,9 @@ class LocalWork:
     def start(self, number: int) -> subprocess.Popen[bytes]:
         """Starts a whole run."""
         self._log.unlink(missing_ok=True)
-        return self._launch("run", str(self._family(number)), "easy", "--submission", "42")
+        submission = self._directory / "submission.txt"
+        submission.write_text("42")
+        return self._launch("run", str(self._family(number)), "easy", "--submission-file", str(submission))
 
     def phase(self) -> str:
         """Returns the last output of the run."""

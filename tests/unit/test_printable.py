@@ -31,6 +31,10 @@ def test_long_text_is_the_same_as_short_text(piece: str, shift: int) -> None:
     assert printable_lines(text) == shown.removesuffix("\n")
 
 
+def test_marking_takes_time_in_proportion_to_the_text() -> None:
+    assert spreadsheet_cell("x" + "\n;" * 200_000) == "x" + "\n;" * 200_000
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_a_stream_in_pieces_is_the_same_as_in_one(size: int) -> None:
     text = f"{ORDINARY}\r\n\x1b[32mgreen\x1b[0m\rnext\n\n\x1b"
@@ -40,8 +44,9 @@ def test_a_stream_in_pieces_is_the_same_as_in_one(size: int) -> None:
     assert shown + stream.flush() == f"{ORDINARY}\ngreen\nnext\n\n\ufffd"
 
 
-def test_only_text_that_begins_like_a_formula_is_marked_in_a_cell() -> None:
-    cells = [1.5, -2, None, True, "main", "a=b", "2024-01-01", "-1", "=x"]
+def test_only_what_looks_like_a_formula_is_marked_in_a_cell() -> None:
+    cells = [1.5, -2, None, True, "main", "a=b", "2024-01-01", "-1", "=x", "a; b, c = d", 'a;"=x', {"a": ["b;-1"]}]
     assert [spreadsheet_cell(value) for value in cells] == [
-        1.5, -2, None, True, "main", "a=b", "2024-01-01", "'-1", "'=x",
+        1.5, -2, None, True, "main", "a=b", "2024-01-01", "'-1", "'=x", "a; b, c = d", "a;\"'=x",
+        '{"a": ["b;\'-1"]}',
     ]  # fmt: skip

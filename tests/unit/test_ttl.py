@@ -67,7 +67,7 @@ def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
 def test_a_bad_limit_or_budget_is_refused_before_anything_is_created(
     provisioner: CommandLine, arguments: tuple[str, str]
 ) -> None:
-    for command in (("up",), ("run", "--submission", "42"), ("test",)):
+    for command in (("up",), ("run", "--submission-file", "README.md"), ("test",)):
         refused = provisioner(*command, "examples/number_guess", "easy", *arguments)
         assert (refused.code, "Traceback" in refused.stderr) == (2, False), refused.stderr
     assert not list(provisioner.home.glob("environments/*"))

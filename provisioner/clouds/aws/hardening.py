@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from provisioner.clouds.aws import tagged_resources
@@ -45,19 +45,24 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         for instance_id in instance_ids:
             ec2.modify_instance_metadata_options(InstanceId=instance_id, HttpEndpoint="disabled")
     deadline = time.monotonic() + HARDEN_SECONDS
-    while not all(
-        _metadata_is_off(instance)
-        for instance in tagged_resources.instances(api, region, environment.id)
-        if instance["InstanceId"] in instance_ids
-    ):
+    while not metadata_is_off(tagged_resources.instances(api, region, environment.id), instance_ids):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
         time.sleep(0.5)
 
 
-def _metadata_is_off(instance: dict[str, Any]) -> bool:
-    options = instance["MetadataOptions"]
-    return bool(options["HttpEndpoint"] == "disabled" and options["State"] == "applied")
+def metadata_is_off(instances: Iterable[dict[str, Any]], instance_ids: Iterable[str | None]) -> bool:
+    """Whether the metadata service of each machine is off, and that has taken effect. Pure.
+
+    Args:
+        instances: what EC2 says; a machine that it does not name may have its service on.
+        instance_ids: the machines' ids, at least one.
+    """
+    options = {instance["InstanceId"]: instance["MetadataOptions"] for instance in instances}
+    machines = [options.get(instance_id, {}) for instance_id in instance_ids]
+    return bool(machines) and all(
+        machine.get("HttpEndpoint") == "disabled" and machine.get("State") == "applied" for machine in machines
+    )
 
 
 def _hosts(environment: Environment, role: Role) -> str:

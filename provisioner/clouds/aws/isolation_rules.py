@@ -135,13 +135,18 @@ def _instances(seen: Seen, environment: Environment, network: Network) -> Iterab
             "is in another VPC": instance["VpcId"] != network.vpcs[kind],
             "does not have exactly one network interface": len(interfaces) != 1,
             "has an instance profile": "IamInstanceProfile" in instance,
-            "has its metadata service on": instance["MetadataOptions"]["HttpEndpoint"] != "disabled",
+            "has its metadata service on": not _metadata_is_off(instance["MetadataOptions"]),
             "forwards packets of others": not all(interface.get("SourceDestCheck") for interface in interfaces),
             "has IPv6 addresses": any(interface.get("Ipv6Addresses") for interface in interfaces),
             "has further addresses": any(len(row["PrivateIpAddresses"]) != 1 for row in interfaces),
             "has a public address": not public and bool(instance.get("PublicIpAddress")),
         }
         yield from (f"the {role} machine {fact}" for fact, holds in facts.items() if holds)
+
+
+def _metadata_is_off(options: Mapping[str, Any]) -> bool:
+    """Whether the service is off, and not only asked to be: `State` is `pending` until then."""
+    return options.get("HttpEndpoint") == "disabled" and options.get("State", "applied") == "applied"
 
 
 def _groups(seen: Seen, environment: Environment, network: Network) -> Iterable[str]:

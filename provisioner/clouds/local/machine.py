@@ -112,7 +112,7 @@ def _start(directory: Path) -> None:
                 _launch(settings, launch, image)
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
         with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
-            usernet = qmp.execute("human-monitor-command", **{"command-line": "info usernet"})
+            usernet = qmp.monitor("info usernet")
         endpoint = {
             "host": "127.0.0.1",
             "port": qemu.forwarded_port(usernet),

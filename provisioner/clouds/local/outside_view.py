@@ -68,10 +68,7 @@ def _look(directory: Path) -> View:
     if pid is None:
         raise ValueError("QEMU does not run")
     with qemu.QMP(directory) as qmp:
-        cards, flows = (
-            str(qmp.execute("human-monitor-command", **{"command-line": command}))
-            for command in ("info network", "info usernet")
-        )
+        cards, flows = (qmp.monitor(command) for command in ("info network", "info usernet"))
     counters = directory / machine.EGRESS_COUNTERS
     proxy = machine.network_pid(directory)
     return View(

@@ -9,10 +9,11 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +35,10 @@ SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
 PORT = "credentials.sock"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
+
+# A machine that took QEMU over answers what it likes.
+LINE_BYTES = 1 << 20
+MESSAGE_CHARACTERS = 500
 
 SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
@@ -171,17 +176,18 @@ class QMP:
         timeout_seconds: how long to wait for each answer.
 
     Raises:
-        OSError: QEMU does not listen.
-        QMPError: QEMU answered with an error.
+        OSError: QEMU does not listen, or gives no answer in time.
+        QMPError: QEMU answered with an error, or not as QEMU does.
     """
 
     def __init__(self, directory: Path = Path(), timeout_seconds: float = 10) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._received = b""
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
             connect(self._socket, directory / "qmp.sock")
-            self._file = self._socket.makefile("rb")
-            self._file.readline()
+            self._line(time.monotonic() + timeout_seconds)
             self.execute("qmp_capabilities")
         except BaseException:
             self._socket.close()
@@ -191,19 +197,24 @@ class QMP:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._socket.close()
 
     def execute(self, name: str, **arguments: Any) -> Any:
-        """Runs one QMP command and returns what it returned."""
-        self._socket.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
-        return self._answer(name)
+        """Runs one QMP command and returns what it returned, which may be anything if the machine took QEMU over.
+
+        Raises:
+            OSError: it gave no answer in time.
+            QMPError: it answered with an error, or not as QEMU does.
+        """
+        return self._ask(name, arguments, ())
 
     def pass_file(self, name: str, descriptor: int) -> None:
-        """Gives QEMU an open file under a name."""
-        command = json.dumps({"execute": "getfd", "arguments": {"fdname": name}}).encode() + b"\n"
-        socket.send_fds(self._socket, [command], [descriptor])
-        self._answer("getfd")
+        """Gives QEMU an open file under a name.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        self._ask("getfd", {"fdname": name}, (descriptor,))
 
     def wait_for_migration(self, deadline: float) -> None:
         """Waits until the machine has been written to, or read from, its file.
@@ -212,21 +223,72 @@ class QMP:
             deadline: in time.monotonic() seconds.
 
         Raises:
+            OSError: QEMU gave no answer in time.
             QMPError: it failed, or the deadline passed.
         """
-        while (status := self.execute("query-migrate").get("status")) != "completed":
+        while True:
+            answer = self.execute("query-migrate")
+            status = answer.get("status") if isinstance(answer, dict) else None
+            if status == "completed":
+                return
             if status == "failed" or time.monotonic() > deadline:
-                raise QMPError(f"migration: {status}")
+                raise QMPError(f"migration: {'failed' if status == 'failed' else 'not completed in time'}")
             time.sleep(0.01)
 
-    def _answer(self, name: str) -> Any:
-        while line := self._file.readline(1 << 20):
-            answer = json.loads(line)
+    def _ask(self, name: str, arguments: Mapping[str, Any], descriptors: tuple[int, ...]) -> Any:
+        deadline = time.monotonic() + self._timeout_seconds
+        self._socket.settimeout(self._timeout_seconds)
+        command = json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n"
+        if descriptors:
+            socket.send_fds(self._socket, [command], descriptors)
+        else:
+            self._socket.sendall(command)
+        while True:
+            answer = _parse(self._line(deadline))
             if "return" in answer:
                 return answer["return"]
             if "error" in answer:
-                raise QMPError(f"{name}: {answer['error'].get('desc')}")
-        raise QMPError(f"{name}: QEMU closed the connection")
+                error = answer["error"]
+                words = error.get("desc") if isinstance(error, dict) else None
+                raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
+
+    def monitor(self, command: str) -> str:
+        """Runs a command of QEMU's human monitor and returns its text.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        text = self.execute("human-monitor-command", **{"command-line": command})
+        if not isinstance(text, str):
+            raise QMPError(f"{command}: QEMU answered without a text")
+        return text
+
+    def _line(self, deadline: float) -> bytes:
+        """Returns the next line: an answer, an event, or the greeting."""
+        while b"\n" not in self._received:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("QEMU did not answer in time")
+            self._socket.settimeout(seconds)
+            if not (data := self._socket.recv(64 << 10)):
+                raise QMPError("QEMU closed the connection")
+            self._received += data
+            if len(self._received) > LINE_BYTES:
+                raise QMPError("QEMU sent a line that is too long")
+        line, _, self._received = self._received.partition(b"\n")
+        if time.monotonic() > deadline:
+            raise TimeoutError("QEMU sent no answer among its events")
+        return line
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise QMPError(f"QEMU's answer cannot be read: {type(error).__name__}") from error
+    if not isinstance(answer, dict):
+        raise QMPError("QEMU's answer is not an object")
+    return answer
 
 
 def connect(client: socket.socket, path: Path) -> None:
@@ -305,6 +367,6 @@ def forwarded_port(usernet: str) -> int:
     """
     for line in usernet.splitlines():
         fields = line.split()
-        if fields and fields[0] == "TCP[HOST_FORWARD]":
+        if len(fields) > 3 and fields[0] == "TCP[HOST_FORWARD]" and re.fullmatch("[0-9]{1,5}", fields[3]):
             return int(fields[3])
     raise QMPError("QEMU forwards no port")

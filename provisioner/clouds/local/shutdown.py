@@ -20,6 +20,7 @@ KILLS = "oom_kills"
 VMSTAT = Path("/proc/vmstat")
 # A guest that reboots again and again writes an event each time, and the watchdog trims them; the last is at the end.
 READ_BYTES = 64 << 10
+REASON_CHARACTERS = 200
 
 
 def prepare(directory: Path) -> None:
@@ -72,8 +73,14 @@ def explain(events: bytes, kills_before: int | None, kills_now: int | None) -> t
         try:
             event = json.loads(line)
             if event.get("event") == "SHUTDOWN":
-                return f"QEMU says {event['data']['reason']}", bool(event["data"]["guest"])
-        except (ValueError, LookupError, TypeError, AttributeError):
+                return f"QEMU says {str(event['data']['reason'])[:REASON_CHARACTERS]}", bool(event["data"]["guest"])
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):  # a taken-over QEMU writes anything
             continue
     if kills_before is not None and kills_now is not None and kills_now > kills_before:
         return "the host ran out of memory and killed a process", True

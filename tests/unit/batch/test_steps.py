@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, describe, interruption
+from provisioner.batch.steps import MESSAGE_CHARACTERS, classify, classify_work_error, describe, interruption
 from provisioner.errors import (
     BudgetError,
     CapacityError,
@@ -43,6 +45,24 @@ def test_an_error_is_somebodys_fault_and_only_infrastructure_is_retried(
 def test_a_failed_command_of_the_agent_is_the_agents_fault() -> None:
     assert classify(TaskError("x"), "agent_failed").outcome == "agent_failed"
     assert not classify(InfrastructureError("x"), agent_began=True).retry
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (AttributeError("x"), "agent_failed"),
+        (MemoryError(), "agent_failed"),
+        (ConnectionError("x"), "agent_failed"),
+        (OSError(errno.ENOSPC, "No space left on device"), "infrastructure_failed"),
+        (HostError("x"), "infrastructure_failed"),
+        (TaskError("x"), "task_failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_an_error_that_nobody_foresaw_is_an_agents_failure_once_one_has_begun(error: Exception, outcome: str) -> None:
+    failure = classify_work_error(error, "task_failed", agent_began=True)
+    assert (failure.outcome, failure.retry) == (outcome, False)
+    assert classify_work_error(error, "task_failed", agent_began=False) == classify(error, "task_failed")
 
 
 def test_an_interruption_is_no_failure_of_its_own() -> None:

@@ -199,7 +199,7 @@ def test_a_task_that_cannot_start_is_refused_before_anything_exists(
     task: str,
     says: list[str],
 ) -> None:
-    more = ["--submission", "1"] if command == "run" else []
+    more = ["--submission-file", str(FAMILY / "echo.py")] if command == "run" else []
     done = provisioner(command, str(FAMILY), task, *more, "--env-file", str(provisioner.home.parent / "env"))
     assert done.code == 2
     assert [part for part in says if part not in done.stderr] == []

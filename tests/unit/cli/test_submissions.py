@@ -16,10 +16,16 @@ def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-def test_a_text_is_the_submission_and_nothing_is_none() -> None:
-    assert read_submission("42", None) == "42"
-    assert read_submission("", None) == ""
+def test_no_option_is_no_submission() -> None:
     assert read_submission(None, None) is None
+
+
+@pytest.mark.parametrize("text", ["42", "", "--", "- "], ids=["text", "empty", "dashes", "space"])
+def test_a_text_is_refused_as_it_was_in_the_process_list(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be an argument") as refused:
+        read_submission(text, None)
+    assert "--submission-file FILE" in (refused.value.hint or "")
+    assert "--submission -" in (refused.value.hint or "")
 
 
 def test_standard_input_and_files_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

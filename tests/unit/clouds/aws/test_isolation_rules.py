@@ -44,7 +44,7 @@ INTERFACE = {
 INSTANCE = {
     "InstanceId": "i-1", "State": {"Name": "running"}, "VpcId": "vpc-off", "NetworkInterfaces": [INTERFACE],
     "PublicIpAddress": "198.51.100.1",
-    "MetadataOptions": {"HttpEndpoint": "disabled"},
+    "MetadataOptions": {"HttpEndpoint": "disabled", "State": "applied"},
 }  # fmt: skip
 LOCAL = {"DestinationCidrBlock": "10.215.0.0/16", "GatewayId": "local"}
 TO_CONTROLLER = {"DestinationCidrBlock": CONTROLLER, "GatewayId": "igw-off"}
@@ -110,6 +110,10 @@ DIFFERENT: dict[str, tuple[Seen, str]] = {
     "another-vpc": (with_instance(VpcId="vpc-on"), "in another VPC"),
     "profile": (with_instance(IamInstanceProfile={}), "instance profile"),
     "metadata": (with_instance(MetadataOptions={"HttpEndpoint": "enabled"}), "metadata service on"),
+    "metadata-pending": (
+        with_instance(MetadataOptions={"HttpEndpoint": "disabled", "State": "pending"}),
+        "metadata service on",
+    ),
     "two-cards": (with_instance(NetworkInterfaces=[INTERFACE, INTERFACE]), "one network interface"),
     "stranger": (replace(SEEN, instances=(INSTANCE, {**INSTANCE, "InstanceId": "i-2"})), "other instances"),
     "missing": (replace(SEEN, instances=()), "other instances"),

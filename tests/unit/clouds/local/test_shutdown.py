@@ -26,9 +26,11 @@ def event(name: str, guest: str, reason: str) -> str:
         (event("RESET", "true", "guest-reset") * 9999 + event("SHUTDOWN", "true", "x"), ("QEMU says x", True)),
         (GREETING + event("RESET", "true", "guest-reset"), ("QEMU crashed or was killed", False)),
         (GREETING + "[1]\nx\n" + '{"event": "SHUTDOWN"}\n', ("QEMU crashed or was killed", False)),
+        ("[" * 60_000 + "\n", ("QEMU crashed or was killed", False)),
+        (event("SHUTDOWN", "true", "x" * 9999), ("QEMU says " + "x" * shutdown.REASON_CHARACTERS, True)),
         ("", ("QEMU crashed or was killed", False)),
     ],
-    ids=["guest", "host", "many", "reset", "strange", "none"],
+    ids=["guest", "host", "many", "reset", "strange", "deep", "long", "none"],
 )
 def test_the_last_shutdown_counts(events: str, expected: tuple[str, bool]) -> None:
     assert shutdown.explain(events.encode(), 3, 3) == expected

@@ -1,0 +1,121 @@
+"""A machine takes its QEMU over, and QEMU's control socket answers what the machine likes.
+
+Whoever asks QEMU gets an error in a bounded time, and no exception that nobody expects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from provisioner.clouds.local import qemu, shutdown
+from tests.attacks.fuzzing import damaged, fuzz
+
+GREETING = b'{"QMP": {}}\n{"return": {}}\n'
+EVENT = b'{"event": "RESET"}\n'
+STATUS = b'{"return": {"status": "io-error"}}\n'
+SHUTDOWN = b'{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-shutdown"}}\n'
+ERROR = b'{"error": {"class": "GenericError", "desc": "no"}}\n'
+
+ANSWERS = {
+    "deep": GREETING + b"[" * 100_000 + b"\n",
+    "deep_object": GREETING + b'{"a":' * 100_000 + b"\n",
+    "number": GREETING + b"1\n",
+    "list": GREETING + b'["return"]\n',
+    "error": GREETING + b'{"error": [1]}\n',
+    "digits": GREETING + b"9" * 5000 + b"\n",
+    "bytes": GREETING + b"\xff\n",
+    "empty": GREETING + b"\n",
+    "long": GREETING + b"x" * (3 << 20),
+    "long_greeting": b"x" * (3 << 20),
+    "ends": GREETING,
+}
+
+
+@contextlib.contextmanager
+def answering(directory: Path, chunks: Iterator[bytes], pause_seconds: float = 0.0) -> Iterator[None]:
+    """Listens as QEMU does, and sends what it is told to whoever comes."""
+
+    def send() -> None:
+        with contextlib.suppress(OSError), server.accept()[0] as client:
+            for chunk in chunks:
+                client.sendall(chunk)
+                time.sleep(pause_seconds)
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(directory / "qmp.sock"))
+        server.listen()
+        thread = threading.Thread(target=send)
+        thread.start()
+        yield
+        thread.join(20)
+        (directory / "qmp.sock").unlink()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path()
+
+
+def ask(directory: Path) -> str:
+    with qemu.QMP(directory, timeout_seconds=1) as qmp:
+        return qmp.monitor("info usernet")
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_is_none_of_qemus_is_an_error(directory: Path, answer: bytes) -> None:
+    with answering(directory, iter([answer])), pytest.raises((qemu.QMPError, OSError)) as refused:
+        ask(directory)
+    assert len(str(refused.value)) < 1000
+    with answering(directory, iter([answer])):
+        assert not qemu.paused_by_full_disk(directory)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "pause_seconds"),
+    [((EVENT * 1000), 0.0), (EVENT, 0.2), (b" ", 0.2)],
+    ids=["flood", "events", "drops"],
+)
+def test_events_without_end_are_listened_to_for_a_bounded_time(
+    directory: Path, chunks: bytes, pause_seconds: float
+) -> None:
+    def endless() -> Iterator[bytes]:
+        yield GREETING
+        yield from repeat(chunks)
+
+    started = time.monotonic()
+    with answering(directory, endless(), pause_seconds), pytest.raises((TimeoutError, qemu.QMPError)):
+        ask(directory)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("text", ["TCP[HOST_FORWARD]", "TCP[HOST_FORWARD] 1 2", "TCP[HOST_FORWARD] 1 2 x", "a"])
+def test_a_port_that_is_none_is_an_error(text: str) -> None:
+    with pytest.raises(qemu.QMPError):
+        qemu.forwarded_port(text)
+
+
+def test_random_events_explain_no_end_or_give_a_short_reason() -> None:
+    def check(events: bytes) -> None:
+        reason, _ = shutdown.explain(events, 1, 1)
+        assert 0 < len(reason) < 300
+
+    fuzz(damaged(GREETING + EVENT + SHUTDOWN) | st.binary(max_size=200), check)
+
+
+def test_random_answers_are_answers_or_errors(directory: Path) -> None:
+    def check(answer: bytes) -> None:
+        with answering(directory, iter([answer])):
+            assert qemu.paused_by_full_disk(directory) in (True, False)
+
+    fuzz(damaged(GREETING + EVENT + STATUS, GREETING + ERROR), check)
