@@ -111,7 +111,8 @@ DIFFERENT: dict[str, tuple[Seen, str]] = {
     "profile": (with_instance(IamInstanceProfile={}), "instance profile"),
     "metadata": (with_instance(MetadataOptions={"HttpEndpoint": "enabled"}), "metadata service on"),
     "metadata-pending": (
-        with_instance(MetadataOptions={"HttpEndpoint": "disabled", "State": "pending"}), "metadata service on",
+        with_instance(MetadataOptions={"HttpEndpoint": "disabled", "State": "pending"}),
+        "metadata service on",
     ),
     "two-cards": (with_instance(NetworkInterfaces=[INTERFACE, INTERFACE]), "one network interface"),
     "stranger": (replace(SEEN, instances=(INSTANCE, {**INSTANCE, "InstanceId": "i-2"})), "other instances"),
