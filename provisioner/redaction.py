@@ -125,9 +125,7 @@ class Redactor:
 
     def _halves_before(self, text: str, cut: int) -> Iterator[_Span]:
         newline = cut - text.endswith("\n", 0, cut)
-        end = newline
-        while text.endswith(_REPLACED, 0, end):
-            end -= 1
+        end = len(text[:newline].rstrip(_REPLACED))
         for form, name in self._forms:
             seen = text[max(0, end - len(form) + 1) : end]
             size = len(seen) - _beginning(form, seen)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -16,6 +18,7 @@ SCHEMA = 1
 # What comes from a machine is bounded where it is read; these bound what programs have to read of us.
 MAXIMUM_STRING_CHARACTERS = 8 << 20
 MAXIMUM_DEPTH = 100
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,17 @@ def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:
     out = out or sys.stdout
     if as_json:
         data = _strict({"schema": SCHEMA, "ok": result.exit_code == 0, **result.data})
-        _write(json.dumps(data, indent=2, default=str, allow_nan=False), out)
+        _write(json.JSONEncoder(indent=2, default=str, allow_nan=False).iterencode(data), out)
     elif result.text:
         # Made printable for a pipe as well, which mostly ends on a terminal. --json has every character.
-        _write(printable_lines(result.text), out)
+        _write([printable_lines(result.text)], out)
 
 
-def _write(text: str, out: TextIO) -> None:
-    """Writes text and flushes it: an error while Python exits would neither be reported nor change the exit code."""
+def _write(pieces: Iterable[str], out: TextIO) -> None:
+    """Writes a line and flushes it: an error while Python exits would neither be reported nor change the exit code."""
     try:
-        print(text, file=out, flush=True)
+        out.writelines(pieces)
+        print(file=out, flush=True)
     except OSError as error:
         silence(out)
         if isinstance(error, BrokenPipeError):
@@ -72,7 +76,10 @@ def _strict(value: Any, depth: int = 0) -> Any:
     Unpaired surrogates are replaced, and strings are cut at MAXIMUM_STRING_CHARACTERS.
     """
     if isinstance(value, str):
-        return value[:MAXIMUM_STRING_CHARACTERS].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        value = value[:MAXIMUM_STRING_CHARACTERS]
+        if not _SURROGATE.search(value):
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (dict, list, tuple)) and depth >= MAXIMUM_DEPTH:

@@ -31,6 +31,8 @@ POWER_OFF_SECONDS = 120
 INSPECTION_TTL = timedelta(minutes=20)
 # Shorter values would match by accident.
 SECRET_SCAN_MIN_LENGTH = 8
+# Names of files that hold secrets; the first ten are shown.
+SECRET_SCAN_BYTES = 64 << 10
 
 Result = TypeVar("Result")
 
@@ -139,6 +141,7 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
         ["python3", "-I", "-c", program.decode()],
         stdin=json.dumps(secrets).encode(),
         timeout_seconds=session.builder_ttl.total_seconds(),
+        limit_bytes=SECRET_SCAN_BYTES,
     )
     if search.exit_code != 0:
         raise MachineLostError(

@@ -90,6 +90,13 @@ def shown(piece, *, as_json):
     with open("/dev/null", "w") as out:
         render(environment_commands.shown_logs("env", directory), as_json=as_json, out=out)
 
+def printed(piece):
+    # As `provisioner agent --json` does once the agent has ended.
+    streams = [bytes(bytearray(piece * (8 * MIB // len(piece)))) for _ in range(2)]
+    stdout, stderr = (Redactor({"A": "s3cr"}).redact(data.decode(errors="replace")) for data in streams)
+    with open("/dev/null", "w") as out:
+        render(Result({"stdout": stdout, "stderr": stderr}), as_json=True, out=out)
+
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 attack = eval("lambda: " + sys.argv[1])
 pathlib.Path("/proc/self/clear_refs").write_text("5")
@@ -104,6 +111,7 @@ ATTACKS = {
     "a traceback of short lines": "failed(b'', ERROR[:-1] + b', \"traceback\": \"' + b'\\\\n' * (3 * MIB) + b'\"}')",
     "a secret in output": "called(b's3cr' * 15000, OK, 's3cr')",
     "a secret that repeats itself": "called(b'a' * 60000, OK, 'aaaa')",
+    "no text": "called(b'\\xff' * 60000, OK)",
     "a secret in a result": "called(b'', b'\"' + b's3cr' * (2 * MIB - 4) + b'\"', 's3cr')",
     "a secret and wide characters": (
         "called(b'', b'[' + b','.join([b'\"\\xf0\\x9f\\x98\\x80' + b's3cr' * 200 + b'\"'] * 10000) + b']', 's3cr')"
@@ -113,6 +121,8 @@ ATTACKS = {
     ),
     "packages": "installed_packages(b'ab\\n\\n' * (4 * MIB))",
     "fields of packages": "installed_packages(b'a: b\\n' * (3 * MIB))",
+    "output as JSON": "printed(b'\\xff')",
+    "wide output as JSON": "printed(b'\\xf0\\x9f\\x98\\x80' + b'\\xff' * 60000)",
     "logs of short lines": "shown(b'ab\\n', as_json=False)",
     "logs of colours": "shown(b'a\\x1b[m', as_json=False)",
     "logs of wide characters": "shown(b'\\xf0\\x9f\\x98\\x80\\x01\\n', as_json=False)",
