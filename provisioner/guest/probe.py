@@ -39,8 +39,7 @@ LONGEST_SECONDS = 40.0  # what has not ended then counts as impossible
 NEVER, DETAIL_CHARACTERS = ("impossible", "no answer in time"), 200
 SIOCGIFADDR = 0x8915
 QUERY = b"\x13\x37\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
-# What the network, the machine's own routes or a resolver answers. Any other error means that no packet was sent: no
-# device, no permission, no memory, a firewall of the machine's own.
+# What network, routes and resolvers answer. Any other error means that no packet was sent: no device, no memory ...
 NOT_REACHED = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE,
     errno.ETIMEDOUT, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTDOWN,
