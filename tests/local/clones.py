@@ -68,10 +68,11 @@ def started(session: Session, environment: Environment) -> Environment:
 @contextlib.contextmanager
 def running(session: Session, image: str, count: int) -> Iterator[list[tuple[Environment, Connection]]]:
     """Yields machines that started at once, each with a login as root, and removes them afterwards."""
-    environments = [planned(session, image) for _ in range(count)]
+    environments = []
     with contextlib.ExitStack() as stack:
-        for environment in environments:
-            stack.callback(remove, session, environment)
+        for _ in range(count):
+            environments.append(planned(session, image))
+            stack.callback(remove, session, environments[-1])
 
         def up(environment: Environment) -> tuple[Environment, Connection]:
             up = started(session, environment)

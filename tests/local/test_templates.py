@@ -8,11 +8,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from provisioner.clouds.local import templates
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.config import load_settings
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.remote.ssh import Connection
@@ -65,7 +68,10 @@ systemctl show --property=ActiveEnterTimestamp --value --timestamp=unix '*.timer
 
 @pytest.fixture
 def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
-    return open_session({})
+    opened = open_session({})
+    # None of these machines writes much, and the soak test has many.
+    settings = load_settings().model_copy(update={"disk_overcommit": 1000})
+    return replace(opened, cloud=LocalCloud(opened.home, settings))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ WANTS_CREDENTIALS, WANTS_TIME, HAS_THEM = b"?"[0], b"t"[0], b"."[0]
 # The machine refuses a longer message.
 MAXIMUM_BYTES = 1 << 20
 SEED_BYTES = 64
-# A machine that starts asks about ten times.
+# A machine that starts asks up to twenty-five times.
 QUESTIONS, QUESTIONS_PER_SECOND = 40.0, 2.0
 
 
