@@ -206,7 +206,7 @@ class _Login(paramiko.ServerInterface):
 
     def _answer(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
         words = " ".join(argv)
-        if argv == ["python3", "-I", "-"]:
+        if argv == ["python3", "-I", "-S", "-"]:
             return 0, honest_answers(request_in(stdin))
         if argv[:2] == ["python3", "-I"] and argv[2].endswith("helper.py"):
             request = json.loads(stdin)
