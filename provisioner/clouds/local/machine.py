@@ -28,7 +28,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from provisioner import child_environment
-from provisioner.clouds.local import confinement, credential_port, disk, disk_layers, qemu, shutdown, templates
+from provisioner.clouds.local import (
+    confinement,
+    credential_port,
+    disk,
+    disk_layers,
+    machine_logs,
+    qemu,
+    shutdown,
+    templates,
+)
 from provisioner.clouds.local.processes import start_time
 from provisioner.clouds.local.users import own_user
 from provisioner.store.files import read_end
@@ -163,6 +172,8 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
     """
     try:
         with templates.opened(template) as (memory, state):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
             frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
             watchdog = _launch(settings, frozen, template.disk, (memory, state))
             templates.lend(template, watchdog, memory)

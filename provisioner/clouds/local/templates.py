@@ -22,15 +22,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import confinement, credential_port, disk_layers, qemu, shared_memory, shutdown
+from provisioner.clouds.local import (
+    confinement,
+    credential_port,
+    disk,
+    disk_layers,
+    machine_logs,
+    qemu,
+    shared_memory,
+    shutdown,
+)
 from provisioner.store.files import read_end, remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from provisioner.store.locks import locked
 
 MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
+CONSOLE = machine_logs.SERIAL
 # Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 300
 FREEZE_SECONDS = 60
+LOOK_SECONDS = 0.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
 _NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
@@ -71,6 +82,11 @@ class Template:
     def lenders(self) -> Path:
         """The processes that have a copy of its memory (shared_memory.py)."""
         return self.directory / "lenders.json"
+
+    @property
+    def console(self) -> Path:
+        """What the machine wrote to its console until it was frozen."""
+        return self.directory / CONSOLE
 
     @property
     def memory(self) -> Path:
@@ -183,7 +199,7 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
         sizes = {name: (directory / name).stat().st_size for name in (STATE, DISK)}
         (directory / RECORD).write_text(json.dumps(sizes))
         for path in directory.iterdir():  # sockets and logs
-            if path.name not in (MEMORY, STATE, DISK, RECORD):
+            if path.name not in (MEMORY, STATE, DISK, CONSOLE, RECORD):
                 path.unlink()
         directory.rename(template.directory)
     finally:
@@ -193,15 +209,15 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
 def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
     launch = _booting(launch)
     ours, theirs = socket.socketpair()
-    with ours, theirs, disk_layers.opened(directory / DISK) as disk, (directory / "qemu.log").open("wb") as log:
-        launch = replace(launch, disk_fds=disk)
+    with ours, theirs, disk_layers.opened(directory / DISK) as disk_fds, (directory / "qemu.log").open("ab") as log:
+        launch = replace(launch, disk_fds=disk_fds)
         if launch.internet_fd is not None:
             launch = replace(launch, internet_fd=theirs.fileno())
         # Nobody else would end it: it dies with this process, and after a while in any case.
         namespace = _NAMESPACE if launch.user else ()
         process = subprocess.Popen(
             [*_ENDS_WITH_PARENT, *namespace, *_ENDS_IN_TIME, *_ENDS_WITH_PARENT, *qemu.command(launch)],
-            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk_fds],
             env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
         )  # fmt: skip
         try:
@@ -226,8 +242,18 @@ def _wait_for_question(directory: Path, deadline: float) -> None:
     """
     with socket.socket(socket.AF_UNIX) as port:
         qemu.connect(port, directory / qemu.PORT)
-        port.settimeout(max(0.1, deadline - time.monotonic()))
-        if port.recv(1)[:1] != bytes([credential_port.WANTS_CREDENTIALS]):
+        port.settimeout(LOOK_SECONDS)
+        said = None
+        while said is None:
+            machine_logs.trim_all(directory)  # it has no watchdog, and what install() left runs in it
+            if disk.nearly_full(directory):
+                raise OSError("the host's disk is nearly full")
+            try:
+                said = port.recv(1)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+        if said != bytes([credential_port.WANTS_CREDENTIALS]):
             raise OSError("the machine ended, or asked for something else, before it waited for its credentials")
 
 

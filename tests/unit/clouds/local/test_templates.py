@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import templates
+from provisioner.clouds.local import machine_logs, qemu, templates
 from provisioner.clouds.local.qemu import Launch
 from provisioner.clouds.local.templates import Template, TemplateError
 from provisioner.clouds.local.users import User
@@ -152,6 +152,43 @@ def test_a_template_that_cannot_be_made_leaves_nothing_and_says_why(
         templates.obtain(image, launch)
     assert ("no memory" in str(caught.value)) == ("no memory" in qemu)
     assert [path.name for path in (image.parent / TEMPLATES).iterdir() if path.is_dir()] == []
+
+
+# Answers as QEMU does. Its machine floods the console, waits a while, and ends without having asked for anything.
+FLOODING = """
+import os, socket, time
+def listening(name):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(name)
+    server.listen()
+    return server
+monitor, port = listening("qmp.sock"), listening("{port}")
+client, _ = monitor.accept()
+stream = client.makefile("rwb", buffering=0)
+stream.write(b'{{"QMP": {{}}}}\\n')
+stream.readline()
+stream.write(b'{{"return": {{}}}}\\n')
+visitor, _ = port.accept()
+with open("serial.log", "ab") as console:
+    console.write(b"x" * (8 << 20))
+time.sleep(3)
+with open("{seen}", "w") as file:
+    file.write(str(os.stat("serial.log").st_size))
+"""
+
+
+def test_a_machine_that_floods_its_console_before_it_is_frozen_fills_no_disk(
+    image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, program = tmp_path / "seen", tmp_path / "qemu.py"
+    program.write_text(FLOODING.format(port=qemu.PORT, seen=seen))
+    programs(tmp_path / "bin", monkeypatch, qemu=f"exec /usr/bin/python3 {program}", qemu_img='touch "$9"')
+    with pytest.raises(TemplateError, match="ended, or asked for something else"):
+        templates.obtain(image, launch)
+    assert int(seen.read_text()) <= machine_logs.LIMIT_BYTES
+    monkeypatch.setattr("provisioner.clouds.local.disk.nearly_full", lambda _: True)
+    with pytest.raises(TemplateError, match="disk is nearly full"):
+        templates.obtain(image, launch)
 
 
 def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_made(
