@@ -172,8 +172,7 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
     """
     try:
         with templates.opened(template) as (memory, state):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
+            shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
             frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
             watchdog = _launch(settings, frozen, template.disk, (memory, state))
             templates.lend(template, watchdog, memory)

@@ -153,7 +153,7 @@ def usable(template: Template, launch: qemu.Launch) -> bool:
     """Whether a template is there, is whole, and is our own user's."""
     try:
         sizes = json.loads((template.directory / RECORD).read_bytes())
-        for path in (template.directory, template.disk, template.state, template.memory):
+        for path in (template.directory, template.disk, template.state, template.memory, template.console):
             status = path.lstat()
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return False

@@ -94,7 +94,7 @@ def template(image: Path, launch: Launch) -> Template:
     made.memory.touch(mode=0o600)
     with made.memory.open("r+b") as file:
         file.truncate(2 * MIB)
-    for path in (made.state, made.disk):
+    for path in (made.state, made.disk, made.console):
         path.touch(mode=0o600)
         path.write_bytes(b"x" * 100)
     (made.directory / templates.RECORD).write_text(json.dumps({"state": 100, "disk.qcow2": 100}))
