@@ -28,19 +28,20 @@ from provisioner.session import Session
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("exhausted")]
 FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"
-# Kills what serves its login, leaves a process in a session of its own, and then takes what it can.
+# Kills what serves its login, leaves a process in a session of its own, takes memory until it is killed for that, and
+# then all processes that it can.
 ATTACK = r"""
 echo 0.25 > ~/submission.txt
 pkill -KILL -u agent sshd
 echo survived
 setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
 (head -c 3G /dev/zero > /dev/shm/full) &
-tail /dev/zero &
-sleep 25
+tail /dev/zero
 bomb() { bomb | bomb & }
 bomb
 sleep 1000
 """
+CGROUP = "/sys/fs/cgroup/agent"
 # Lets the agent log in to its own machine.
 OWN_KEY = """
 mkdir -p /home/agent/.ssh
@@ -84,10 +85,11 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     failures: list[str] = []
 
     def log_in() -> bool:
-        """Root logs in until that works once, or the agent has ended. On a busy host an attempt may take too long."""
-        time.sleep(40)
-        while not ended.is_set():
+        """Root logs in once the agent has met its limit on memory, and tries until the agent has ended."""
+        while not ended.wait(2):
             try:
+                if text(root, f"grep -c 'oom_kill 0' {CGROUP}/memory.events || true") != "0":
+                    continue
                 with connect(session, environment, "primary") as connection:
                     connection.run(["true"], timeout_seconds=60)
                 return not ended.is_set()
@@ -98,7 +100,7 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     with ThreadPoolExecutor(1) as pool:
         logged_in = pool.submit(log_in)
         try:
-            done = run_agent(session, environment, agent(tmp_path, ATTACK, 90))
+            done = run_agent(session, environment, agent(tmp_path, ATTACK, 180))
         finally:
             ended.set()
     assert (done.timed_out, done.stdout.splitlines()[0]) == (True, b"survived")
@@ -109,9 +111,7 @@ def test_an_agent_that_takes_everything_is_ended_and_scored(
     time.sleep(1)
     assert text(root, "cat /tmp/alive") == alive
     # How far a fork bomb gets in this time depends on the processor.
-    figures = text(
-        root, "cd /sys/fs/cgroup/agent && cat memory.events && grep . memory.max memory.peak pids.max pids.peak"
-    )
+    figures = text(root, f"cd {CGROUP} && cat memory.events && grep . memory.max memory.peak pids.max pids.peak")
     assert "oom_kill 0" not in figures.splitlines(), f"it did not meet its limit on memory: {figures}"
 
 
