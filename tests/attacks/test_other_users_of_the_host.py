@@ -13,6 +13,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -96,14 +97,18 @@ def test_what_listens_for_the_controller_cannot_be_connected_to(tmp_path: Path) 
         socket.create_connection(("127.0.0.1", port))
 
 
+def opened_to_all(directory: str) -> Path:
+    """Lets everybody write to a directory, as for the strongest attacker."""
+    path = Path(directory)
+    path.chmod(0o777)
+    return path
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("way", ["our-program", "nsenter", "nsenter-user"])
 @pytest.mark.parametrize("operator", [0, 65533], ids=["root", "user"])
-def test_the_network_of_a_machine_cannot_be_entered(way: str, operator: int, tmp_path: Path) -> None:
-    for directory in (tmp_path.parent.parent, tmp_path.parent):
-        directory.chmod(0o755)
-    tmp_path.chmod(0o777)
-    with enclosed.listening(tmp_path, operator) as (pidfile, port):
+def test_the_network_of_a_machine_cannot_be_entered(way: str, operator: int) -> None:
+    with tempfile.TemporaryDirectory() as name, enclosed.listening(opened_to_all(name), operator) as (pidfile, port):
         pidfile.chmod(0o644)
         pid = namespace_program.holder(str(pidfile))
         commands = {

@@ -19,6 +19,14 @@ udevadm settle --timeout=20 || :
 perl /usr/lib/provisioner/credentials.pl "$credentials"
 
 said machine_id > /etc/machine-id
+# A message that came before it was frozen may have started the journal again, under an id that all would share.
+for journal in /run/log/journal/*; do
+    if [ -e "$journal" ]; then
+        systemctl stop systemd-journald.service
+        rm -rf /run/log/journal/*
+        break
+    fi
+done
 
 # Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then
