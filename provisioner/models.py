@@ -121,7 +121,7 @@ class Endpoint(Record):
     jump: Role | None = None
     pidfile: Literal["qemu.pid"] | None = None
     instance_id: str | None = None
-    origin: str = ""
+    origin: str = Field(default="", max_length=500)
 
 
 class Destination(Record):

@@ -260,7 +260,7 @@ class Probes:
 
     def _begin(self, after, probe):
         name, promised, card, method, *arguments = probe
-        if name in self._answers:
+        if self._answers.get(name, NEVER)[0] == "reached":
             return
         patience = PROMISED_SECONDS if promised else SECONDS
         try:
@@ -276,7 +276,7 @@ class Probes:
         try:
             descriptor, events, limit = resume()
         except StopIteration as done:
-            self._answers.setdefault(name, ("reached", f"{done.value}"))
+            self._answers[name] = ("reached", f"{done.value}")
         except socket.timeout as error:
             self._silent[name] = ("not reached", f"{error}")
         except Exception as error:
@@ -294,7 +294,7 @@ class Probes:
             name, attempt, _, patience = self._forget(descriptor)
             self._go_on(name, attempt, lambda: attempt.send(None), patience, patience)  # noqa: B023 - called at once
         for descriptor, (name, attempt, until, patience) in list(self._waiting.items()):
-            if name in self._answers:
+            if self._answers.get(name, NEVER)[0] == "reached":
                 self._forget(descriptor)
                 attempt.close()
             elif until <= self._waited:

@@ -69,7 +69,9 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
     for environment in created:
         for role, endpoint in environment.endpoints.items():
             if endpoint.origin not in ("", "template", "boot"):
-                session.progress.note(f"{environment.id}: the {role} machine starts by a {endpoint.origin}")
+                session.progress.note(
+                    f"{environment.id}: the {role} machine was booted: {endpoint.origin.removeprefix('boot: ')}"
+                )
     return created
 
 

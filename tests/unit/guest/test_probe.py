@@ -135,6 +135,24 @@ def test_a_probe_that_nothing_answers_counts_as_not_reached(
     assert probe.SECONDS - 0.1 < time.monotonic() - begin < 5
 
 
+def test_what_only_the_second_attempt_reaches_is_reached(
+    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    attempts: list[int] = []
+
+    def refused_at_first(_: object) -> Iterator[tuple[int, int, None]]:
+        attempts.append(len(attempts))
+        if attempts == [0]:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        pair[1].send(b"hello")
+        yield pair[0].fileno(), select.POLLIN, None
+
+    monkeypatch.setitem(probe.METHODS, "late", refused_at_first)
+    monkeypatch.setitem(probe.REPEATED, "late", refused_at_first)
+    assert probe.Probes({}).try_all([["late", False, None, "late"]])[0][:2] == ("late", "reached")
+    assert attempts == [0, 1]
+
+
 def test_a_probe_that_comes_to_no_end_is_no_answer_that_counts(
     probe: ModuleType, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
 ) -> None:
