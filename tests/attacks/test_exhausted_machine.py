@@ -29,17 +29,21 @@ from provisioner.session import Session
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("exhausted")]
 FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"
 # Kills what serves its login, leaves a process in a session of its own, takes memory until it is killed for that, and
-# then all processes that it can.
+# then all processes that it can. Its first process needs no other and no more memory, so that only its time ends it;
+# the others ask to be killed before it when memory is short.
 ATTACK = r"""
 echo 0.25 > ~/submission.txt
 pkill -KILL -u agent sshd
 echo survived
-setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
-(head -c 3G /dev/zero > /dev/shm/full) &
-tail /dev/zero
-bomb() { bomb | bomb & }
-bomb
-sleep 1000
+{
+    echo 1000 > /proc/$BASHPID/oom_score_adj
+    setsid sh -c 'while sleep 0.2; do date +%s.%N > /tmp/alive; done' &
+    (head -c 3G /dev/zero > /dev/shm/full) &
+    tail /dev/zero
+    bomb() { bomb | bomb & }
+    bomb
+} &
+exec sleep 1000
 """
 CGROUP = "/sys/fs/cgroup/agent"
 # Lets the agent log in to its own machine.

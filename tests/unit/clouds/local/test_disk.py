@@ -48,7 +48,9 @@ def test_disks_are_listed_with_what_they_take(tmp_path: Path) -> None:
 
 
 def test_a_home_that_does_not_exist_yet_has_the_room_of_its_disk(tmp_path: Path) -> None:
-    assert room(tmp_path / "home" / "environments").free_bytes == room(tmp_path).free_bytes > 0
+    # Other programs write to the disk meanwhile.
+    free = room(tmp_path / "home" / "environments").free_bytes
+    assert free == pytest.approx(room(tmp_path).free_bytes, rel=0.1) and free > 0
 
 
 def test_the_reason_is_there_before_the_machine_ends_and_its_disk_goes_after_that(tmp_path: Path) -> None:
