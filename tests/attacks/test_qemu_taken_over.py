@@ -96,7 +96,7 @@ def test_events_without_end_are_listened_to_for_a_bounded_time(
     started = time.monotonic()
     with answering(directory, endless(), pause_seconds), pytest.raises((TimeoutError, qemu.QMPError)):
         ask(directory)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
 
 
 @pytest.mark.parametrize("text", ["TCP[HOST_FORWARD]", "TCP[HOST_FORWARD] 1 2", "TCP[HOST_FORWARD] 1 2 x", "a"])

@@ -27,7 +27,7 @@ from tests.attacks.test_ssh_server import HANDSHAKES
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
 
-SECONDS = 10
+SECONDS = 40
 LIMITS = TimeLimits(**{f"{name}_seconds": 1 for name in (
     "start", "intermediate_score", "aggregate_scores", "score", "teardown", "tests"
 )})  # fmt: skip

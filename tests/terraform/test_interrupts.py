@@ -137,7 +137,7 @@ def test_removing_ends_the_terraform_of_a_killed_controller_first(site: Site) ->
     start = next(entry["pid"] for entry in site.journal if entry["operation"] == "start")
     assert not lives(start)
     assert site.done("destroy") == ["one/primary"]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_removing_ends_what_a_killed_terraform_left_running(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
