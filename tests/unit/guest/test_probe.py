@@ -132,7 +132,7 @@ def test_a_probe_that_nothing_answers_counts_as_not_reached(
     monkeypatch.setitem(probe.METHODS, "silence", lambda _: silence(pair))
     begin = time.monotonic()
     assert probe.Probes({}).try_all([["silent", False, None, "silence"]]) == [("silent", "not reached", "timed out")]
-    assert probe.SECONDS - 0.1 < time.monotonic() - begin < 30
+    assert probe.SECONDS - 0.1 < time.monotonic() - begin < 5
 
 
 def test_what_only_the_second_attempt_reaches_is_reached(

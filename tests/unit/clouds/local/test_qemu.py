@@ -144,4 +144,4 @@ def test_a_qemu_that_is_gone_or_busy_with_another_client_is_not_waited_for(
         busy.listen()
         started = time.monotonic()
         assert not paused_by_full_disk(tmp_path)
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 5
