@@ -1,11 +1,15 @@
 """Prints what a batch costs its controller: whole runs on the aws cloud, a moto server and a loopback SSH in its place.
 
 Usage: python benchmarks/batch.py [--environments 20 200]
+       python benchmarks/batch.py --local
 
 Each run is an environment of one machine, from its reservation to the proof that it is gone, with an agent that works
 for two seconds; all run at once. CPU seconds are those of `provisioner batch run` and of what it started (Terraform,
 the provider), not those of moto or the machines. Memory is the proportional set size, sampled five times a second: of
 the controller's own process, and of all together. Images and the region's network exist beforehand.
+
+With --local, the runs are those of examples/batch in real machines on this host, two at once, and the images exist
+beforehand: first with machines that go on from a template, then with machines that boot.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ class Memory(threading.Thread):
     def run(self) -> None:
         """Samples until `stop` is called."""
         while not self._ended.wait(SAMPLE_SECONDS):
-            sizes = {pid: _pss_mib(pid) for pid in descendants(self._pid)}
+            sizes = {pid: pss_mib(pid) for pid in descendants(self._pid)}
             self.own_mib = max(self.own_mib, sizes.get(self._pid, 0))
             self.all_mib = max(self.all_mib, sum(sizes.values()))
 
@@ -74,22 +78,28 @@ class Memory(threading.Thread):
         self._ended.set()
 
 
-def _pss_mib(pid: int) -> float:
+def pss_mib(pid: int) -> float:
+    """Returns a process's proportional set size in MiB; 0 if it has ended."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
     return 0.0
 
 
-def run(path: Path) -> tuple[float, float, Memory]:
-    """Runs one batch; returns its wall seconds, CPU seconds and memory.
+def run(path: Path, **variables: str) -> tuple[float, float, Memory, int]:
+    """Runs one batch; returns its wall seconds, CPU seconds, memory and number of runs.
+
+    Args:
+        variables: environment variables, beside this process's own.
 
     Raises:
         SystemExit: a run was not scored.
     """
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     argv = [sys.executable, str(ROOT / "cli.py"), "batch", "run", str(path), "--json"]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        argv, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         memory = Memory(process.pid)
         out, err = process.communicate()
     memory.stop()
@@ -98,14 +108,34 @@ def run(path: Path) -> tuple[float, float, Memory]:
     result = json.loads(out)
     if process.returncode != 0 or set(result["outcomes"]) != {"scored"} or result["reserved_usd"]:
         raise SystemExit(f"{result['outcomes']}\n{err.decode()[-3000:]}")
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, memory
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu, memory, sum(result["outcomes"].values())
+
+
+def print_local() -> None:
+    """Prints how many runs of examples/batch this host does in a minute, and what templates change."""
+    suite_file = ROOT / "examples" / "batch" / "suite.yaml"
+    for family in ("number_guess", "word_count"):
+        build = [sys.executable, str(ROOT / "cli.py"), "image", "build", str(ROOT / "examples" / family)]
+        subprocess.run(build, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    rates = {}
+    for way, templates in (("template", "true"), ("boot", "false")):
+        wall, _, _, runs = run(suite_file, PROVISIONER_TEMPLATES=templates)
+        rates[way] = runs / wall * 60
+        print(f"{way:8} {runs} runs in {wall:5.1f} s wall, {rates[way]:4.2f} a minute", flush=True)
+    print(f"template / boot {rates['template'] / rates['boot']:.2f}")
 
 
 def main() -> None:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--environments", type=int, nargs="+", default=[20, 200])
-    counts = parser.parse_args().environments
+    parser.add_argument("--local", action="store_true", help="examples/batch in machines on this host")
+    options = parser.parse_args()
+    if options.local:
+        print_local()
+        return
+    counts = options.environments
     use_provider_mirror()
     with tempfile.TemporaryDirectory() as name, account_of_many(Path(name)) as account:
         directory = Path(name)
@@ -116,7 +146,7 @@ def main() -> None:
         run(suite(directory, 1))  # images and network
         measured = []
         for count in counts:
-            wall, cpu, memory = run(suite(directory, count))
+            wall, cpu, memory, _ = run(suite(directory, count))
             measured.append((count, memory))
             print(
                 f"{count:>4} environments: {wall:6.1f} s wall, {count / wall * 60:5.1f} a minute, {cpu:6.1f} CPU s, "

@@ -182,7 +182,7 @@ class TimeLimits(Record):
     tests_seconds: Seconds = 7200
 
 
-Status = Literal["creating", "ready", "destroying", "unverified"]
+Status = Literal["creating", "ahead", "ready", "destroying", "unverified"]
 
 
 class MachineRecord(Record):
@@ -197,16 +197,20 @@ class Environment(Record):
     """The record of an environment or image builder, kept in its directory as environment.json.
 
     Args:
-        status: `unverified` after a destroy that the cloud could not confirm.
+        status: `ahead` while it waits, proven isolated, for somebody to ask for it; `unverified` after a destroy that
+            the cloud could not confirm.
         attended: whether it belongs to a running command, and is an orphan once that command has ended.
         shared_ledger: whether its reservation is in the database that workers share, not in the home's ledger.
+        ahead_for: the request that it was launched ahead for (environment/requests.py); empty if it was asked for.
         placement: its place in the cloud, in the cloud's own terms (region, zone, machine types).
         batch: the batch that it belongs to; empty for none.
         expires_at: the end of its time to live: its machines end then, whatever happens.
         usd_per_hour: its price in the place where it was created; None until then.
         worst_usd_per_hour: its highest price in any place that may be tried.
         time_limits: how long the family's code may run in it.
-        started_at: when start() succeeded.
+        snapshot: the snapshot that its machines went on from; empty if they started anew.
+        addresses_of: the environment from whose id its private addresses follow; empty for its own.
+        started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when a batch started its agent, which happens only once in each environment.
     """
 
@@ -220,6 +224,7 @@ class Environment(Record):
     status: Status
     shared_ledger: bool = False
     attended: bool = False
+    ahead_for: str = ""
     batch: str = ""
     created_at: AwareDatetime
     expires_at: AwareDatetime
@@ -239,6 +244,8 @@ class Environment(Record):
     probes: tuple[ProbeResult, ...] = ()
     phases: tuple[Phase, ...] = ()
     score_log: tuple[ScoreLogEntry, ...] = ()
+    snapshot: str = ""
+    addresses_of: str = ""
     started_at: AwareDatetime | None = None
     agent_at: AwareDatetime | None = None
 

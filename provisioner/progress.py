@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Protocol
 
+# A line that begins so, of a program that Terraform runs for us, is a note to the listener.
+NOTE_OF_A_PROGRAM = "provisioner: "
+
 
 class Progress(Protocol):
     """A listener to phases, notes and output. It is called from several threads."""

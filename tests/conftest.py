@@ -13,6 +13,7 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import load_settings
 from provisioner.session import Session
 from provisioner.store.home import Home
+from tests.accelerator import accelerator
 from tests.homes import borrow_images, cache
 from tests.provider_mirror import override_provider, use_provider_mirror
 
@@ -23,6 +24,16 @@ def pytest_configure() -> None:
     """Makes Terraform use a provider mirror if its registry cannot be reached."""
     use_provider_mirror()
     override_provider(cache())
+
+
+def pytest_report_header() -> str:
+    """Says what machines run under."""
+    return f"accelerator: {accelerator(cache())}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says it again: at the beginning there may have been no base image to try it with."""
+    terminalreporter.write_line(f"accelerator: {accelerator(cache())}")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

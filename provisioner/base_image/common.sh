@@ -6,20 +6,21 @@ set -eu
 tree=$1 files=$2 guest=$3 ca_bundle=${4:-}
 
 cp -R --no-preserve=ownership,mode "$files/." "$tree/"
-packages=$tree$(chroot "$tree" python3 -c 'import sys; print("/usr/local/lib/python3.%d/dist-packages" % sys.version_info[1])')
-mkdir -p "$tree/usr/lib/provisioner/guest" "$packages"
+mkdir -p "$tree/usr/lib/provisioner/guest"
 cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
-mv "$tree"/usr/lib/provisioner/guest/metr_task_standard* "$packages/"
-chroot "$tree" python3 -m compileall -q "${packages#"$tree"}" /usr/lib/provisioner/guest
-# The agent must not read the driver's program.
-chmod 0700 "$tree/usr/lib/provisioner"
+# The controller sends the texts of these with each call.
+(cd "$tree/usr/lib/provisioner/guest" && rm -rf probe.py seal.sh secret_scan.py __pycache__)
+# The agent must not read the driver's program. It may run the interpreter (runtime.sh), which copies its files.
+chmod 0711 "$tree/usr/lib/provisioner"
+chmod 0700 "$tree/usr/lib/provisioner/guest"
 # Logins as agent count towards the limits of the agent's cgroup.
 DEBIAN_FRONTEND=noninteractive chroot "$tree" pam-auth-update --package
 # Inodes that are freed before scoring, should the agent have used up all others.
 mkdir -p "$tree/usr/lib/provisioner/inodes"
+chmod 0700 "$tree/usr/lib/provisioner/inodes"
 (cd "$tree/usr/lib/provisioner/inodes" && seq 1000 | xargs touch)
 rm -f "$tree"/etc/ssh/ssh_host_*
-# Let pip install into the system's Python, as in the python:3.11 image.
+# Let Debian's own pip install, too: an aux VM has no other Python.
 find "$tree/usr/lib" -name EXTERNALLY-MANAGED -delete
 
 if [ -n "$ca_bundle" ]; then

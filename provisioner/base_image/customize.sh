@@ -5,6 +5,8 @@ set -eu
 tree=$1 common=$2 guest=$3 ca_bundle=${4:-}
 
 sh "$common/common.sh" "$tree" "$common/rootfs" "$guest" ${ca_bundle:+"$ca_bundle"}
+sh "$common/runtime.sh" "$tree"
+sh "$common/family_python.sh" "$tree" "$common/python"
 cp -R --no-preserve=ownership,mode "$common/local/." "$tree/"
 # The kernel mounts the root file system read-write; an entry here would make the boot wait for udev.
 : > "$tree/etc/fstab"
@@ -26,7 +28,7 @@ for generator in cryptsetup debug getty gpt-auto hibernate-resume integritysetup
 done
 
 chroot "$tree" systemctl set-default --quiet multi-user.target
-chroot "$tree" systemctl enable --quiet provisioner-boot.service ssh.service
+chroot "$tree" systemctl enable --quiet provisioner-boot.service provisioner-exec.service ssh.service
 chroot "$tree" systemctl disable --quiet systemd-networkd.service systemd-networkd.socket
 # Nothing but the task runs on its own, and the boot waits for nothing that a short-lived machine
 # does not need: on an emulated machine each of these takes a good part of a second.

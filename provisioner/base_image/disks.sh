@@ -25,8 +25,18 @@ disk() {
 
 cp -a "$tree/etc" "$work/etc"
 
+# An aux VM is a plain Debian machine, without the Python of families.
+mkdir "$work/local"
+for directory in bin include lib; do
+    mv "$tree/usr/local/$directory" "$work/local/"
+    mkdir -m 0755 "$tree/usr/local/$directory"
+done
 sh "$scripts/users.sh" "$tree" aux
 disk aux
+for directory in bin include lib; do
+    rmdir "$tree/usr/local/$directory"
+    mv "$work/local/$directory" "$tree/usr/local/"
+done
 
 rm -rf "${tree:?}/home/admin" "${tree:?}/var/mail/admin" "${tree:?}/etc"
 mv "$work/etc" "$tree/etc"

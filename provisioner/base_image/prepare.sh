@@ -12,6 +12,8 @@ bundle=$directory/ca.pem
 apt-get -o DPkg::Lock::Timeout=120 -q update
 apt-get -o DPkg::Lock::Timeout=120 -q install -y --no-install-recommends "$@"
 sh "$directory/common.sh" / "$directory/rootfs" "$directory/guest" ${bundle:+"$bundle"}
+sh "$directory/runtime.sh" /
+if [ "$role" = primary ]; then sh "$directory/family_python.sh" / "$directory/python"; fi
 # The vendor's user has the uid of ours, and keys to log in with.
 for user in admin ubuntu debian; do
     if id "$user" > /dev/null 2>&1; then userdel --force --remove "$user" 2> /dev/null; fi
@@ -19,6 +21,9 @@ for user in admin ubuntu debian; do
 done
 rm -f /etc/sudoers.d/90-cloud-init-users
 sh "$directory/users.sh" / "$role"
+# What follows in this builder is done by the server that the image has.
+systemctl daemon-reload
+systemctl enable --quiet --now provisioner-exec.service
 # Nothing but the task runs on its own.
 systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service
 # No IPv6 anywhere.

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 from provisioner import signals, strict_json
+from provisioner.batch import settlement
 from provisioner.batch.losses import classify_launch_error, classify_loss, machines_alive
 from provisioner.batch.results import Outcome
 from provisioner.batch.steps import (
@@ -34,6 +35,7 @@ from provisioner.batch.steps import (
     truncate,
 )
 from provisioner.batch.suite import Run, Suite
+from provisioner.batch.turns import Turn
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources
 from provisioner.environment import agent as environment_agent
@@ -48,6 +50,7 @@ from provisioner.errors import (
     MachineLostError,
     ProvisionerError,
     SubmissionError,
+    TurnLostError,
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
@@ -58,17 +61,12 @@ from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
 from provisioner.store.files import write_atomically
-from provisioner.ttl import TEARDOWN
 
 # Each attempt has an environment of its own, in which this names its agent.
 AGENT_IDENTITY = "batch"
 BUDGET_POLL_SECONDS = 1.0
 # A cloud that fails to delete something may succeed a moment later.
 DESTROY_PAUSES = (5.0, 20.0)
-LEDGER_PAUSES = (2.0, 10.0, 30.0)
-# How long Terraform may go on creating after its controller has died. Slow stacks took three minutes, and the AWS
-# provider gives an instance ten (its documentation, aws_instance, Timeouts).
-MAX_CREATION = timedelta(minutes=10)
 
 S = TypeVar("S", bound=Step)
 
@@ -84,6 +82,7 @@ class Attempt:
         allowed: what an environment without internet may reach.
         number: from 1.
         create: creates the machines of a recorded environment.
+        turn: the run's, taken before start() and given back once the environment is gone.
     """
 
     session: Session
@@ -95,6 +94,7 @@ class Attempt:
     allowed: tuple[Destination, ...]
     number: int
     create: lifecycle.Create
+    turn: Turn = field(default_factory=Turn)
 
     @property
     def id(self) -> str:
@@ -110,11 +110,18 @@ class Attempt:
             if reason:
                 self._remove_remains(came_up=False)
                 return UpStep(at=now(), begun_at=begun_at, failure=interruption(reason), **facts)
-            environment = existing if existing and existing.status == "ready" else self._launch(existing)
+            if existing and existing.status == "ready":
+                environment = existing
+                self.turn.resume()
+            else:
+                environment = self._launch(existing)
             reservations.take_lease(self.session, environment)
         except Interrupted:
             raise
+        except TurnLostError as error:
+            return UpStep(at=now(), begun_at=begun_at, failure=interruption(error.message), **facts)
         except Exception as error:
+            self.turn.release()
             return UpStep(
                 at=now(), begun_at=begun_at, failure=classify_launch_error(self.session, self.id, error), **facts
             )
@@ -188,6 +195,7 @@ class Attempt:
                     problem = describe(error)
                     if pause is not None:
                         time.sleep(pause)
+            self.turn.release()
         return EndStep(at=now(), phases=tuple(phases.finished), trouble=problem)
 
     def _end(self, phases: Phases, *, came_up: bool) -> None:
@@ -245,69 +253,34 @@ class Attempt:
         phases = Phases(self.session.progress)
         while True:
             # Asked before and after: the last other reservation may be settled in between.
-            others = self._others_have_reservations()
+            others = settlement.others_have_reservations(self.session, self.batch, self.id)
             try:
                 if not phases.finished:  # building an image reserves a builder's cost
                     with phases.phase("images"):
                         planned = lifecycle.plan(self.session, self.family, self.run.task, self.allowed)
                 if existing:
-                    return lifecycle.adopt(self.session, planned, existing, phases)
-                return lifecycle.launch(self.session, planned, self.id, phases, self.create)
+                    return lifecycle.adopt(self.session, planned, existing, phases, self._wait_for_turn)
+                return lifecycle.launch(self.session, planned, self.id, phases, self.create, self._wait_for_turn)
             except BudgetError:
                 self._settle_earlier_attempts()
                 # Others may have reserved more than they will have spent.
-                if not others and not self._others_have_reservations():
+                if not others and not settlement.others_have_reservations(self.session, self.batch, self.id):
                     raise
                 self.session.progress.phase_started("waiting for the budget")
                 signals.wait(BUDGET_POLL_SECONDS, self.session.check)
+
+    def _wait_for_turn(self, environment: Environment, phases: Phases) -> Environment:
+        return self.turn.wait(self.session, environment, phases)
 
     def _settle_earlier_attempts(self) -> None:
         """Settles what this run's own earlier attempts may still have reserved, if that is possible by now."""
         for number in range(1, self.number):
             with contextlib.suppress(InfrastructureError):  # the next refusal tries again
-                self._settle_orphan(replace(self, number=number).id, wait=False)
+                settlement.settle_orphan(self.session, replace(self, number=number).id, wait=False)
 
     def costs(self, environments: list[str]) -> Costs:
         """Adds up what the run's environments have cost by the ledger: reserved sums, where they are not settled."""
-        problem = ""
-        for pause in (*LEDGER_PAUSES, None):
-            try:
-                for name in environments:
-                    self._settle_orphan(name, wait=True)
-                entries = [entry for name in environments for entry in self.session.ledger.entries(environment=name)]
-                return Costs(at=now(), micro_usd=sum(entry.counted_micro_usd for entry in entries))
-            except Interrupted:
-                raise
-            except ProvisionerError as error:  # no reason to lose the score
-                problem = describe(error)
-                if pause is not None:
-                    signals.wait(pause, self.session.check)
-        return Costs(at=now(), trouble=problem)
-
-    def _settle_orphan(self, name: str, *, wait: bool) -> None:
-        """Removes and settles an environment of a dead controller, once its Terraform certainly creates no more.
-
-        Args:
-            name: the environment's id.
-            wait: whether to wait until then; else it is left for later.
-        """
-        if self.session.environments.directory(name).exists():
-            return  # its destruction failed, and its end step says so
-        for entry in self.session.ledger.entries(unsettled=True, environment=name):
-            seconds = (entry.launched_at + MAX_CREATION - now()).total_seconds()
-            if seconds > 0 and not wait:
-                continue
-            self.session.progress.phase_started("waiting for what a dead worker may have begun")
-            signals.wait(seconds, self.session.check)
-            self.session.cloud.clear(EnvironmentResources(environment=name, region=entry.region))
-            self.session.ledger.settle_late(name, now())
-
-    def _others_have_reservations(self) -> bool:
-        """Whether other environments of the batch, that have not expired, have part of the budget reserved."""
-        return any(
-            entry.environment != self.id and entry.expires_at + TEARDOWN > now()
-            for entry in self.session.ledger.entries(unsettled=True, batch=self.batch)
-        )
+        return settlement.costs(self.session, environments)
 
     def pause(self, seconds: float) -> Step:
         """Waits before the next attempt."""
@@ -335,7 +308,7 @@ class Attempt:
                 complete = self.session.cloud.clear(EnvironmentResources(environment=self.id, region=entry.region))
                 # If only this home uses the ledger, there would be a record of anything that was created.
                 private = not self.session.database
-                if private or came_up or complete or entry.launched_at + MAX_CREATION <= now():
+                if private or came_up or complete or entry.launched_at + settlement.MAX_CREATION <= now():
                     self.session.ledger.settle_late(self.id, now())
 
     def _in_environment(
@@ -354,6 +327,7 @@ class Attempt:
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
             # If the run was resumed, this process looks after the environment from now on.
+            self.turn.resume()
             reservations.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
             if path.exists():

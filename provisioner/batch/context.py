@@ -10,6 +10,7 @@ from provisioner.batch.apply_batcher import ApplyBatcher
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.live_status import ActiveRun, LiveStatus, RunProgress
 from provisioner.batch.suite import Run, Suite, expand, family_directories
+from provisioner.batch.turns import Turn
 from provisioner.clouds.cloud import Cloud
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import Settings
@@ -153,6 +154,7 @@ class BatchContext:
         live_status: LiveStatus,
         active_run: ActiveRun,
         apply_batcher: ApplyBatcher,
+        turn: Turn,
     ) -> Attempt:
         """Returns an attempt at a run.
 
@@ -160,6 +162,7 @@ class BatchContext:
             suite: at least the part of the suite that the run needs.
             number: the attempt's, from 1.
             shortages: how many of the run's attempts found no capacity; each moves it on to the next place.
+            turn: the run's.
         """
         active_run.attempt = number
         session = replace(
@@ -179,6 +182,7 @@ class BatchContext:
             allowed=self._allowed,
             number=number,
             create=apply_batcher.create,
+            turn=turn,
         )
 
     def _cloud(self, shortages: int) -> Cloud:

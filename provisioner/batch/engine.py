@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qsl, urlencode
 
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos import error as dbos_error
@@ -26,6 +27,7 @@ from provisioner.batch.serialization import REFUSED as REFUSED
 from provisioner.batch.serialization import read_unused_json, serializer
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
+from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE
 from provisioner.errors import InfrastructureError, Interrupted
 from provisioner.models import Record
 
@@ -96,9 +98,14 @@ def sqlite_url(path: str) -> str:
 
 
 def postgres_url(url: str) -> str:
-    """Returns a Postgres URL as SQLAlchemy wants it: with the name of the driver that is installed."""
+    """Returns a Postgres URL as SQLAlchemy wants it: with the driver that is installed, and signs of life."""
     scheme, colon, rest = url.partition("://")
-    return f"postgresql+psycopg{colon}{rest}" if scheme in ("postgres", "postgresql") else url
+    if scheme not in ("postgres", "postgresql"):
+        return url
+    address, _, query = rest.partition("?")
+    chosen = {name for name, _ in parse_qsl(query, keep_blank_values=True)}
+    added = urlencode({name: value for name, value in CLIENT_KEEPALIVE.items() if name not in chosen})
+    return f"postgresql+psycopg{colon}{address}?{'&'.join(filter(None, (query, added)))}"
 
 
 class QueueClient:
@@ -127,17 +134,17 @@ class QueueClient:
         """Closes the connections to the database."""
         self._client.destroy()
 
-    def add(self, batch: str, concurrency: int, jobs: Mapping[str, Json]) -> None:
+    def add(self, batch: str, active: int, jobs: Mapping[str, Json]) -> None:
         """Queues runs; leaves those unchanged that have been queued before.
 
         Args:
             batch: the batch's id.
-            concurrency: how many of the batch's runs may be worked on at once, by all processes together.
+            active: how many of the batch's runs may be worked on at once, by all processes together.
             jobs: by the runs' keys.
         """
         with _translated_errors():
             self._client.register_queue(
-                batch, global_concurrency=concurrency, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
+                batch, global_concurrency=active, polling_interval_sec=POLLING_SECONDS, on_conflict="always_update"
             )
             for key, job in jobs.items():
                 self._client.enqueue(

@@ -1,15 +1,18 @@
 """Tells which of the workers that share a Postgres database are alive: each holds an advisory lock while it lives.
 
-Postgres releases the lock when the worker's connection ends, for whatever reason, so no clocks are compared.
+Postgres releases the lock when the worker's connection ends, for whatever reason, so no clocks are compared. The same
+connection takes other locks that must not outlive the worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import psycopg
 
+from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE
 from provisioner.errors import LivenessLostError
 
 CONNECT_TIMEOUT_SECONDS = 10
@@ -32,7 +35,9 @@ class LivenessLock:
     def __init__(self, url: str, worker: str) -> None:
         self._worker = worker
         try:
-            self._connection = psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS)
+            self._connection = psycopg.connect(
+                url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **CLIENT_KEEPALIVE
+            )
             for name, value in KEEPALIVE.items():
                 self._connection.execute(f"SET {name} = {value}".encode())
             self._connection.execute("SELECT pg_advisory_lock(%s)", (_lock_number(worker),))
@@ -58,8 +63,31 @@ class LivenessLock:
             raise _connection_lost(error) from error
         return dead
 
+    def take_first(self, names: Sequence[str]) -> str | None:
+        """Takes the first of these locks that no other worker has, without waiting; None if all are taken.
+
+        Args:
+            names: locks that this worker does not have, as it would get them a second time.
+
+        Raises:
+            LivenessLostError: this worker's own connection is lost, and all its locks with it.
+        """
+        numbers = {_lock_number(name): name for name in names}
+        # Rows are tried one by one until a lock is taken: without an order, LIMIT reads no more rows than it returns.
+        query = "SELECT number FROM unnest(%s::bigint[]) AS numbers (number) WHERE pg_try_advisory_lock(number) LIMIT 1"
+        try:
+            row = self._connection.execute(query, (list(numbers),)).fetchone()
+        except psycopg.Error as error:
+            raise _connection_lost(error) from error
+        return numbers[row[0]] if row else None
+
+    def give_back(self, name: str) -> None:
+        """Releases a lock that `take_first` took. If the connection is lost, Postgres has released it."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(name),))
+
     def close(self) -> None:
-        """Releases the lock."""
+        """Releases all locks."""
         self._connection.close()
 
 

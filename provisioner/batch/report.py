@@ -13,7 +13,7 @@ from jinja2 import Environment as Templates
 from jinja2 import StrictUndefined
 
 from provisioner import package_data
-from provisioner.batch.results import EARLIER, Row, by_task_and_agent, estimate
+from provisioner.batch.results import EARLIER, WAITING, Row, by_task_and_agent, estimate
 from provisioner.costs.prices import MICRO
 from provisioner.printable import printable
 from provisioner.ttl import words
@@ -42,6 +42,7 @@ PHASES = (
     "create",
     "boot",
     "isolation",
+    WAITING,
     "start",
     "first score",
     "agent",

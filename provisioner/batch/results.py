@@ -26,6 +26,8 @@ Outcome = Literal[
 
 # The name of the phase that stands for all attempts but the last.
 EARLIER = "earlier attempts"
+# The phase of an environment that is up ahead of its turn.
+WAITING = "waiting for its turn"
 # The normal distribution's quantile for a two-sided interval of 95 %.
 Z = 1.959963984540054
 

@@ -51,6 +51,10 @@ COMMANDS = {
         "cp": "Copy a file or directory; write ENV:PATH for the machine's side.",
         "agent": "Copy an agent into the primary machine and run it there as user agent.",
     },
+    "provisioner.cli.snapshot_commands": {
+        "freeze": "Freeze an environment while it runs, so that copies go on from there.",
+        "snapshot": "Frozen environments: list, remove.",
+    },
     "provisioner.cli.image_commands": {"image": "Machine images: build, list, prune."},
     "provisioner.cli.batch_commands": {"batch": "Run many tasks with many agents, many times."},
     "provisioner.cli.aws_commands": {"aws": "Set up an AWS account for provisioner."},

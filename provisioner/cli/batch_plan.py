@@ -8,6 +8,7 @@ from provisioner.batch.context import TaskForecast
 from provisioner.batch.suite import Suite
 from provisioner.cli.output import Result, table
 from provisioner.costs.prices import MICRO, dollars
+from provisioner.environment.estimate import Forecast
 from provisioner.models import MachineSize
 
 COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"]
@@ -22,12 +23,17 @@ def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
     runs = sum(task.runs or 0 for task in tasks)
     worst = sum((task.runs or 0) * task.forecast.worst_micro_usd for task in tasks if task.forecast)
     with_retries = worst * (1 + suite.retries)
+    at_once = min(suite.environments, runs) if complete else suite.environments
+    memory_gib = at_once * max((_memory_gib(task.forecast) for task in tasks if task.forecast), default=0.0)
     builder = max((task.forecast.builder_micro_usd for task in tasks if task.forecast), default=0) if unbuilt else 0
     data = {
         "suite": suite.name,
         "tasks": [task.model_dump(mode="json") for task in tasks],
         "runs": runs if complete else None,
         "concurrency": suite.concurrency,
+        "ahead": suite.ahead,
+        "environments_at_once": at_once,
+        "memory_gib_at_once": memory_gib if complete else None,
         "worst_usd": worst / MICRO if complete else None,
         "worst_with_retries_usd": with_retries / MICRO if complete else None,
         "builder_usd": builder / MICRO if complete else None,
@@ -35,6 +41,7 @@ def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
         "images_to_build": unbuilt,
     }
     lines = [table(COLUMNS, [_row(task) for task in tasks]), "", " ".join(_summary(suite, runs, worst, complete))]
+    lines.append(_room(at_once, memory_gib, complete and not unbuilt))
     if suite.budget is not None:
         lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
     if unbuilt:
@@ -55,7 +62,8 @@ def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:
     """
     sentences = [
         f"{'' if complete else 'At least '}{runs} {'run' if runs == 1 else 'runs'} on {suite.cloud}, "
-        f"{suite.concurrency} at once, each for at most its ttl of {suite.limits.ttl}."
+        f"{suite.concurrency} at once{f' and {suite.ahead} ahead' if suite.ahead else ''}, each for at most its ttl of "
+        f"{suite.limits.ttl}."
     ]
     if worst:
         with_retries = dollars(worst * (1 + suite.retries))
@@ -65,6 +73,22 @@ def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:
     if not complete:
         sentences.append(f"What is not known yet ({UNKNOWN}) is not counted.")
     return sentences
+
+
+def _room(at_once: int, memory_gib: float, complete: bool) -> str:
+    """Returns a sentence about the environments that exist at once, those ahead among them.
+
+    Args:
+        memory_gib: that of the largest that is known; 0 if none is.
+        complete: whether all machines are known.
+    """
+    environments = "1 environment exists" if at_once == 1 else f"{at_once} environments exist"
+    memory = f", with {'at least ' if not complete else ''}{memory_gib:g} GiB of memory" if memory_gib else ""
+    return f"At most {environments} at once{memory}."
+
+
+def _memory_gib(forecast: Forecast) -> float:
+    return sum(size.memory_gib for size in forecast.machines.values())
 
 
 def _row(task: TaskForecast) -> list[str]:

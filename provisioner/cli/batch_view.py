@@ -24,18 +24,18 @@ from provisioner.ttl import words
 MAX_RUNS_SHOWN = 20
 
 
-def time_left(rows: Sequence[Row], remaining: int, concurrency: int) -> timedelta | None:
+def time_left(rows: Sequence[Row], remaining: int, active: int) -> timedelta | None:
     """Estimates how long the remaining runs will take, from the mean duration of those that have ended.
 
     Args:
         rows: of the runs that have ended; None is returned if none of them has a duration, or if they make no sense.
         remaining: how many runs remain.
-        concurrency: how many of them run at once.
+        active: how many of them are active at once.
     """
     durations = [(row.ended_at - row.started_at).total_seconds() for row in rows if row.started_at and row.ended_at]
     if not durations:
         return None
-    rounds = -(-remaining // concurrency)
+    rounds = -(-remaining // active)
     try:
         return timedelta(seconds=round(rounds * sum(durations) / len(durations)))
     except OverflowError:  # rows in a shared queue may claim to have lasted for millennia
@@ -69,7 +69,8 @@ def summary(
     money = f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"
     if not queued + running:
         return progress, money
-    left = time_left(rows, queued + running, batch.suite.concurrency)
+    # A run's duration has its wait in it, so all that are up count.
+    left = time_left(rows, queued + running, batch.suite.environments)
     return progress, f"{money}, {f'about {words(left)} left' if left else 'time left not known yet'}"
 
 

@@ -118,7 +118,13 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
         result = function()
         _stop_progress()
         render(result, as_json=as_json)
-        return result.exit_code
+        as_json = False  # its one object has been printed
+        if result.then is None:
+            return result.exit_code
+        try:
+            return result.then()
+        finally:
+            _stop_progress()
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:

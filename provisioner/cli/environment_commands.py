@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from provisioner.best_effort import describe
+from provisioner.cli.ahead_option import AheadChoice, AheadOption, checked_count
 from provisioner.cli.command import command
 from provisioner.cli.family_sessions import destinations, family_session
 from provisioner.cli.options import (
@@ -24,6 +25,7 @@ from provisioner.cli.options import (
     TaskArgument,
     environment_ids,
     parse_path,
+    parse_task_name,
     parse_text,
 )
 from provisioner.cli.output import Result
@@ -31,7 +33,7 @@ from provisioner.cli.record_commands import environment_data
 from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.clouds.registry import Where
-from provisioner.environment import lifecycle, selection
+from provisioner.environment import lifecycle, selection, snapshots
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
@@ -58,18 +60,42 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    family: FamilyArgument,
-    task: TaskArgument,
+    family: Annotated[
+        Path | None,
+        typer.Argument(metavar="FAMILY", help="Directory of the task family.", show_default=False, parser=parse_path),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="TASK", help="Name of the task.", show_default=False, parser=parse_task_name),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Bring up a copy of a frozen environment.", show_default=False),
+    ] = None,
     env_file: EnvFileOption = None,
     allow: AllowOption = None,
     no_template: NoTemplateOption = False,
+    ahead: AheadOption = None,
     *,
     where: Where,
     launch: Launch,
 ) -> Result:
-    """Brings an environment up."""
-    opened, loaded = family_session(family, env_file, where, replace(launch, templates=not no_template))
-    environment = lifecycle.up(opened, loaded, task, destinations(allow))
+    """Brings an environment up, and keeps more of them ahead if that is wanted."""
+    keep = None
+    count = checked_count(ahead)
+    if snapshot is not None:
+        if family or task or env_file or allow or no_template or count:
+            raise UsageError(
+                "--from takes no FAMILY, TASK, --env-file, --allow, --no-template or --ahead: a copy goes on as is."
+            )
+        environment = snapshots.up(session(where=where, launch=launch), snapshot)
+    elif family is None or task is None:
+        raise UsageError("Give FAMILY and TASK, or --from NAME.")
+    else:
+        opened, loaded = family_session(family, env_file, where, replace(launch, templates=not no_template))
+        choice = AheadChoice(opened, loaded, task, destinations(allow), where, not no_template)
+        environment = choice.up()
+        keep = choice.keeper(count) if count else None
     text = "\n".join(
         [
             environment.id,
@@ -81,7 +107,7 @@ def up(
             f"It ends on its own at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` gives it more time.",
         ]
     )
-    return Result(environment_data(environment), text)
+    return Result(environment_data(environment), text, then=keep)
 
 
 def run(

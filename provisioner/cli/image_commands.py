@@ -14,6 +14,7 @@ from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.images.build import build_all
 from provisioner.session import Phases, Session
+from provisioner.store.snapshots import SnapshotStore
 
 
 def register(app: typer.Typer) -> None:
@@ -75,4 +76,6 @@ def prune(
 
 
 def _in_use(opened: Session) -> set[str]:
-    return {machine.image for environment in opened.environments.all() for machine in environment.machines.values()}
+    """Returns the images of all environments, those that are frozen too: their disks are layers over the images'."""
+    frozen = [snapshot.environment for snapshot in SnapshotStore(opened.home).all()]
+    return {machine.image for each in (*opened.environments.all(), *frozen) for machine in each.machines.values()}

@@ -60,9 +60,10 @@ def execute(
     The output is unchanged, except on a terminal, which the machine must not control.
     """
     opened, environment = environment_session(env)
+    chosen = _user(user, machine)
     out, err = (None, None) if as_json else (_Output(1), _Output(2))
-    with connect(opened, environment, machine, _user(user, machine)) as connection:
-        done = connection.run(arguments, on_stdout=out, on_stderr=err, timeout_seconds=None)
+    with connect(opened, environment, machine) as connection:
+        done = connection.run(arguments, user=chosen, on_stdout=out, on_stderr=err, timeout_seconds=None)
     for output in filter(None, (out, err)):
         output.end()
     data = {
@@ -71,7 +72,7 @@ def execute(
         "stdout": done.stdout.decode(errors="replace"),
         "stderr": done.stderr.decode(errors="replace"),
     }
-    return Result(data, "", done.exit_code if done.exit_code >= 0 else 255)
+    return Result(data, "", done.exit_code)
 
 
 class _Output:
@@ -148,11 +149,12 @@ def cp(
     if from_machine and PurePosixPath(remote).name in ("", ".."):
         raise UsageError("The path in the machine must end with the name of a file or directory.")
     opened, environment = environment_session(name)
-    with connect(opened, environment, machine, _user(user, machine)) as connection:
+    chosen = _user(user, machine)
+    with connect(opened, environment, machine) as connection:
         if from_machine:
-            downloaded = transfer.download(connection, remote, Path(destination))
+            downloaded = transfer.download(connection, remote, Path(destination), chosen)
         else:
-            downloaded = transfer.Downloaded(transfer.upload(connection, Path(source), remote or "."), (), 0)
+            downloaded = transfer.Downloaded(transfer.upload(connection, Path(source), remote or ".", chosen), (), 0)
     data = {
         "environment": environment.id,
         "files": downloaded.files,

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -29,11 +29,13 @@ class Result:
         data: the result for programs; printed with --json, together with `schema` and `ok`.
         text: the result for people; an empty text prints nothing.
         exit_code: the exit code of the process.
+        then: goes on with work once the result is printed, and prints nothing on stdout; returns the exit code.
     """
 
     data: dict[str, Any]
     text: str = ""
     exit_code: int = 0
+    then: Callable[[], int] | None = None
 
 
 def render(result: Result, *, as_json: bool, out: TextIO | None = None) -> None:

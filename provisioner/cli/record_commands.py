@@ -32,7 +32,7 @@ def list_environments() -> Result:
         [
             e.id,
             e.kind,
-            e.status,
+            _status(e),
             e.family,
             e.task or "-",
             e.cloud,
@@ -52,6 +52,10 @@ def list_environments() -> Result:
     return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
 
 
+def _status(environment: Environment) -> str:
+    return "waiting ahead" if environment.status == "ahead" else environment.status
+
+
 def _age(environment: Environment) -> str:
     minutes = int((now() - environment.created_at).total_seconds() // 60)
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
@@ -69,11 +73,13 @@ def show(env: PastEnvironmentArgument) -> Result:
     exists = store.directory(environment.id).exists()
     data = {**environment_data(environment), "exists": exists}
     lines = [
-        f"{environment.id}  {environment.status if exists else 'gone'}",
+        f"{environment.id}  {_status(environment) if exists else 'gone'}",
         f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
         f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC, "
         f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
     ]
+    if environment.snapshot:
+        lines.append(f"  went on from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)
         where = _where(endpoint) if endpoint and exists else "-"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from provisioner.clouds.module_variables import ModuleVariables
+from provisioner.errors import UnavailableError
 
 if TYPE_CHECKING:
     from provisioner.costs.prices import CostLine
@@ -138,6 +139,13 @@ class Sizing(ABC):
         """Says what the machines need of something that is short here, and how much of it there is. By default "".
 
         Raises nothing: it is for an estimate. What does not fit is refused before it is created.
+        """
+        return ""
+
+    def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
+        """Says what is too short here for so many more environments with such machines. By default "": nothing is.
+
+        Raises nothing. For environments that are launched ahead: what somebody asks for is tried.
         """
         return ""
 
@@ -304,6 +312,33 @@ class Isolation:
         return []
 
 
+class Snapshots:
+    """Machines frozen while they run, from which others go on. By default a cloud has none."""
+
+    def snapshot_needs(self, environment: Environment) -> dict[str, str]:
+        """Returns what the state of an environment's machines depends on here, in the cloud's own terms.
+
+        Raises:
+            UnavailableError: this cloud freezes no machines.
+        """
+        raise UnavailableError("Only environments of the local cloud can be frozen.")
+
+    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+        """Freezes all machines of an environment in one moment; they go on afterwards, whatever happens.
+
+        Args:
+            directory: an empty directory, for a directory of each machine.
+
+        Returns:
+            for how many seconds each machine stood still.
+
+        Raises:
+            CapacityError: there is no room for what would be kept.
+            InfrastructureError: it failed.
+        """
+        raise UnavailableError("Only environments of the local cloud can be frozen.")
+
+
 class CleanUp(ABC):
     """What really exists, whatever Terraform and the records say, and its removal."""
 
@@ -340,7 +375,7 @@ class CleanUp(ABC):
         """
 
 
-class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, CleanUp):
+class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, Snapshots, CleanUp):
     """A place where machines run: `name` says which, and terraform/NAME holds its modules."""
 
     name: str

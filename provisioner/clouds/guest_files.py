@@ -12,6 +12,16 @@ GUEST = _PACKAGE / "guest"
 """What runs inside machines: the helper and all that it imports."""
 
 
+# The controller sends their text with each call, so that nothing of a machine's disk is run. Images do not have them.
+_SENT = frozenset({"probe.py", "seal.sh", "secret_scan.py"})
+
+
+def guest_programs() -> list[str]:
+    """Returns the paths, relative to GUEST, of the files that images contain, sorted."""
+    paths = (path.relative_to(GUEST) for path in GUEST.rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if "__pycache__" not in path.parts and str(path) not in _SENT)
+
+
 def packages(name: str = "packages.txt") -> list[str]:
     """Returns the names of Debian packages from one of the lists in base_image/."""
     lines = (BASE_IMAGE / name).read_text().splitlines()

@@ -16,6 +16,14 @@ from provisioner.errors import InfrastructureError
 # One schema per version of the table, so that another version of provisioner does not misread it.
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"
 CONNECT_SECONDS = 10
+# A database that vanishes does not close its connections. Whoever uses one notices after about a minute, before other
+# workers take over its runs (PostgreSQL's documentation, "Parameter Key Words"; the last is in milliseconds).
+CLIENT_KEEPALIVE: dict[str, Any] = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 # "provi" in ASCII: the advisory lock under which one controller creates the table.
 CREATION_LOCK = 0x70726F7669
 
@@ -56,7 +64,13 @@ class PostgresLedger(Ledger):
     def _connection(self) -> Iterator[Connection]:
         try:
             with contextlib.closing(
-                psycopg.connect(self._url, autocommit=True, row_factory=dict_row, connect_timeout=CONNECT_SECONDS)
+                psycopg.connect(
+                    self._url,
+                    autocommit=True,
+                    row_factory=dict_row,
+                    connect_timeout=CONNECT_SECONDS,
+                    **CLIENT_KEEPALIVE,
+                )
             ) as raw:
                 connection = _Postgres(raw)
                 raw.execute(f"SET search_path TO {SCHEMA}".encode())

@@ -35,7 +35,12 @@ from provisioner.session import Session
 from provisioner.signals import wait
 
 HOME = "/home/agent"
-PROGRAM = "/usr/lib/provisioner/guest/agent.py"
+PROGRAM = """
+import sys
+sys.path.insert(0, "/usr/lib/provisioner/guest")
+import agent
+sys.exit(agent.main())
+"""
 CGROUP = "/usr/lib/provisioner/guest/agent_cgroup.sh"
 # How long the machine may take, after the agent's time limit, to end an agent that resists.
 STOPPING_SECONDS = 30.0
@@ -202,10 +207,11 @@ class _Following:
     def _copy(self, connection: Connection) -> None:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
         unpack = f"rm -rf {HOME}/scaffolding && mkdir {HOME}/scaffolding && exec tar -x -C {HOME}/scaffolding"
-        inside = f'sh {CGROUP} join copying $$ && exec runuser -u agent -- sh -c "$1"'
-        argv = ["sh", "-c", inside, "copy", unpack]
+        argv = ["sh", "-c", unpack]
         try:
-            sent = connection.send_tree(argv, lambda archive: archive.add(self._agent.directory, arcname="."))
+            sent = connection.send_tree(
+                argv, lambda archive: archive.add(self._agent.directory, arcname="."), user="agent"
+            )
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
         if sent.exit_code != 0:
@@ -246,7 +252,8 @@ class _Following:
         self._heard_at = time.monotonic()
         try:
             done = connection.run(
-                ["python3", "-I", "-S", PROGRAM],
+                ["agent.py"],
+                program=PROGRAM,
                 stdin=json.dumps(request).encode(),
                 on_stdout=self._take,
                 timeout_seconds=self._seconds_left(),

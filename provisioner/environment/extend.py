@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.costs.ledger import Budget, Entry
-from provisioner.errors import MachineLostError, ProvisionerError, UsageError
+from provisioner.errors import Interrupted, LivenessLostError, MachineLostError, ProvisionerError, UsageError
 from provisioner.machines import reservations
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
@@ -38,15 +38,27 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
                 f"The reservation of {environment.id} is in a database that workers share.",
                 hint="Set PROVISIONER_DATABASE=postgresql://... to that database.",
             )
-        later = extended(environment.created_at, environment.expires_at, by, now())
-        longer = environment.model_copy(update={"expires_at": later})
-        session.ledger.extend(
-            environment.id, later, reservations.worst_cost(longer), lambda entry: _budgets(session, entry)
-        )
-        environment = session.environments.save(longer)
-        session.cloud.move_ttl(environment)
-        _move_timers(session, environment)
-        return environment
+        return move_end(session, environment, extended(environment.created_at, environment.expires_at, by, now()))
+
+
+def move_end(session: Session, environment: Environment, expires_at: datetime) -> Environment:
+    """Moves the end of the time to live of an environment whose lock this process has.
+
+    Returns:
+        the updated record.
+
+    Raises:
+        BudgetError: the longer time does not fit a budget; nothing has changed.
+        MachineLostError: the timer inside a machine could not be moved, so the machine ends at its earlier time.
+    """
+    moved = environment.model_copy(update={"expires_at": expires_at})
+    session.ledger.extend(
+        environment.id, expires_at, reservations.worst_cost(moved), lambda entry: _budgets(session, entry)
+    )
+    moved = session.environments.save(moved)
+    session.cloud.move_ttl(moved)
+    _move_timers(session, moved)
+    return moved
 
 
 def _budgets(session: Session, entry: Entry) -> list[Budget]:
@@ -62,6 +74,8 @@ def _move_timers(session: Session, environment: Environment) -> None:
             with connect(session, environment, role) as connection:
                 done = connection.run(["sh", "-c", program, "ttl", moment, "move"], timeout_seconds=60)
             said = done.stderr.decode(errors="replace").strip()[-500:] if done.exit_code else ""
+        except (Interrupted, LivenessLostError):
+            raise
         except (ProvisionerError, TimeoutError) as error:
             said = str(error)
         if said:

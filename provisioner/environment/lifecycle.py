@@ -6,16 +6,14 @@ The only module that knows their order. It times them and cleans up after a fail
 from __future__ import annotations
 
 import contextlib
-import secrets
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from provisioner.best_effort import best_effort, best_effort_within, describe
 from provisioner.clock import now
-from provisioner.clouds.guest_files import GUEST
 from provisioner.environment import agent, operations, verdicts
+from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import CapacityError, MachineLostError
 from provisioner.family.env_file import check_required
 from provisioner.family.loader import TaskFamily
@@ -28,21 +26,16 @@ from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
-from provisioner.machines.parallel import on_all_machines
 from provisioner.models import (
     Destination,
     Environment,
     MachineRecord,
     Phase,
-    ProbeResult,
     Role,
     SetupData,
     TaskSetup,
 )
-from provisioner.remote import isolation, probes
-from provisioner.remote.canary import Canary
 from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.store.environments import new_id
@@ -72,11 +65,23 @@ class Plan:
 
 
 Create = Callable[[Session, Environment], Environment]
+# Called with a plan and the phases so far. Returns an environment that need not be launched, brought up.
+Find = Callable[[Session, "Plan", Phases], Environment | None]
+# Called once the machines are proven isolated, with the phases so far. It may wait, and returns the record.
+BeforeStart = Callable[[Environment, Phases], Environment]
 
 
 def _create_alone(session: Session, environment: Environment) -> Environment:
     [created] = create_machines(session, [environment])
     return created
+
+
+def _find_none(*_: object) -> None:
+    return None
+
+
+def _start_at_once(environment: Environment, _: Phases) -> Environment:
+    return environment
 
 
 def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Plan:
@@ -101,11 +106,14 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     return Plan(family, task, setup, setup_data, records, () if setup.full_internet else allowed)
 
 
-def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Environment:
+def up(
+    session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = (), find: Find = _find_none
+) -> Environment:
     """Brings one environment up to the point where an agent may start.
 
     Args:
         allowed: the destinations that an environment without internet may reach.
+        find: looks for one that need not be launched.
 
     Returns:
         the environment's record, with status `ready`.
@@ -113,7 +121,11 @@ def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destinati
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    environment = bring_up(session, family, task, allowed)
+    return left_to_operator(session, bring_up(session, family, task, allowed, find))
+
+
+def left_to_operator(session: Session, environment: Environment) -> Environment:
+    """Leaves an environment that has come up to the operator. If that fails, it is destroyed."""
     try:
         return leave(session, environment)
     except BaseException as error:  # nobody would look after it
@@ -135,27 +147,36 @@ def leave(session: Session, environment: Environment) -> Environment:
     return environment
 
 
-def bring_up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
+def bring_up(
+    session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...], find: Find = _find_none
+) -> Environment:
     """Brings up an environment that this command looks after, in the first place where the cloud has capacity."""
     try:
-        return _up_here(session, family, task, allowed)
+        return _up_here(session, family, task, allowed, find)
     except CapacityError as error:
         cloud = session.cloud.fallback()
         if cloud is None:
             raise
         session.progress.note(f"{error.message} Trying another place.")
-        return bring_up(replace(session, cloud=cloud), family, task, allowed)
+        return bring_up(replace(session, cloud=cloud), family, task, allowed, find)
 
 
-def _up_here(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...]) -> Environment:
+def _up_here(
+    session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...], find: Find
+) -> Environment:
     phases = Phases(session.progress)
     with phases.phase("images"):
         planned = plan(session, family, task, allowed)
-    return launch(session, planned, new_id(family.name, task), phases)
+    return find(session, planned, phases) or launch(session, planned, new_id(family.name, task), phases)
 
 
 def launch(
-    session: Session, planned: Plan, identity: str, phases: Phases, create: Create = _create_alone
+    session: Session,
+    planned: Plan,
+    identity: str,
+    phases: Phases,
+    create: Create = _create_alone,
+    before_start: BeforeStart = _start_at_once,
 ) -> Environment:
     """Brings up an environment that this process looks after: reservation, machines, isolation, start.
 
@@ -163,6 +184,7 @@ def launch(
         identity: its id, which no other environment may ever have had.
         phases: the phases that are already done.
         create: creates the machines of a recorded environment.
+        before_start: may keep start() waiting.
 
     Returns:
         the environment's record, with status `ready`.
@@ -170,29 +192,39 @@ def launch(
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    environment = _new_environment(session, planned, identity)
+    environment = new_environment(session, planned, identity)
     with creation_lock(session, environment):
         environment = reservations.reserve(session, environment)
-        with _cleared_on_failure(session, environment):
+        with cleared_on_failure(session, environment):
             with phases.phase("create"):
                 record_environment(session, environment)
                 environment = create(session, environment)
-            return _make_ready(session, planned, environment, phases)
+            return make_ready(session, planned, environment, phases, before_start)
 
 
-def adopt(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+def adopt(
+    session: Session,
+    planned: Plan,
+    environment: Environment,
+    phases: Phases,
+    before_start: BeforeStart = _start_at_once,
+) -> Environment:
     """Takes over an environment whose machines a killed process created, and in which start() has not begun.
+
+    Args:
+        before_start: may keep start() waiting.
 
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    with environment_lock(session, environment) as current, _cleared_on_failure(session, current):
+    with environment_lock(session, environment) as current, cleared_on_failure(session, current):
         reservations.take_lease(session, current)
-        return _make_ready(session, planned, current, phases)
+        return make_ready(session, planned, current, phases, before_start)
 
 
 @contextlib.contextmanager
-def _cleared_on_failure(session: Session, environment: Environment) -> Iterator[None]:
+def cleared_on_failure(session: Session, environment: Environment) -> Iterator[None]:
+    """Destroys everything of an environment that is being brought up if the body fails."""
     try:
         yield
     except BaseException as error:
@@ -207,7 +239,8 @@ def tell_of_destruction(session: Session, environment: Environment, error: BaseE
     session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
 
 
-def _new_environment(session: Session, planned: Plan, identity: str) -> Environment:
+def new_environment(session: Session, planned: Plan, identity: str) -> Environment:
+    """Returns the record of an environment of which nothing exists yet."""
     created_at = now()
     return Environment(
         id=identity,
@@ -234,7 +267,10 @@ def _new_environment(session: Session, planned: Plan, identity: str) -> Environm
     )
 
 
-def _make_ready(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+def make_ready(
+    session: Session, planned: Plan, environment: Environment, phases: Phases, before_start: BeforeStart
+) -> Environment:
+    """Boots, proves the isolation of, and starts an environment that has machines, and whose lock this process has."""
     with phases.phase("boot"):
         connections = boot_machines(session, environment)
     with contextlib.ExitStack() as stack:
@@ -242,8 +278,13 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
             stack.enter_context(connection)
         with phases.phase("isolation"):
             results = prove_isolation(session, environment, connections)
-            environment = session.environments.update(environment, probes=results)
-        driver = operations.driver(session, environment, connections["primary"])
+        environment = before_start(environment, phases)
+        # Only from here on: a record with probes says that start() may have begun.
+        environment = session.environments.update(environment, probes=results)
+        primary = connections["primary"]
+        if not primary.active:  # it may have broken in a long wait
+            primary = stack.enter_context(connect(session, environment, "primary"))
+        driver = operations.driver(session, environment, primary)
         with phases.phase("start"):
             operations.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
             environment = session.environments.update(environment, started_at=now())
@@ -251,31 +292,6 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
             with phases.phase("first score"):
                 environment, _ = operations.intermediate_score(session, environment, driver)
     return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
-
-
-def prove_isolation(
-    session: Session, environment: Environment, connections: dict[Role, Connection]
-) -> tuple[ProbeResult, ...]:
-    """Has all machines probe at once, then asks the cloud what it sees from outside.
-
-    Raises:
-        IsolationError: the machines can reach more, or less, than the permission promises.
-        MachineLostError: a machine has ended on its own, such as after a spot interruption.
-    """
-    gateways = session.cloud.gateways(environment)
-    program = (GUEST / "probe.py").read_text()
-    words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
-    with Canary(words) as canary:
-
-        def probe(role: Role, _: threading.Event) -> tuple[ProbeResult, ...]:
-            asked = probes.questions(environment, role, words[role], canary.ports, gateways)
-            return isolation.probe(connections[role], asked, program)
-
-        results_by_role = on_all_machines(environment.machines, probe)
-        visitors = canary.visitors()
-    results = tuple(result for role in environment.machines for result in results_by_role[role])
-    probes.require(results, visitors, session.cloud.isolation_differences(environment))
-    return results
 
 
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:

@@ -23,6 +23,7 @@ from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
+from provisioner.store.snapshots import SnapshotStore
 from provisioner.ttl import MAX_TTL, TEARDOWN, words
 
 # Between marking and removing: longer than an environment is without its lease or its record while it changes.
@@ -223,10 +224,12 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
 
 
 def _tidy(session: Session, regions: Sequence[str] | None) -> None:
-    """Removes remains on this controller: unfinished images, unused stacks, reservations of nothing."""
+    """Removes remains on this controller: unfinished images and snapshots, unused stacks, reservations of nothing."""
     store = session.environments
     for name in session.images.remove_unfinished():
         session.progress.note(f"Removed the unfinished image {name}")
+    for name in SnapshotStore(session.home).remove_unfinished():
+        session.progress.note(f"Removed the unfinished snapshot {name}")
     discard_unused_stacks(session)
     recorded = {environment.id for environment in store.readable()} | store.unreadable().keys()
     held = [

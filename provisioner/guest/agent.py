@@ -1,9 +1,9 @@
 """Runs an agent's command detached from the connection that asked for it, and passes its output on in frames.
 
-Usage: `python3 -I -S agent.py < request`. The first call with an id starts the command under a supervisor, which
-outlives the connection; any later call follows it from an offset in its output. The command runs as the agent in a part
-of the agent's cgroup, which is ended whole when the command has ended or its time is over. Output goes to files of
-bounded size, so it neither blocks the agent nor fills the disk.
+The exec server calls `main` in a process that it forks, with a request on stdin. The first call with an id starts the
+command under a supervisor, which outlives the connection; any later call follows it from an offset in its output. The
+command runs as the agent in a part of the agent's cgroup, which is ended whole when the command has ended or its time
+is over. Output goes to files of bounded size, so it neither blocks the agent nor fills the disk.
 
 A frame is a line `KIND OFFSET LENGTH` and LENGTH bytes. KIND is o or e (stdout or stderr from OFFSET), b (a sign of
 life), x (the end: JSON) or n (no command has this id).
@@ -24,6 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
+from provisioner_exec_cgroup import outlive_call  # noqa: E402
 from provisioner_login import USER_PATH, login_environment  # noqa: E402
 from provisioner_ring import CHUNK_BYTES, Ring  # noqa: E402
 
@@ -59,12 +60,17 @@ def start(request: dict, state: str) -> None:
         rings[name] = Ring(descriptor)
     lock = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    told, moved = os.pipe()
     if os.fork():
         os.close(lock)
+        os.close(moved)
+        os.read(told, 1)  # until it is out of this call's cgroup and process group, with which it would end
         return
     end = {"exit_code": None, "timed_out": False}
     try:
         os.setsid()
+        outlive_call()
+        os.close(moved)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)

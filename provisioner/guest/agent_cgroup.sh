@@ -6,6 +6,8 @@
 #   end         ends all parts and lets nothing more in, so that scoring is alone with what start() left
 #   reopen      lets logins in again
 set -eu
+# Neither what a family has installed in /usr/local, nor what PAM passes on.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cgroup=/sys/fs/cgroup/agent
 # Files without contents, which keep inodes for scoring; the file system keeps blocks for root by itself.
 inodes=/usr/lib/provisioner/inodes
@@ -52,7 +54,8 @@ kill_all() {
 
 case $1 in
     login)
-        if [ "${PAM_TYPE:-}" = open_session ]; then join logins "$PPID"; fi
+        # sshd would go on with a login that could not be moved.
+        if [ "${PAM_TYPE:-}" = open_session ]; then join logins "$PPID" || kill -KILL "$PPID"; fi
         ;;
     join)
         open_cgroup

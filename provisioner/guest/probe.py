@@ -1,6 +1,6 @@
 """Probes, inside a machine, what the controller asks for, and gives one answer for each probe.
 
-Never read from the machine's disk: the controller sends this text to `python3 -I -S -`, followed by a call of `main`.
+Never read from the machine's disk: the controller sends this text to the exec server, followed by a call of `main`.
 Runs as root and uses only the standard library, from Python 3.8 on (Ubuntu 20.04). The request is an object:
 
     {"word": str,                       returned with the answers

@@ -19,12 +19,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import provisioner_leftovers
 import provisioner_machine
 import provisioner_result
-from provisioner_request import Request, python_command
+from provisioner_request import Request, family_python, python_command
 
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 64 * 1024
+# The operations that import no task code.
+OWN_OPERATIONS = frozenset({"shell", "settle_home", "read_submission"})
 
 
 def run(request: Request, *, program: str) -> None:
@@ -52,18 +55,43 @@ def run(request: Request, *, program: str) -> None:
 def _run_in(request: Request, program: str, directory: Path) -> None:
     # For appending: `echo ... > /dev/stderr` reopens and truncates the file, after which other writers must not
     # continue at their old offsets.
-    with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
-        child = _start(request, program, stdout, stderr)
+    environment = {**provisioner_machine.root_environment(request.places), **request.environment}
+    try:
+        with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
+            command = [*_interpreter(request, environment), "-u", program, "child"]
+            child = _start(request, command, environment, stdout, stderr)
+    except (LookupError, OSError) as error:
+        result = provisioner_result.OperationError("invalid", f"{error}").result
+        provisioner_result.write(request.result, result)
+        return
     with (directory / "stdout").open("rb") as stdout, (directory / "stderr").open("rb") as stderr:
         limit = request.output_limit_bytes
         streams = [_Stream(stdout, sys.stdout.buffer, limit), _Stream(stderr, sys.stderr.buffer, limit)]
         exit_code = _wait(child, streams, request.timeout_seconds)
+        provisioner_leftovers.settle(request.operation, _agent(request), in_time=exit_code is not None)
         for stream in streams:
             stream.finish()
     _complete_result(request, exit_code)
 
 
-def _start(request: Request, program: str, stdout: BinaryIO, stderr: BinaryIO) -> subprocess.Popen[bytes]:
+def _agent(request: Request) -> int | None:
+    """Return the agent's user id; None if the machine has no such user."""
+    try:
+        return provisioner_machine.find_user(request.places, "agent").uid
+    except (LookupError, OSError):
+        return None
+
+
+def _interpreter(request: Request, environment: dict[str, str]) -> list[str]:
+    """Return the beginning of the child's command line. Only task code runs in a Python that the family can change."""
+    if request.operation in OWN_OPERATIONS:
+        return [*python_command(), "-I", "-S"]
+    return family_python(environment["PATH"])
+
+
+def _start(
+    request: Request, command: list[str], environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO
+) -> subprocess.Popen[bytes]:
     """Start the child in its own session. Its stdin is the request, kept in memory: never on disk or in arguments."""
     memory = os.memfd_create("request")
     with os.fdopen(memory, "wb") as file:
@@ -71,12 +99,12 @@ def _start(request: Request, program: str, stdout: BinaryIO, stderr: BinaryIO) -
         file.flush()
         file.seek(0)
         return subprocess.Popen(
-            [*python_command(), "-u", program, "child"],
+            command,
             stdin=file,
             stdout=stdout,
             stderr=stderr,
             cwd=request.places.family,
-            env={**provisioner_machine.root_environment(request.places), **request.environment},
+            env=environment,
             start_new_session=True,
             umask=0o022,
         )

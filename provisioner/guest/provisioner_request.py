@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,4 +138,23 @@ def _variables(variables: dict[str, Any]) -> dict[str, str]:
 
 def python_command() -> list[str]:
     """Return the command line that starts this interpreter again with the same options."""
-    return [sys.executable, *(["-B"] if sys.flags.dont_write_bytecode else [])]
+    return [sys.executable, *_options()]
+
+
+def family_python(path: str) -> list[str]:
+    """Return the command line that starts the family's Python, with this one's option not to write compiled files.
+
+    Args:
+        path: the PATH of the family's code.
+
+    Raises:
+        LookupError: there is none.
+    """
+    program = shutil.which("python3", path=path)
+    if program is None:
+        raise LookupError("this machine has no `python3` to run the family's code: something has removed it")
+    return [program, *_options()]
+
+
+def _options() -> list[str]:
+    return ["-B"] if sys.flags.dont_write_bytecode else []

@@ -64,7 +64,10 @@ def build(
     """Boots a builder, fills it, powers it off and captures its disk as the image `name`. Always destroys it."""
     with _booted(session, builder, session.builder_ttl) as environment:
         with connect(session, environment, "primary") as connection:
+            starts_by_cloud_init = _has_cloud_init(connection)
             result = fill(_driver(session, builder, environment, connection), connection)
+            if starts_by_cloud_init:
+                _require_cloud_init(connection)
             _require_no_secrets(session, connection)
             session.cloud.keep_when_off(environment)
             _seal_and_power_off(session, environment, connection)
@@ -127,6 +130,23 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
                 clear_away(session, environment)
 
 
+def _has_cloud_init(connection: Connection) -> bool:
+    return connection.run(["sh", "-c", "command -v cloud-init"]).exit_code == 0
+
+
+def _require_cloud_init(connection: Connection) -> None:
+    """Checks that an image that starts by cloud-init still has it: it is removed together with Debian's Python.
+
+    Raises:
+        ImageBuildError: machines of this image would never be reached.
+    """
+    if not _has_cloud_init(connection):
+        raise ImageBuildError(
+            "The build removed cloud-init, without which machines on AWS do not start.",
+            hint="Leave Debian's python3 there; the one in /usr/local is the family's to change.",
+        )
+
+
 def _require_no_secrets(session: Session, connection: Connection) -> None:
     """Searches every file that the build wrote for the env file's values.
 
@@ -136,9 +156,9 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
     secrets = {name: value for name, value in session.variables.items() if len(value) >= SECRET_SCAN_MIN_LENGTH}
     if not secrets:
         return
-    program = (GUEST / "secret_scan.py").read_bytes()
     search = connection.run(
-        ["python3", "-I", "-c", program.decode()],
+        ["secret_scan.py"],
+        program=(GUEST / "secret_scan.py").read_text(),
         stdin=json.dumps(secrets).encode(),
         timeout_seconds=session.builder_ttl.total_seconds(),
         limit_bytes=SECRET_SCAN_BYTES,

@@ -8,7 +8,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.files import digest_files, list_files
@@ -42,9 +42,9 @@ class Account:
     user: str | None
 
     @property
-    def runs_as(self) -> list[str]:
-        """Returns the words that go before a command on root's connection so that the account runs it."""
-        return ["runuser", "-u", self.user, "--"] if self.user else []
+    def name(self) -> str:
+        """Returns the user's name."""
+        return self.user or "root"
 
 
 ROOT = Account(interpreter=("bash", "-euo", "pipefail"), home=PurePosixPath("/root"), user=None)
@@ -53,9 +53,7 @@ ROOT = Account(interpreter=("bash", "-euo", "pipefail"), home=PurePosixPath("/ro
 def preparation_digest(session: Session, base: BaseImage) -> str:
     """Returns a hash of everything that prepare_base does to a vendor's image: 16 hexadecimal digits."""
     sha = hashlib.sha256(f"{base.model_dump_json()} {MINIMUM_DISK_GIB} {_packages(base.role)}".encode())
-    for root in (BASE_IMAGE, GUEST):
-        names = list_files(root, root)
-        sha.update(digest_files(root, tuple(name for name in names if not name.startswith("local/"))).encode())
+    sha.update(digest_files(BASE_IMAGE, _recipe()).encode() + digest_files(GUEST, guest_programs()).encode())
     if bundle := session.ca_bundle:
         sha.update(bundle.read_bytes())
     return sha.hexdigest()[:16]
@@ -67,12 +65,11 @@ def prepare_base(session: Session, base: BaseImage, connection: Connection) -> t
     Raises:
         ImageBuildError: a file could not be copied, or a package not installed.
     """
-    scripts = ("common.sh", "users.sh", "prepare.sh")
-    _send_tree(connection, BASE_IMAGE, [*scripts, *list_files(BASE_IMAGE, BASE_IMAGE / "rootfs")], PREPARATION)
-    _send_tree(connection, GUEST, list_files(GUEST, GUEST), f"{PREPARATION}/guest")
+    _send_tree(connection, BASE_IMAGE, _recipe(), PREPARATION)
+    _send_tree(connection, GUEST, guest_programs(), f"{PREPARATION}/guest")
     if bundle := session.ca_bundle:
         with bundle.open("rb") as file:
-            connection.run(["sh", "-c", 'cat > "$1"', "sh", f"{PREPARATION}/ca.pem"], stdin=file)
+            connection.write_file(f"{PREPARATION}/ca.pem", file)
     with OutputTee(session.redactor, session.output) as tee:
         done = connection.run(
             ["sh", f"{PREPARATION}/prepare.sh", base.role, PREPARATION, *_packages(base.role)],
@@ -96,7 +93,12 @@ def _limit(session: Session) -> float:
 
 
 def _packages(role: Role) -> list[str]:
-    return packages() if role == "primary" else AUX_PACKAGES
+    return packages() + packages("python/packages.txt") if role == "primary" else AUX_PACKAGES
+
+
+def _recipe() -> list[str]:
+    """Returns the files of BASE_IMAGE that a vendor's system needs."""
+    return [name for name in list_files(BASE_IMAGE, BASE_IMAGE) if not name.startswith("local/")]
 
 
 def files_of(family: TaskFamily, source: str) -> tuple[str, ...]:
@@ -188,8 +190,8 @@ def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, accou
     """
     mode = "755" if source.stat().st_mode & 0o100 else "644"
     with source.open("rb") as file:
-        argv = [*account.runs_as, "sh", "-ec", script, "sh", destination, source.name, mode]
-        done = connection.run(argv, stdin=file, timeout_seconds=COPY_SECONDS)
+        argv = ["sh", "-ec", script, "sh", destination, source.name, mode]
+        done = connection.run(argv, user=account.name, stdin=file, timeout_seconds=COPY_SECONDS)
     _require(done.exit_code, done.stderr, what)
 
 
@@ -214,7 +216,7 @@ def _send_tree(
             archive.add(source / name, arcname=name, recursive=False, filter=owned_by_root)
 
     script = 'mkdir -p "$1" && exec tar -x -C "$1" --no-same-owner --no-overwrite-dir'
-    done = connection.send_tree([*account.runs_as, "sh", "-c", script, "sh", destination], fill)
+    done = connection.send_tree(["sh", "-c", script, "sh", destination], fill, user=account.name)
     _require(done.exit_code, done.stderr, what)
 
 

@@ -9,13 +9,13 @@ from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
 
-def connect(session: Session, environment: Environment, role: Role, user: str = "root") -> Connection:
-    """Opens an SSH connection to a machine that is up.
+def connect(session: Session, environment: Environment, role: Role) -> Connection:
+    """Opens root's SSH connection to a machine that is up.
 
     Raises:
         MachineLostError: the machine does not answer, or has ended.
     """
-    login = session.environments.login(environment, role, user)
+    login = session.environments.login(environment, role, "root")
     try:
         return Connection(login, 60, lambda: session.cloud.alive(environment, role), session.check)
     except MachineLostError as error:

@@ -8,7 +8,7 @@ from provisioner.clouds.cloud import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
+from provisioner.remote.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
@@ -18,16 +18,19 @@ from provisioner.terraform.stack import Stack
 AUX_USER = "admin"
 
 
-def record_environment(session: Session, environment: Environment) -> None:
+def record_environment(session: Session, environment: Environment, task_key: KeyPair | None = None) -> None:
     """Writes the record, the keys and the files that the machines boot with. Creates nothing in the cloud.
 
     Each environment has a controller key and, if it has an aux VM, an RSA key for the task to reach it.
+
+    Args:
+        task_key: the RSA key, if the task has it already; None for a new one.
     """
     session.home.make()
     session.environments.save(environment)
     keys = {"controller": ed25519_key_pair()}
     if "aux" in environment.machines:
-        keys["task"] = rsa_key_pair()
+        keys["task"] = task_key or rsa_key_pair()
     session.environments.write_keys(environment.id, keys)
     controller = keys["controller"].public + "\n"
     authorized_keys: dict[Role, dict[str, str]] = {"primary": {"agent": controller}}
@@ -68,7 +71,7 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
     ]
     for environment in created:
         for role, endpoint in environment.endpoints.items():
-            if endpoint.origin not in ("", "template", "boot"):
+            if endpoint.origin not in ("", "template", "boot", "snapshot"):
                 session.progress.note(
                     f"{environment.id}: the {role} machine was booted: {endpoint.origin.removeprefix('boot: ')}"
                 )

@@ -26,7 +26,22 @@ def reserve(session: Session, environment: Environment) -> Environment:
     lines = session.cloud.costs(sizes, full_internet=environment.full_internet, spot=environment.kind == "task")
     environment = environment.model_copy(update={"worst_usd_per_hour": worst_hourly(lines)})
     session.home.make()
-    entry = Entry(
+    take_lease(session, environment)
+    try:
+        session.ledger.reserve(_entry(session, environment), session.spending.budgets(environment.created_at))
+    except BaseException as error:
+        with best_effort(session.progress, f"Releasing {environment.id}"):
+            session.leases.release(environment.id)
+            session.environments.forget(environment.id)
+        if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the reservation; nothing exists yet
+            with best_effort(session.progress, f"Settling the reservation of {environment.id}"):
+                session.ledger.settle(environment.id, now(), 0)
+        raise
+    return environment
+
+
+def _entry(session: Session, environment: Environment) -> Entry:
+    return Entry(
         environment=environment.id,
         kind=environment.kind,
         cloud=environment.cloud,
@@ -40,18 +55,17 @@ def reserve(session: Session, environment: Environment) -> Environment:
         expires_at=environment.expires_at,
         reserved_micro_usd=worst_cost(environment),
     )
-    take_lease(session, environment)
-    try:
-        session.ledger.reserve(entry, session.spending.budgets(environment.created_at))
-    except BaseException as error:
-        with best_effort(session.progress, f"Releasing {environment.id}"):
-            session.leases.release(environment.id)
-            session.environments.forget(environment.id)
-        if not isinstance(error, ProvisionerError):  # Ctrl-C may come after the reservation; nothing exists yet
-            with best_effort(session.progress, f"Settling the reservation of {environment.id}"):
-                session.ledger.settle(environment.id, now(), 0)
-        raise
-    return environment
+
+
+def take_over(session: Session, environment: Environment) -> None:
+    """Moves the reservation of an environment that another command has launched to this command, project and ttl.
+
+    All that it has cost counts here from then on, and there no more.
+
+    Raises:
+        BudgetError: it does not fit a budget of this command; nothing has changed.
+    """
+    session.ledger.reserve(_entry(session, environment), session.spending.budgets(environment.created_at))
 
 
 def take_lease(session: Session, environment: Environment) -> None:

@@ -6,11 +6,12 @@ breaks a limit loses the connection. Knows nothing of commands, and must never r
 
 from __future__ import annotations
 
+import struct
 import time
 from typing import Any, ClassVar, NoReturn
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_KEXINIT
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_OPEN, MSG_KEXINIT
 from paramiko.packet import Packetizer
 
 # RFC 4253, section 6.1: a packet has at most 35,000 bytes. Its MAC may be read with it.
@@ -29,10 +30,20 @@ KEY_EXCHANGES_PER_SECOND = 0.1
 MAXIMUM_LOGGED_CHARACTERS = 200
 STDERR = 1  # RFC 4254, section 5.2: the only type of extended data
 
+# OpenSSH's PROTOCOL, section 2.4: a channel to a Unix socket, for which sshd starts no process.
+UNIX_SOCKET_CHANNEL = "direct-streamlocal@openssh.com"
+# What such a channel may hold: 200 of them at once stay below what a hostile server may cost.
+UNIX_SOCKET_WINDOW_BYTES = 128 << 10
+
 # Only what cannot be broken. curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
 KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
 CIPHERS = ("aes128-ctr", "aes192-ctr", "aes256-ctr", "aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 MACS = ("hmac-sha2-256", "hmac-sha2-512", "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com")
+
+
+_OPEN_UNIX_SOCKET = (
+    bytes([MSG_CHANNEL_OPEN]) + struct.pack(">I", len(UNIX_SOCKET_CHANNEL)) + UNIX_SOCKET_CHANNEL.encode()
+)
 
 
 class ProtocolViolation(paramiko.SSHException):
@@ -170,6 +181,24 @@ class BoundedTransport(paramiko.Transport):
         options.kex = tuple(name for name in KEY_EXCHANGES if name in options.kex)
         options.ciphers, options.digests, options.compression = CIPHERS, MACS, ("none",)
         options.key_types = (host_key_type,)
+        self._unix_socket = ""
+
+    def open_unix_socket(self, path: str, timeout_seconds: float) -> paramiko.Channel:
+        """Opens a channel to a Unix socket of the machine; all have the same path.
+
+        Raises:
+            paramiko.SSHException: nothing listens there, sshd refuses, or the connection broke.
+        """
+        self._unix_socket = path
+        return self.open_channel(UNIX_SOCKET_CHANNEL, window_size=UNIX_SOCKET_WINDOW_BYTES, timeout=timeout_seconds)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        """Sends a message. To one that opens a channel to a Unix socket, adds what paramiko does not know of."""
+        if data.asbytes().startswith(_OPEN_UNIX_SOCKET):
+            data.add_string(self._unix_socket)
+            data.add_string("")  # reserved, as is the number
+            data.add_int(0)
+        super()._send_user_message(data)  # type: ignore[misc]
 
     @property
     def violation(self) -> ProtocolViolation | None:

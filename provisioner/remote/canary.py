@@ -10,7 +10,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 from provisioner.models import Role
@@ -23,6 +23,8 @@ VISITORS_AT_ONCE = 64
 MOST_BYTES = 64
 # Between two looks, so that a stream of visitors costs the controller little.
 PAUSE_SECONDS = 0.002
+# When it ends: other users of the host may go on coming, and must not keep it.
+LAST_LOOKS = 64
 # At each look, so that a flood of datagrams, of which the kernel keeps a mebibyte or so meanwhile, hides no word.
 DATAGRAMS_AT_ONCE = 4096
 DATAGRAMS_KEPT_BYTES = 1 << 20
@@ -63,7 +65,7 @@ class Canary:
         self._thread.join()
 
     def visitors(self) -> list[Role]:
-        """Returns the machines whose word has arrived."""
+        """Returns the machines whose word has arrived; all of them, once it is closed."""
         return sorted(self._seen)
 
     def _listen(self) -> None:
@@ -71,15 +73,27 @@ class Canary:
             while True:
                 ready = [key.fileobj for key, _ in self._selector.select(VISIT_SECONDS)]
                 if self._ended in ready:
+                    self._look_a_last_time()
                     break
-                for source in ready:
-                    with contextlib.suppress(OSError):  # a visitor that is gone, or no free descriptor
-                        self._look(source)
+                self._look_at(ready)
                 for visitor in [visitor for visitor, (end, _) in self._visits.items() if end < time.monotonic()]:
                     self._dismiss(visitor)
                 time.sleep(PAUSE_SECONDS)
             for visitor in list(self._visits):
                 self._dismiss(visitor)
+
+    def _look_a_last_time(self) -> None:
+        """Hears what has arrived by now: on a busy host, the last proof may be a word that waits to be read."""
+        for _ in range(LAST_LOOKS):
+            ready = [key.fileobj for key, _ in self._selector.select(0) if key.fileobj is not self._ended]
+            if not ready:
+                return
+            self._look_at(ready)
+
+    def _look_at(self, sources: Sequence[object]) -> None:
+        for source in sources:
+            with contextlib.suppress(OSError):  # a visitor that is gone, or no free descriptor
+                self._look(source)
 
     def _look(self, source: object) -> None:
         if source is self._listener:

@@ -21,7 +21,13 @@ from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.validation import shown
 
-HELPER = "/usr/lib/provisioner/guest/helper.py"
+# Runs the helper in a process that the exec server forks.
+HELPER = """
+import sys
+sys.path.insert(0, "/usr/lib/provisioner/guest")
+import helper
+sys.exit(helper.main([]))
+"""
 RESULTS = "/run/provisioner"
 # More than the helper ever sends. Family code with root may replace the helper, and only this bounds what it sends.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
@@ -213,7 +219,8 @@ class TaskDriver:
         log = self._logs / f"{operation}.log" if self._logs else None
         with OutputTee(self._redactor, self._on_output, log) as tee:
             return self._connection.run(
-                ["python3", "-I", HELPER],
+                ["helper.py"],
+                program=HELPER,
                 stdin=request,
                 on_stdout=_bounded(operation, tee.stream()),
                 on_stderr=_bounded(operation, tee.stream()),
@@ -223,13 +230,12 @@ class TaskDriver:
 
     def _result(self, path: str) -> object:
         """Reads and removes the result; returns an error in its place if it is not strict JSON."""
-        script = 'head -c "$1" "$2" && rm -f "$2"'
-        read = self._connection.run(
-            ["sh", "-c", script, "sh", str(RESULT_LIMIT_BYTES), path], limit_bytes=2 * RESULT_LIMIT_BYTES
-        )
         try:
-            return strict_json.parse(read.stdout, limit_bytes=RESULT_LIMIT_BYTES, constants=True)
-        except strict_json.NotStrictJsonError as error:
+            data = self._connection.read_file(path, RESULT_LIMIT_BYTES, remove=True)
+            return strict_json.parse(data, limit_bytes=RESULT_LIMIT_BYTES, constants=True)
+        except CommandTimeoutError:
+            raise
+        except (strict_json.NotStrictJsonError, OSError) as error:
             return _error("invalid", f"its result cannot be read: {error}")
 
     def put_file(self, path: str, data: bytes) -> None:
@@ -238,8 +244,9 @@ class TaskDriver:
         Raises:
             TaskError: the machine did not write it: its disk is full, or somebody has replaced its programs.
         """
-        script = 'umask 077 && mkdir -p "$(dirname "$1")" && cat > "$1"'
-        written = self._connection.run(["sh", "-c", script, "sh", path], stdin=data)
-        if written.exit_code != 0:
-            said = self._redactor.redact(written.stderr.decode(errors="replace"))
-            raise TaskError(f"{path} could not be written in the machine.", details=said[-1000:])
+        try:
+            self._connection.write_file(path, data, mode=0o600)
+        except CommandTimeoutError:
+            raise
+        except OSError as error:
+            raise TaskError(f"{path} could not be written in the machine: {error.strerror}.") from error

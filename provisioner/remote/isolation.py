@@ -29,11 +29,10 @@ def probe(connection: Connection, asked: Questions, program: str) -> tuple[Probe
     Raises:
         IsolationError: the machine did not answer exactly what it was asked.
     """
-    script = f"{program}\n\nmain({asked.request()!a})\n"
     try:
         answer = connection.run(
-            ["python3", "-I", "-S", "-"],
-            stdin=script.encode(),
+            ["probe.py"],
+            program=f"{program}\n\nmain({asked.request()!a})\n",
             timeout_seconds=PROBE_SECONDS,
             limit_bytes=ANSWER_LIMIT_BYTES,
         )

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import io
-import shlex
+import os
 import socket
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, ParamSpec, Self
 
 import paramiko
 
 from provisioner.errors import MachineLostError, ProvisionerError, TaskError
 from provisioner.models import Endpoint
-from provisioner.remote.bounded_transport import BoundedTransport, ProtocolViolation
+from provisioner.remote import exec_frames
+from provisioner.remote.answering_socket import ATTEMPT_SECONDS, answering_socket, no_ssh
+from provisioner.remote.bounded_transport import BoundedTransport
 from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, OutputCollector
+from provisioner.remote.exec_channel import NoServerError, open_call
+from provisioner.remote.exec_frames import ExecViolation
 from provisioner.remote.login import Login
-from provisioner.remote.namespaces import Sockets
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.signals import go_on
 from provisioner.validation import shown
 
-# A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
-# later. So a new attempt starts after this time, beside the earlier ones.
-ATTEMPT_SECONDS = 0.7
-ATTEMPTS_AT_ONCE = 4
-CONNECT_SECONDS = 10.0
 # For each answer of sshd itself: the handshake, the login, the start of a command.
 HANDSHAKE_SECONDS = 60
 # What our own side does in a moment: copies of a few bytes, a result read, a file of some megabytes written.
@@ -81,7 +79,7 @@ class Connection:
             stream = (
                 self._via._channel_to(login.endpoint, deadline, worth_waiting, where)
                 if self._via
-                else _answering_socket(login, deadline, worth_waiting, where)
+                else answering_socket(login, deadline, worth_waiting, where)
             )
             self._transport = _transport(stream, login, where)
             with self._cut_off_after(3 * HANDSHAKE_SECONDS):
@@ -107,7 +105,7 @@ class Connection:
                 if not self._transport.is_active():
                     raise self._lost() from None
             time.sleep(ATTEMPT_SECONDS)
-        raise _no_ssh(where, alive)
+        raise no_ssh(where, alive)
 
     def _handshake(self, where: str) -> None:
         try:
@@ -121,7 +119,7 @@ class Connection:
             raise
         except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
             if violation := self._transport.violation:
-                raise _refused(where, violation) from error
+                raise _refused(where, "sshd", violation) from error
             raise MachineLostError(f"{where} answers, but SSH fails: {shown(str(error))}") from error
         self._transport.set_keepalive(15)
 
@@ -130,6 +128,11 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def active(self) -> bool:
+        """Whether the connection has not broken, as far as is known here."""
+        return self._transport.is_active()
 
     def close(self) -> None:
         """Ends the connection, and whatever waits for it. Safe to repeat, and never waits for the machine."""
@@ -153,6 +156,10 @@ class Connection:
         self,
         argv: Sequence[str],
         *,
+        user: str = "root",
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        program: str | None = None,
         stdin: bytes | IO[bytes] = b"",
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
@@ -162,7 +169,11 @@ class Connection:
         """Runs a command and waits for its end, but not for processes that it left in the background.
 
         Args:
-            argv: the command and its arguments; quoted here for the login shell.
+            argv: the command and its arguments. No shell reads them.
+            user: the user who runs it, with the environment of a login.
+            cwd: the directory; None for the user's home.
+            environment: further variables. No process list shows them.
+            program: Python text, which runs in a process that the exec server forks, with `argv` as its sys.argv.
             stdin: the command's whole input.
             on_stdout, on_stderr: called with each piece of output as it arrives.
             timeout_seconds: when the command must have ended, at the latest. None waits for as long as it takes, which
@@ -170,13 +181,69 @@ class Connection:
             limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
 
         Raises:
-            MachineLostError: the connection broke.
-            CommandTimeoutError: the command did not end in time. The channel is closed, which ends its input and
-                output; if the machine lets even that wait, the connection is cut off.
-            TaskError: the machine's sshd sent what no honest one sends; the connection is closed.
+            MachineLostError: the connection broke, or the machine's exec server ended or fell silent.
+            CommandTimeoutError: the command did not end in time. The channel is closed, by which the machine ends all
+                processes of the command; if the machine lets even that wait, the connection is cut off.
+            TaskError: the machine's sshd or exec server sent what no honest one sends; the connection is closed.
             Exception: a listener or the connection's check raised it. The channel is closed as well.
         """
-        deadline = Deadline(argv[0], timeout_seconds)
+        operation, more = ("execute", {}) if program is None else ("interpret", {"program": program})
+        request = exec_frames.request(
+            operation, user=user, argv=argv, cwd=cwd, environment=environment, timeout_seconds=timeout_seconds, **more
+        )
+        return self._call(argv[0], request, stdin, on_stdout, on_stderr, timeout_seconds, limit_bytes)
+
+    def read_file(self, path: str, limit_bytes: int, *, user: str = "root", remove: bool = False) -> bytes:
+        """Returns a regular file's contents.
+
+        Args:
+            remove: whether the file is removed afterwards.
+
+        Raises:
+            OSError: with the errno of the user's attempt in the machine: ENOENT, EACCES, EISDIR; EFBIG if the file has
+                more than `limit_bytes`.
+            MachineLostError, CommandTimeoutError, TaskError: as for run.
+        """
+        pieces: list[bytes] = []
+        left = limit_bytes + exec_frames.DATA_LIMIT_BYTES
+
+        def take(data: bytes) -> None:
+            nonlocal left
+            left -= len(data)
+            if left < 0:
+                raise TaskError(f"The machine sent more of {shown(path)} than it was asked for.")
+            pieces.append(data)
+
+        request = exec_frames.request("read", user=user, path=path, limit_bytes=limit_bytes, remove=remove)
+        done = self._call(f"Reading {path}", request, b"", take, None, SMALL_CALL_SECONDS, 0)
+        _require_file(done, path)
+        return b"".join(pieces)
+
+    def write_file(self, path: str, data: bytes | IO[bytes], *, user: str = "root", mode: int = 0o644) -> None:
+        """Writes a file, and makes its directories.
+
+        Args:
+            mode: its permissions if it is new.
+
+        Raises:
+            OSError: with the errno of the user's attempt in the machine.
+            MachineLostError, CommandTimeoutError, TaskError: as for run.
+        """
+        request = exec_frames.request("write", user=user, path=path, mode=mode)
+        _require_file(self._call(f"Writing {path}", request, data, None, None, SMALL_CALL_SECONDS, 0), path)
+
+    def _call(
+        self,
+        what: str,
+        request: bytes,
+        stdin: bytes | IO[bytes],
+        on_stdout: Callable[[bytes], None] | None,
+        on_stderr: Callable[[bytes], None] | None,
+        timeout_seconds: float | None,
+        limit_bytes: int,
+    ) -> Completed:
+        """Has the machine's exec server carry out one call."""
+        deadline = Deadline(what, timeout_seconds)
         source = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         callers = _CallersErrors()
         in_time = (
@@ -184,33 +251,36 @@ class Connection:
             if timeout_seconds is None
             else self._cut_off_after(timeout_seconds + CUT_OFF_SECONDS)
         )
-        with in_time, self._channel(argv, callers, deadline) as channel:
+        with in_time, self._channel(what, callers, deadline) as (channel, preamble):
             return Exchange(
                 channel=channel,
-                feeder=InputFeeder(channel, source),
+                feeder=InputFeeder(channel, preamble + request, source),
                 collector=OutputCollector(
-                    channel,
-                    limit_bytes,
-                    on_stdout and callers.watched(on_stdout),
-                    on_stderr and callers.watched(on_stderr),
+                    limit_bytes, on_stdout and callers.watched(on_stdout), on_stderr and callers.watched(on_stderr)
                 ),
                 deadline=deadline,
-                is_connected=self._transport.is_active,
+                is_connected=lambda: self.active,
                 check=callers.watched(self._check),
             ).finish()
 
     @contextlib.contextmanager
-    def _channel(self, argv: Sequence[str], callers: _CallersErrors, deadline: Deadline) -> Iterator[paramiko.Channel]:
-        start = Deadline(f"The start of {argv[0]}", HANDSHAKE_SECONDS)
+    def _channel(
+        self, what: str, callers: _CallersErrors, deadline: Deadline
+    ) -> Iterator[tuple[paramiko.Channel, bytes]]:
+        start = Deadline(f"The start of {what}", HANDSHAKE_SECONDS)
         try:
             with self._cut_off_after(2 * HANDSHAKE_SECONDS):
-                channel = self._transport.open_session(timeout=HANDSHAKE_SECONDS)
-                channel.exec_command(shlex.join(argv))
+                channel, preamble = open_call(self._transport, HANDSHAKE_SECONDS)
+        except NoServerError as error:
+            raise MachineLostError(f"The machine at {self._where}: {error}") from error
         except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
             start.require()
             raise self._lost() from error
         try:
-            yield channel
+            yield channel, preamble
+        except ExecViolation as error:
+            self.close()
+            raise _refused(self._where, "exec server", error) from error
         except (paramiko.SSHException, EOFError, ConnectionError) as error:
             if error is callers.raised:
                 raise
@@ -220,18 +290,29 @@ class Connection:
             with self._cut_off_after(CUT_OFF_SECONDS), contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 channel.close()
 
-    def _lost(self) -> ProvisionerError:
-        where = f"{self.login.endpoint.host}:{self.login.endpoint.port}"
-        if violation := self._transport.violation:
-            return _refused(where, violation)
-        return MachineLostError(f"The connection to the machine at {where} broke.")
+    @property
+    def _where(self) -> str:
+        return f"{self.login.endpoint.host}:{self.login.endpoint.port}"
 
-    def send_tree(self, tar_argv: Sequence[str], members: Callable[[tarfile.TarFile], None]) -> Completed:
+    def _lost(self) -> ProvisionerError:
+        if violation := self._transport.violation:
+            return _refused(self._where, "sshd", violation)
+        return MachineLostError(f"The connection to the machine at {self._where} broke.")
+
+    def send_tree(
+        self,
+        argv: Sequence[str],
+        members: Callable[[tarfile.TarFile], None],
+        *,
+        user: str = "root",
+        program: str | None = None,
+    ) -> Completed:
         """Streams a tar archive into a command of the machine, for an hour at most.
 
         Args:
-            tar_argv: the command that reads the archive, such as `tar -x -C DIRECTORY`.
+            argv: the command that reads the archive, such as `tar -x -C DIRECTORY`.
             members: called with the open archive; adds the members.
+            user, program: as for run.
 
         Raises:
             MachineLostError: the connection broke.
@@ -241,7 +322,7 @@ class Connection:
             with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
                 members(archive)
             spool.seek(0)
-            return self.run(tar_argv, stdin=spool, timeout_seconds=COPY_SECONDS)
+            return self.run(argv, user=user, program=program, stdin=spool, timeout_seconds=COPY_SECONDS)
 
 
 def _transport(stream: socket.socket | paramiko.Channel, login: Login, where: str) -> BoundedTransport:
@@ -257,11 +338,18 @@ def _transport(stream: socket.socket | paramiko.Channel, login: Login, where: st
     return transport
 
 
-def _refused(where: str, violation: ProtocolViolation) -> TaskError:
+def _refused(where: str, program: str, violation: Exception) -> TaskError:
+    rules = "SSH" if program == "sshd" else "its protocol"
     return TaskError(
-        f"The sshd of the machine at {where} breaks the rules of SSH: {violation}.",
-        hint="No honest sshd does that; somebody has put another in its place.",
+        f"The {program} of the machine at {where} breaks the rules of {rules}: {violation}.",
+        hint=f"No honest {program} does that; somebody has put another in its place.",
     )
+
+
+def _require_file(done: Completed, path: str) -> None:
+    """Raises what kept a machine from reading or writing a file: its errno is the exit code."""
+    if number := done.errno or done.exit_code:
+        raise OSError(number, os.strerror(number), path)
 
 
 class _CallersErrors:
@@ -285,49 +373,3 @@ class _CallersErrors:
                 raise
 
         return call
-
-
-def _answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
-    """Opens staggered connections and returns the first on which sshd sends something."""
-    attempts: list[tuple[socket.socket, float]] = []
-    begun_at = -ATTEMPT_SECONDS
-    sockets = Sockets(login.pidfile)
-    try:
-        while time.monotonic() < deadline and alive():
-            now = time.monotonic()
-            if now - begun_at > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE:
-                begun_at = now
-                # Reading its first bytes waits for as long as connecting does.
-                patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
-                with contextlib.suppress(OSError):
-                    attempts.append((sockets.connect(login.endpoint.host, login.endpoint.port, patience), now))
-            for attempt in list(attempts):
-                answer = _first_bytes(attempt[0])
-                if answer:
-                    attempts.remove(attempt)
-                    attempt[0].settimeout(None)
-                    return attempt[0]
-                if answer is not None or now - attempt[1] > ATTEMPT_SECONDS * ATTEMPTS_AT_ONCE:
-                    attempt[0].close()
-                    attempts.remove(attempt)
-            time.sleep(0.05)
-    finally:
-        sockets.close()
-        for stream, _ in attempts:
-            stream.close()
-    raise _no_ssh(where, alive)
-
-
-def _no_ssh(where: str, alive: Callable[[], bool]) -> MachineLostError:
-    why = "it did not answer in time" if alive() else "it ended by itself"
-    return MachineLostError(f"No SSH at {where}: {why}.")
-
-
-def _first_bytes(stream: socket.socket) -> bytes | None:
-    """Peeks at the first bytes from sshd: None if there are none yet, empty if the connection was closed."""
-    try:
-        return stream.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""

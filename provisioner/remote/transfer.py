@@ -36,12 +36,13 @@ class Downloaded:
     skipped_count: int
 
 
-def upload(connection: Connection, source: Path, destination: str) -> int:
+def upload(connection: Connection, source: Path, destination: str, user: str = "root") -> int:
     """Copies a file or directory into a machine, where it replaces what was there.
 
     Args:
         source: the path on the controller.
         destination: the new path; a source copied to an existing directory, or to a path ending in /, keeps its name.
+        user: who writes it; a relative path is in that user's home.
 
     Returns:
         the number of regular files copied.
@@ -59,8 +60,8 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
         archive.add(source, arcname=TOP)
         count = sum(1 for member in archive.getmembers() if member.isfile())
 
-    argv = [*_program(), "receive", destination, source.resolve().name]
-    sent = connection.send_tree(argv, fill)
+    argv = ["copy_program.py", "receive", destination, source.resolve().name]
+    sent = connection.send_tree(argv, fill, user=user, program=_program())
     if sent.exit_code != 0:
         raise UsageError(
             f"{destination} could not be written in the machine.", details=sent.stderr.decode(errors="replace")[-1000:]
@@ -68,7 +69,7 @@ def upload(connection: Connection, source: Path, destination: str) -> int:
     return count
 
 
-def download(connection: Connection, source: str, destination: Path) -> Downloaded:
+def download(connection: Connection, source: str, destination: Path, user: str = "root") -> Downloaded:
     """Copies a file or directory out of a machine. Nothing appears at the destination until all has arrived.
 
     Copies contents and the permission to execute. Skips links and special files.
@@ -77,6 +78,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
         source: the path in the machine.
         destination: the path on the controller; a source copied to an existing directory keeps its name. A file that
             exists is replaced by a file; anything else that exists is left alone.
+        user: who reads it; a relative path is in that user's home.
 
     Raises:
         UsageError: the source cannot be read, or the destination exists or cannot be written.
@@ -90,7 +92,7 @@ def download(connection: Connection, source: str, destination: Path) -> Download
             work = opened.enter_context(working_directory(parent))
         except OSError as error:
             raise _unwritable(destination, error) from error
-        reader = _receive(connection, source, work)
+        reader = _receive(connection, source, work, user)
         try:
             os.rename(TOP, name, src_dir_fd=work, dst_dir_fd=parent)
         except OSError as error:
@@ -115,13 +117,15 @@ def _unwritable(destination: Path, error: OSError) -> UsageError:
     return UsageError(f"{destination} cannot be written: {cause}.", hint=hint)
 
 
-def _receive(connection: Connection, source: str, work: int) -> TreeReader:
+def _receive(connection: Connection, source: str, work: int, user: str) -> TreeReader:
     """Receives a tree into the working directory."""
     with TreeWriter(work) as writer:
         reader = TreeReader(writer)
         try:
             done = connection.run(
-                [*_program(), "send", source],
+                ["copy_program.py", "send", source],
+                user=user,
+                program=_program(),
                 on_stdout=reader.feed,
                 limit_bytes=MAX_ERROR_BYTES,
                 timeout_seconds=COPY_SECONDS,
@@ -143,12 +147,12 @@ def _receive(connection: Connection, source: str, work: int) -> TreeReader:
     return reader
 
 
-def _program() -> list[str]:
-    """Returns the command that starts copy_program in a machine, whose own files may be older or altered."""
+def _program() -> str:
+    """Returns the text of copy_program for a machine, whose own files may be older or altered."""
     lines = [
         line
         for module in (directories, copy_program)
         for line in Path(str(module.__file__)).read_text().splitlines()
         if not line.startswith(("from __future__ ", "from provisioner."))
     ]
-    return ["python3", "-I", "-c", "\n".join(["from __future__ import annotations", *lines])]
+    return "\n".join(["from __future__ import annotations", *lines])

@@ -12,7 +12,8 @@ from pathlib import Path
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
 
-# How the name of a directory begins that is still being built: of an image, or of a template in an image's directory.
+# How the name of a directory begins that is still being built: of an image, of a template in an image's directory, or
+# of a snapshot.
 UNFINISHED = ".building-"
 # In an image's directory: machines of it, frozen with their memory. Each has a lock beside it.
 TEMPLATES = "templates"
@@ -69,6 +70,11 @@ class Home:
         return self.root / "batches"
 
     @property
+    def snapshots(self) -> Path:
+        """Returns snapshots/NAME/: environments of the local cloud that were frozen while they ran."""
+        return self.root / "snapshots"
+
+    @property
     def ledger(self) -> Path:
         """Returns ledger.sqlite: reserved and actual costs of all launches."""
         return self.root / "ledger.sqlite"
@@ -84,6 +90,18 @@ class Home:
             if not path.exists():
                 write_atomically(path, secrets.token_hex(8))
         return path.read_text().strip()
+
+    @property
+    def secret(self) -> bytes:
+        """Returns a permanent random key of this home, with which hashes tell others nothing of what went in."""
+        path = self.root / "secret"
+        with contextlib.suppress(FileNotFoundError):
+            return bytes.fromhex(path.read_text())
+        self._make_root()
+        with locked(self.locks / "home-secret"):
+            if not path.exists():
+                write_atomically(path, secrets.token_hex(32))
+        return bytes.fromhex(path.read_text())
 
     def make(self) -> bool:
         """Creates the home's directories.

@@ -12,7 +12,7 @@ from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
-from provisioner.store.files import remove_tree, write_atomically
+from provisioner.store.files import disk_bytes, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.locks import is_locked, locked
 
@@ -139,7 +139,7 @@ class ImageStore:
 
     def disk_bytes(self, name: str) -> int:
         """Returns the disk space that the image occupies, in bytes."""
-        return sum(path.lstat().st_blocks * 512 for path in self.path(name).rglob("*") if path.is_file())
+        return disk_bytes(self.path(name))
 
     def prune(
         self, in_use: set[str], *, cloud: str, discard: Callable[[Path], None], everything: bool = False

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from provisioner import strict_json
 from provisioner.errors import TerraformError
+from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.signals import go_on
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
@@ -116,7 +117,8 @@ class Stack:
         """Creates the resources that the files describe and returns the outputs.
 
         Args:
-            tell: receives a line when it waits for another controller or repeats a failed attempt.
+            tell: receives a line when it waits for another controller or repeats a failed attempt, and the notes of
+                the programs that Terraform runs.
             parallelism: how many resources to create at once; None for Terraform's default.
 
         Raises:
@@ -297,7 +299,7 @@ class Stack:
 
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
         for pause_seconds in (*RETRY_SECONDS, None):
-            transcript = _Transcript()
+            transcript = _Transcript(tell)
             code = process.run(
                 self._directory,
                 command,
@@ -318,9 +320,15 @@ class Stack:
 
 
 class _Transcript:
-    """Keeps a run's outputs, errors and last lines. The log has everything."""
+    """Keeps a run's outputs, errors and last lines. The log has everything.
 
-    def __init__(self) -> None:
+    Args:
+        tell: receives the notes of the programs that Terraform runs, each once.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._told: set[str] = set()
         self.outputs: dict[str, Any] = {}
         self._errors: list[dict[str, Any]] = []
         self._last: deque[str] = deque(maxlen=DETAIL_LINES)
@@ -330,9 +338,17 @@ class _Transcript:
         self._last.append(str(message.get("@message", "")))
         if message.get("type") == "outputs":
             self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
+        if message.get("type") == "provision_progress":
+            self._note(str(message["hook"].get("output", "")))
         diagnostic = message.get("diagnostic") or {}
         if diagnostic.get("severity") == "error":
             self._errors.append(diagnostic)
+
+    def _note(self, line: str) -> None:
+        note = line.removeprefix(NOTE_OF_A_PROGRAM)[:LINE_CHARACTERS]
+        if note != line and note not in self._told:
+            self._told.add(note)
+            self._tell(note)
 
     @property
     def passing(self) -> str | None:

@@ -19,7 +19,8 @@ from paramiko.common import byte_chr
 
 from provisioner.remote.keys import ed25519_key_pair
 from tests.command_line import ROOT
-from tests.unit.fakes.sshd import Call, Sshd
+from tests.unit.fakes.exec_call import Call
+from tests.unit.fakes.sshd import Program, Sshd
 
 MEMORY_MIB = 64
 """The most that any of these servers may cost the controller."""
@@ -70,7 +71,7 @@ def attacked(
 
 
 @contextlib.contextmanager
-def logged_in(program: Callable[[Call], int]) -> Iterator[Sshd]:
+def logged_in(program: Program) -> Iterator[Sshd]:
     """Runs a server that lets the controller log in, and answers its command with the attack."""
     server = Sshd(program)
     try:

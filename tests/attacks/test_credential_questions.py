@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import credential_port, qemu
+from provisioner.clouds.local import credential_port
 from provisioner.clouds.local.credential_port import CredentialPort
+from tests.unit.fakes.port import connected
 
 
 @pytest.fixture
@@ -22,17 +23,9 @@ def ends(tmp_path: Path) -> Iterator[tuple[CredentialPort, socket.socket]]:
     """The host's end of a port, and the hostile machine's."""
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / "hosts").write_text("192.0.2.1 name\n" * 40_000)
-    directory = os.open(tmp_path, os.O_PATH)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"/proc/self/fd/{directory}/{qemu.PORT}")
-        os.close(directory)
-        server.listen()
-        port = CredentialPort(tmp_path)
-        assert port.connect()
-        with server.accept()[0] as theirs:
-            theirs.setblocking(False)
-            yield port, theirs
-        port.close()
+    with connected(tmp_path) as (port, theirs):
+        theirs.setblocking(False)
+        yield port, theirs
 
 
 def flood(theirs: socket.socket, data: bytes) -> None:

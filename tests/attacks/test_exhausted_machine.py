@@ -2,6 +2,7 @@
 
 What must hold: its limits leave root room to log in while it does so, it ends whole at its time limit, its submission
 is scored, and what it leaves behind writes nothing any more. A machine that is switched off from within is its failure.
+By a login it says nothing to what root runs, and by what a scoring runs of its own it gets nothing out of its cgroup.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.environment import lifecycle
-from provisioner.environment.agent import Agent, run_agent
+from provisioner.environment import lifecycle, operations
+from provisioner.environment.agent import Agent, readmit, run_agent, stop
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
@@ -52,6 +53,35 @@ mkdir -p /home/agent/.ssh
 ssh-keygen -q -t ed25519 -N '' -f /home/agent/.ssh/own
 cat /home/agent/.ssh/own.pub >> /home/agent/.ssh/authorized_keys
 """
+LOG_IN = "ssh -o StrictHostKeyChecking=no -o BatchMode=yes -i /home/agent/.ssh/own agent@127.0.0.1"
+# What a login's programs shall do: those of a login for the user, and root's, should they have the user's environment.
+TRACE = r"printf 'LD_DEBUG DEFAULT=files\nLD_DEBUG_OUTPUT DEFAULT=/tmp/trace\n' > /home/agent/.pam_environment"
+# A family that runs the agent's program in score(), as agent, and leaves a process of its own.
+RUNS_THE_AGENTS = """
+import subprocess, time
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+
+    @staticmethod
+    def score(t, submission):
+        subprocess.run(["runuser", "-u", "agent", "--", "sh", "/home/agent/solution.sh"])
+        subprocess.Popen(["sleep", "5555"], start_new_session=True)
+        time.sleep(float(submission))
+        return 1.0
+"""
+# Stays, in sessions and a user namespace of its own, and in processes of which none lives long.
+STAYS = r"""
+setsid sleep 1111 &
+unshare --user setsid sleep 2222 &
+setsid sh -c 'comet() { sleep 0.1; comet & }; comet' &
+sleep 1
+"""
+SLEEPERS = "for pid in $(pgrep -x sleep); do cat /proc/$pid/cgroup; done | sort -u"
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +153,51 @@ def test_nothing_logs_in_as_agent_while_it_is_scored(
     session: Session, environment: Environment, root: Connection
 ) -> None:
     text(root, f"runuser -u agent -- sh -c {shlex.quote(OWN_KEY)}")
-    options = "-o StrictHostKeyChecking=no -o BatchMode=yes -i /home/agent/.ssh/own"
-    log_in = f"runuser -u agent -- ssh {options} agent@127.0.0.1 cat /proc/self/cgroup"
+    log_in = f"runuser -u agent -- {LOG_IN} cat /proc/self/cgroup"
     lifecycle.score(session, environment)
     assert text(root, log_in) == ""
     lifecycle.score(session, environment, keep=True)
     assert text(root, log_in) == "0::/agent/logins"
+
+
+def test_what_root_runs_at_a_login_and_its_end_has_no_environment_of_the_agents(root: Connection) -> None:
+    text(root, f"runuser -u agent -- sh -c {shlex.quote(OWN_KEY + TRACE)}")
+    assert text(root, f"runuser -u agent -- {LOG_IN} id -un") == "agent"
+    time.sleep(3)  # what ends the login works on
+    assert text(root, "stat -c %U /tmp/trace.* | sort -u; rm -f /tmp/trace.* /home/agent/.pam_environment") == "agent"
+
+
+@pytest.fixture
+def runs_the_agents(root: Connection) -> Iterator[None]:
+    family = root.read_file("/root/echo.py", 1 << 20)
+    root.write_file("/root/echo.py", RUNS_THE_AGENTS.encode())
+    root.write_file("/home/agent/solution.sh", STAYS.encode(), user="agent")
+    yield
+    root.write_file("/root/echo.py", family)
+    text(root, "pkill -x sleep; true")
+
+
+@pytest.mark.usefixtures("runs_the_agents")
+def test_what_a_scoring_runs_of_the_agents_does_not_outlive_the_next(
+    session: Session, environment: Environment, root: Connection
+) -> None:
+    assert lifecycle.score(session, environment, "0", keep=True)[1].score == 1.0
+    agents, familys = text(root, SLEEPERS).splitlines()
+    assert agents == "0::/agent/logins"
+    assert familys.startswith("0::/provisioner/call-")  # only what is the agent's
+    stop(root)
+    assert text(root, SLEEPERS) == familys
+    readmit(root)
+
+
+@pytest.mark.usefixtures("runs_the_agents")
+def test_a_scoring_whose_time_is_over_ends_whole(session: Session, environment: Environment, root: Connection) -> None:
+    driver = operations.driver(session, environment, root)
+    driver.put_file("/run/provisioner/late", b"1000")
+    answer = driver.call("score", task="main", submission="/run/provisioner/late", timeout_seconds=20)
+    assert isinstance(answer.result, dict)
+    assert answer.result["kind"] == "timeout"
+    assert text(root, SLEEPERS) == ""
 
 
 def test_an_agent_that_switches_its_machine_off_has_failed(

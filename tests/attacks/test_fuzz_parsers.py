@@ -40,6 +40,8 @@ from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.remote.agent_frames import AgentFrames, FrameError
 from provisioner.remote.driver import Answer, TaskDriver
+from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation
+from provisioner.remote.exec_frames import frame as exec_frame
 from provisioner.remote.probes import CanaryPorts, judge, questions
 from provisioner.session import Session
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD
@@ -353,6 +355,25 @@ def test_the_account_of_an_agent() -> None:
 
     valid = b'o 0 5\nhelloe 0 3\nerrb 0 0\nx 0 36\n{"exit_code": 0, "timed_out": false}'
     fuzz(damaged(valid) | st.binary(max_size=100), check)
+
+
+def test_the_answers_of_an_exec_server() -> None:
+    """Whatever comes in place of frames is refused, and no output comes out that did not go in."""
+
+    def check(data: bytes) -> None:
+        answers, output = Answers(), 0
+        with contextlib.suppress(ExecViolation):
+            for _, piece in answers.feed(data, 0):
+                output += len(piece)
+        assert output <= len(data)
+        end = answers.end
+        assert end is None or end.timed_out or (end.code is None) != (end.errno is None)
+        assert end is None or end.code is None or 0 <= end.code <= 255
+        assert end is None or end.text.isprintable()
+
+    frames = exec_frame(STARTED) + exec_frame(STDOUT, b"out") + exec_frame(ALIVE) + exec_frame(STDERR, b"err")
+    ends = (b'{"code": 7}', b'{"timed_out": true}', b'{"errno": 2, "what": "user", "text": "no user"}')
+    fuzz(damaged(*(frames + exec_frame(EXIT, end) for end in ends)) | st.binary(max_size=100), check)
 
 
 def test_answers_to_the_isolation_probes() -> None:

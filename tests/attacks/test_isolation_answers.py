@@ -1,4 +1,4 @@
-"""A family's install() replaces python3 in its machines, so that the isolation probes answer whatever it likes.
+"""A family's install() replaces the exec server in its machines, so that the probes answer whatever it likes.
 
 Whatever a machine answers, an environment never starts unless each machine gave exactly one answer to each question
 that it was asked, and nothing that can be seen from outside speaks against it.
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.environment import lifecycle
+from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import IsolationError
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Role
@@ -33,7 +33,7 @@ def prove(session: Session, cloud: FakeCloud, **liars: Answer) -> None:
         cloud.guest("primary" if role == "primary" else "aux").probes = answer
     connections = boot_machines(session, booting)
     try:
-        lifecycle.prove_isolation(session, booting, connections)
+        prove_isolation(session, booting, connections)
     finally:
         for connection in connections.values():
             connection.close()

@@ -29,7 +29,10 @@ def peak():
 
 class Machine:
     def run(self, argv, **options):
-        return Completed(0, result if "on_stdout" not in options else b"", b"")
+        return Completed(0, b"", b"")
+
+    def read_file(self, *arguments, **options):
+        return result
 
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 result = eval(sys.argv[1])

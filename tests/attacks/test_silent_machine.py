@@ -19,6 +19,7 @@ from provisioner.machines import boot, logs
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Environment, ScoreLogEntry, TimeLimits
 from provisioner.remote import driver as driver_module
+from provisioner.remote import ssh
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -38,6 +39,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "GRACE_SECONDS", 0.2)
     assert Connection.run.__kwdefaults__
     monkeypatch.setitem(Connection.run.__kwdefaults__, "timeout_seconds", 1)
+    monkeypatch.setattr(ssh, "SMALL_CALL_SECONDS", 1)
     for name in ("SETTLING_SECONDS", "READING_SECONDS"):
         monkeypatch.setattr(operations, name, 1)
 
@@ -120,7 +122,9 @@ def test_the_small_calls_beside_an_operation_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = up(session)
-    monkeypatch.setattr(type(cloud.machine(env).guest), "_run_script", lambda *_: hang())
+    guest = cloud.machine(env).guest
+    answer = guest._as_programs
+    monkeypatch.setattr(guest, "_as_programs", lambda call, stdin: hang() if call.argv == [""] else answer(call, stdin))
     with Connection(session.environments.login(env, "primary", "root")) as connection:
         driver = operations.driver(session, env, connection)
         uses: dict[str, Callable[[], object]] = {

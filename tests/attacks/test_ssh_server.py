@@ -24,9 +24,11 @@ from paramiko.common import (
     MSG_UNIMPLEMENTED,
 )
 
+from provisioner.remote.exec_frames import STDOUT, frame
 from provisioner.remote.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import MEMORY_MIB, announce, attacked, before_login, key_file, logged_in, message, send
-from tests.unit.fakes.sshd import Call, Sshd
+from tests.unit.fakes.exec_call import Call
+from tests.unit.fakes.sshd import Sshd
 
 # All of a server's own answers come within 2 s here; connecting, a command's 5 s and the end take no longer than this.
 SECONDS = 20
@@ -44,7 +46,7 @@ def for_ever(step: Callable[[Call], None]) -> Callable[[Call], int]:
 
     def program(call: Call) -> int:
         begin = time.monotonic()
-        time.sleep(0.3)  # until the controller knows that its command was started
+        call.start()
         while time.monotonic() - begin < 60:
             assert call.channel.transport is not None
             if not call.channel.transport.is_active():
@@ -63,7 +65,8 @@ def a_long_packet(call: Call) -> int:
 
 
 def beyond_the_window(kind: int, *fields: int) -> Callable[[Call], int]:
-    return for_ever(lambda call: send(call, message(kind, call.channel.remote_chanid, *fields, PIECE)))
+    data = frame(STDOUT, PIECE)
+    return for_ever(lambda call: send(call, message(kind, call.channel.remote_chanid, *fields, data)))
 
 
 def a_rekey(call: Call) -> None:
@@ -103,18 +106,13 @@ def silence(_: Call) -> int:
 
 def drip(call: Call) -> int:
     while True:
-        call.channel.sendall(b".")
+        call.say(b".")
         time.sleep(0.3)
 
 
 def output_without_end(call: Call) -> int:
     while True:
-        call.channel.sendall(PIECE)
-
-
-def end_of_output_alone(call: Call) -> int:
-    call.channel.shutdown_write()
-    return silence(call)
+        call.say(PIECE)
 
 
 def nothing_is_read(call: Call) -> int:
@@ -134,7 +132,6 @@ STALLS = {
     "silence": silence,
     "drip": drip,
     "output": output_without_end,
-    "no status": end_of_output_alone,
     "closed window": silence,
     "nothing read": nothing_is_read,
     "extensions": a_list_of_four_billion,
@@ -152,21 +149,22 @@ def test_a_command_that_the_machine_never_ends_is_ended_by_the_controller(tmp_pa
     assert outcome.seconds < SECONDS
 
 
-@pytest.mark.parametrize("silent", ["open", "exec"])
-def test_an_sshd_that_never_starts_the_command_is_not_waited_for(
-    tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answer", [None, 1], ids=["silence", "refusal"])
+def test_an_sshd_that_never_opens_a_channel_is_not_waited_for(
+    tmp_path: Path, answer: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It does not answer, or says that there is no exec server and then not what it has instead."""
     from tests.unit.fakes import sshd
 
-    def wait(*_: object) -> bool:
-        time.sleep(30)
-        return False
+    def wait(_: object, kind: str, __: int) -> int:
+        if answer is None or kind == "session":
+            time.sleep(30)
+        return 1
 
-    name = {"open": "check_channel_request", "exec": "check_channel_exec_request"}[silent]
-    monkeypatch.setattr(sshd._Server, name, wait)
+    monkeypatch.setattr(sshd._Server, "check_channel_request", wait)
     with logged_in(silence) as server:
         outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=60)
-    assert outcome.error == "CommandTimeoutError", outcome
+    assert outcome.error in ("CommandTimeoutError", "MachineLostError"), outcome
     assert outcome.seconds < SECONDS
 
 
@@ -260,7 +258,7 @@ def test_an_honest_sshd_stays_far_below_every_limit(tmp_path: Path) -> None:
     def program(call: Call) -> int:
         call.stdin()
         for _ in range(2000):
-            call.channel.sendall(b"x")
+            call.say(b"x")
         return 0
 
     with Sshd(program) as server:

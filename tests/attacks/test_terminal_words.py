@@ -13,6 +13,8 @@ import select
 import tty
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -26,6 +28,12 @@ from provisioner.cli.batch_view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.errors import TaskError
+from provisioner.remote.exec_frames import EXIT, frame
+from provisioner.remote.ssh import Connection
+from tests.unit.fakes.exec_call import Call
+from tests.unit.fakes.sshd import Sshd
+from tests.unit.fakes.world import environment
+from tests.unit.remote.test_ssh import login_to
 
 WORDS = {
     "title": "\x1b]0;owned\x07",
@@ -163,6 +171,37 @@ def shown_by_exec(data: bytes, piece_bytes: int, *, terminal: bool) -> str:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+@hostile
+def test_exec_of_a_command_that_never_started_by_the_machines_account(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(call: Call) -> None:
+        call.say(stderr=f"{words} end\n".encode())
+        call.channel.sendall(frame(EXIT, json.dumps({"errno": 2, "what": "program", "text": f"no {words}"}).encode()))
+
+    reader, writer = os.openpty()
+    tty.setraw(writer)
+    kept = os.dup(2)
+    with Sshd(program) as server:
+        session = SimpleNamespace()
+        monkeypatch.setattr(machine_commands, "environment_session", lambda _: (session, environment()))
+        monkeypatch.setattr(machine_commands, "connect", lambda *_: Connection(login_to(server, tmp_path)))
+        os.dup2(writer, 2)
+        try:
+            done = machine_commands.execute("env", ["true"])
+        finally:
+            os.dup2(kept, 2)
+    said = b""
+    while select.select([reader], [], [], 0.2)[0]:
+        said += os.read(reader, 65536)
+    for descriptor in (reader, writer, kept):
+        os.close(descriptor)
+    assert_harmless(said.decode(), words)
+    assert said.decode().count(" end\n") == 1
+    assert said.splitlines()[-1].startswith(b"no ")
+    assert done.exit_code == 127
 
 
 def test_an_endless_line_is_not_collected() -> None:

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import selectors
-import shlex
 import socket
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from moto.ec2.responses.general import General
 
 from tests.aws.ec2.server import AMIS_VARIABLE, describe_amis
 from tests.aws.proxy import Fault, serving
+from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.probes import honest_answers, request_in
 
 ROOT = Path(__file__).parents[2]
@@ -136,10 +136,12 @@ class Machines:
         transport.add_server_key(self._key)
         self._transports.setdefault(address, []).append(transport)
         try:
-            transport.start_server(server=_Login(address))
+            login = _Login(address)
+            transport.start_server(server=login)
             while transport.is_active():
                 if (channel := transport.accept(5)) is not None:
                     channel.settimeout(600)
+                    threading.Thread(target=login.run, args=(channel,), daemon=True).start()
         except (paramiko.SSHException, EOFError, OSError):
             transport.close()
 
@@ -163,60 +165,51 @@ class _Login(paramiko.ServerInterface):
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.common.OPEN_SUCCEEDED
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Thread(target=self._run, args=(channel, shlex.split(command.decode())), daemon=True).start()
-        return True
-
-    def _run(self, channel: paramiko.Channel, argv: list[str]) -> None:
+    def run(self, channel: paramiko.Channel) -> None:
+        """Answers one call of the exec server."""
         try:
-            stdin = b""
-            while chunk := channel.recv(1 << 16):
-                stdin += chunk
-            if argv[-1].endswith("guest/agent.py"):
-                self._follow_agent(channel, json.loads(stdin))
-                code, stdout = 0, b""
+            call = Call(channel)
+            if call.argv[0] == "agent.py":
+                self._follow_agent(call, json.loads(call.stdin()))
             else:
-                code, stdout = self._answer(argv, stdin)
-            if stdout:
-                channel.sendall(stdout)
-            channel.send_exit_status(code)
-        except OSError:
+                call.say(self._answer(call))
+            call.end(0)
+        except (OSError, EOFError):
             pass
         finally:
             channel.close()
 
-    def _follow_agent(self, channel: paramiko.Channel, request: dict[str, Any]) -> None:
+    def _follow_agent(self, call: Call, request: dict[str, Any]) -> None:
         """Answers as guest/agent.py does: with signs of life while the agent works, its output, and its end."""
         if request["start"]:
             self._agents.setdefault(request["id"], time.monotonic())
         if request["id"] not in self._agents:
-            channel.sendall(b"n 0 0\n")
+            call.say(b"n 0 0\n")
             return
         seconds, code, said = _plays(request["command"])
         limit = request["limit_seconds"]
         timed_out = limit is not None and seconds > limit
         end = self._agents[request["id"]] + (limit if timed_out else seconds)
         while (left := end - time.monotonic()) > 0:
-            channel.sendall(b"b 0 0\n")
+            call.say(b"b 0 0\n")
             time.sleep(min(left, 5.0))
         begin = request["offsets"]["o"]
         ended = json.dumps({"exit_code": None if timed_out else code, "timed_out": timed_out}).encode()
-        channel.sendall(b"o %d %d\n%s" % (begin, len(said[begin:]), said[begin:]))
-        channel.sendall(b"x 0 %d\n%s" % (len(ended), ended))
+        call.say(b"o %d %d\n%s" % (begin, len(said[begin:]), said[begin:]))
+        call.say(b"x 0 %d\n%s" % (len(ended), ended))
 
-    def _answer(self, argv: list[str], stdin: bytes) -> tuple[int, bytes]:
-        words = " ".join(argv)
-        if argv == ["python3", "-I", "-S", "-"]:
-            return 0, honest_answers(request_in(stdin))
-        if argv[:2] == ["python3", "-I"] and argv[2].endswith("helper.py"):
+    def _answer(self, call: Call) -> bytes:
+        stdin = call.stdin()
+        if call.request["operation"] == "read":
+            return self._results.pop(call.request["path"]).encode()
+        if call.argv[0] == "probe.py":
+            return honest_answers(request_in(call.program))
+        if call.argv[0] == "helper.py":
             request = json.loads(stdin)
             self._results[request["result"]] = json.dumps({"status": "ok", "value": _value(request["operation"])})
-            return 0, b""
-        if argv[0] == "sh" and argv[-1] in self._results:
-            return 0, self._results.pop(argv[-1]).encode()
-        if "poweroff" in words:
+        if "poweroff" in call.command:
             _power_off(self._address)
-        return 0, b"nothing to tell\n" if argv[0] == "journalctl" else b""
+        return b"nothing to tell\n" if call.argv[0] == "journalctl" else b""
 
 
 def _plays(command: str) -> tuple[float, int, bytes]:

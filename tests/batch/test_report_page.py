@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from provisioner.batch.report import render
+from provisioner.batch.report import PHASES, render
 from provisioner.batch.results import Row
 from provisioner.models import Phase
 
@@ -112,7 +112,7 @@ def test_the_page_is_drawn_in_light_and_dark_without_a_complaint_and_without_a_r
             return told.match(/\\d+/g).slice(0, 3).join(","); }""",
             name,
         )
-        for name in ("--mark", "--p2", "--p6")
+        for name in ("--mark", *(f"--p{PHASES.index(phase)}" for phase in ("boot", "agent")))
     )
     assert all(colours.get(colour, 0) > 500 for colour in (mark, boot, agent))
     text = page.evaluate("getComputedStyle(document.body).color")

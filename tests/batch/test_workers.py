@@ -64,7 +64,8 @@ class Site:
         return json.loads(out)
 
     def suite(self, name: str, runs: int, **more: Any) -> str:
-        return many.write_suite(self.directory, name, "sleep 8", repetitions=runs, concurrency=AT_ONCE, **more)
+        # Long enough to be met at work.
+        return many.write_suite(self.directory, name, "sleep 16", repetitions=runs, concurrency=AT_ONCE, **more)
 
     def look(self, batch: str) -> None:
         """Notes how many machines run, and what counts against the budget."""
@@ -165,3 +166,42 @@ def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: S
     assert refused["outcomes"] == {"over_budget": 2}
     assert "more than" in refused["rows"][0]["message"]
     assert many.instances(site.url) == []
+
+
+def test_workers_have_machines_ahead_and_together_as_many_turns_as_the_suite_says(site: Site) -> None:
+    suite = many.write_suite(site.directory, "ahead", "sleep 5", repetitions=6, concurrency=1, ahead=2)
+    worker = site.start_worker("two")
+    owner = site.start("one", "run", suite, "--json")
+    homes = [site.directory / "one", site.directory / "two"]
+    most_working, dead, left = 0, False, list[str]()
+    try:
+        while owner.poll() is None:
+            working = [many.working(home) for home in homes]
+            # What a killed worker's records say stays as it was.
+            most_working = max(most_working, len(working[0]) + (0 if dead else len(working[1])))
+            site.most_running = max(site.most_running, len(many.instances(site.url)))
+            others = [record for record in many.records(homes[1]) if record["id"] not in working[1]]
+            # Not while it creates: what it may still be making would be waited for, ten minutes.
+            if not dead and working[1] and all(record["endpoints"] for record in others):
+                dead, left = True, [record["id"] for record in others]
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.wait()
+            time.sleep(0.2)
+        out, _ = owner.communicate()
+    finally:
+        for process in (worker, owner):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    assert owner.returncode == 0, (site.directory / "one.log").read_text()[-3000:]
+    told = json.loads(out)
+    assert dead
+    assert told["outcomes"] == {"scored": 6}
+    assert not set(left) & {row["environment"] for row in told["rows"]}
+    assert told["reserved_usd"] == 0
+    assert many.instances(site.url) == []
+    # One at work, whichever worker has it, and up to two more that are up.
+    assert most_working == 1
+    assert 1 < site.most_running <= 3
+    assert any("waiting for its turn" in [phase["name"] for phase in row["phases"]] for row in told["rows"])

@@ -47,8 +47,8 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
         done = run_agent(session, environment, Agent(HERE / "agents" / "writer", "bash write.sh"))
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment, keep=True)[1].score == 0.75
-        with connect(session, environment, "primary", "agent") as connection:
-            assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"]).exit_code == 3
+        with connect(session, environment, "primary") as connection:
+            assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"], user="agent").exit_code == 3
         longer = extend.extend(session, environment, timedelta(hours=1))
         assert longer.expires_at == environment.expires_at + timedelta(hours=1)
         _end_at_its_limit(session, longer)

@@ -11,18 +11,6 @@ pytestmark = pytest.mark.vm
 EXAMPLES = ROOT / "examples"
 
 
-def test_only_an_agent_that_escapes_from_the_container_scores(test_home: Home) -> None:
-    agents = EXAMPLES / "container_escape_agents"
-    env = answer(test_home, "up", str(EXAMPLES / "container_escape"), "escape")["environment"]
-    try:
-        for agent, command, score in (("null", "true", 0.0), ("solver", "bash solve.sh", 1.0)):
-            answer(test_home, "agent", env, str(agents / agent), command)
-            scored = answer(test_home, "score", env)
-            assert (scored["status"], scored["score"]) == ("scored", score)
-    finally:
-        answer(test_home, "destroy", env)
-
-
 def test_the_familys_own_tests_pass_with_internet_and_what_install_brought(test_home: Home) -> None:
     done = provisioner(test_home, "test", str(EXAMPLES / "word_count"), "table")
     assert done.returncode == 0, done.stdout + done.stderr

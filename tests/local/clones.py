@@ -1,4 +1,4 @@
-"""Starts machines of one image as terraform/local does, but without Terraform: for tests of what they share."""
+"""Starts machines as terraform/local does, but without Terraform: for tests of what they share, and to measure them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 from provisioner.clock import now
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import record_environment
-from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id
@@ -22,10 +23,10 @@ from tests.command_line import ROOT
 
 
 def planned(session: Session, image: str, *, disk_gib: int = 16, internet: bool = False) -> Environment:
-    """Records an environment with one small machine, whose time to live differs from every other's."""
+    """Records an environment with one small machine of two CPUs, whose time to live differs from every other's."""
     created_at = now()
     identity = new_id("clone", None)
-    machine = MachineRecord(image=image, size=MachineSize(cpus=1, memory_gib=0.5, disk_gib=disk_gib), user="root")
+    machine = MachineRecord(image=image, size=MachineSize(cpus=2, memory_gib=0.5, disk_gib=disk_gib), user="root")
     environment = Environment(
         id=identity, cloud="local", stack=identity, family="clone", task="main", status="creating", attended=True,
         created_at=created_at, expires_at=created_at + timedelta(minutes=30), setup=TaskSetup(),
@@ -35,9 +36,11 @@ def planned(session: Session, image: str, *, disk_gib: int = 16, internet: bool 
     return environment
 
 
-def starting(session: Session, environment: Environment) -> subprocess.Popen[bytes]:
-    """Starts the program that starts the machine."""
-    record = environment.machines["primary"]
+def starting(
+    session: Session, environment: Environment, *through: str, role: Role = "primary"
+) -> subprocess.Popen[str]:
+    """Starts the program that starts a machine; `through` is a module, with arguments, that runs it."""
+    record = environment.machines[role]
     settings = {
         "image": str(session.images.disk(record.image)),
         "cpus": record.size.cpus,
@@ -49,20 +52,26 @@ def starting(session: Session, environment: Environment) -> subprocess.Popen[byt
     }
     values = {
         "PROVISIONER_MACHINE": json.dumps(settings),
-        "PROVISIONER_MACHINE_DIRECTORY": str(session.home.environments / environment.id / "primary"),
+        "PROVISIONER_MACHINE_DIRECTORY": str(session.home.environments / environment.id / role),
         "PYTHONPATH": str(ROOT),
     }
-    argv = [sys.executable, "-m", "provisioner.clouds.local.machine", "start"]
-    return subprocess.Popen(argv, env={**os.environ, **values}, stdin=subprocess.DEVNULL)
+    argv = [sys.executable, "-m", *through, "provisioner.clouds.local.machine", "start"]
+    return subprocess.Popen(
+        argv, env={**os.environ, **values}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
 
 
 def started(session: Session, environment: Environment) -> Environment:
-    """Waits until the machine has started, and returns the record with its endpoint."""
-    with starting(session, environment) as process:
-        assert process.wait() == 0
-    path = session.home.environments / environment.id / "primary" / "endpoint.json"
-    endpoint = Endpoint.model_validate_json(path.read_bytes())
-    return environment.model_copy(update={"endpoints": {"primary": endpoint}})
+    """Starts all machines at once, and returns the record with their endpoints."""
+    directory, endpoints = session.home.environments / environment.id, {}
+    processes = {role: starting(session, environment, role=role) for role in environment.machines}
+    for role, process in processes.items():
+        with process:
+            _, said = process.communicate()
+        assert process.returncode == 0, said
+        endpoints[role] = Endpoint.model_validate_json((directory / role / "endpoint.json").read_bytes())
+    return environment.model_copy(update={"endpoints": endpoints})
 
 
 @contextlib.contextmanager
@@ -89,3 +98,15 @@ def remove(session: Session, environment: Environment) -> None:
     """Ends the machine and forgets that it was there."""
     session.cloud.remove(environment)
     session.environments.forget(environment.id)
+
+
+def in_directory(path: Path) -> list[int]:
+    """The processes whose working directory it is, or was."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str((process / "cwd").readlink()).startswith(str(path.resolve())):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found

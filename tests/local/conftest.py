@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from provisioner.environment import lifecycle
-from provisioner.errors import MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
 from provisioner.machines.connect import connect
@@ -18,6 +17,7 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment, Role
 from provisioner.remote.exchange import Completed
+from provisioner.remote.exec_channel import SOCKET
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id
@@ -25,6 +25,28 @@ from provisioner.store.environments import new_id
 FAMILIES = Path(__file__).parent / "families"
 TOKEN = "tok-3f9a1c77e2-not-for-agents"
 VARIABLES = {"LAB_TOKEN": TOKEN, "LAB_OTHER": "another-value-9d2b"}
+
+
+# Takes the exec server's place for one call: starts, prints what /tmp/answer holds, and ends with exit code 0.
+LIAR = f"""
+import os, socket, struct
+def frame(kind, data=b""):
+    return struct.pack(">cI", kind, len(data)) + data
+server = socket.socket(socket.AF_UNIX)
+server.bind("{SOCKET}.new")
+server.listen(9)
+os.rename("{SOCKET}", "{SOCKET}.real.new")
+os.rename("{SOCKET}.new", "{SOCKET}")
+os.rename("{SOCKET}.real.new", "{SOCKET}.real")
+call, _ = server.accept()
+os.rename("{SOCKET}.real", "{SOCKET}")
+call.recv(1 << 16)
+answer = open("/tmp/answer", "rb").read()
+pieces = [answer[begin : begin + 30000] for begin in range(0, len(answer), 30000)]
+call.sendall(frame(b"s") + b"".join(frame(b"o", piece) for piece in pieces) + frame(b"x", b'{{"code": 0}}'))
+while call.recv(1 << 16):
+    pass
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,24 +64,28 @@ class Lab:
     session: Session
     environment: Environment
     logins: contextlib.ExitStack
-    _open: dict[tuple[Role, str], Connection] = field(default_factory=dict)
+    _open: dict[Role, Connection] = field(default_factory=dict)
 
     def run(self, script: str, role: Role = "primary", user: str = "root") -> Completed:
         """Runs a shell script in a machine."""
-        if (role, user) in self._open:
-            try:
-                return self._open[role, user].run(["bash", "-c", script])
-            except MachineLostError:
-                assert user == "agent"  # whose logins a scoring has ended
-        login = connect(self.session, self.environment, role, user)
-        self._open[role, user] = self.logins.enter_context(login)
-        return self._open[role, user].run(["bash", "-c", script])
+        return self._connection(role).run(["bash", "-c", script], user=user)
 
     def text(self, script: str, role: Role = "primary", user: str = "root") -> str:
         """Returns the output of a script that must succeed."""
         done = self.run(script, role, user)
         assert done.exit_code == 0, done.stderr.decode()
         return done.stdout.decode().strip()
+
+    def lie(self, answer: bytes, role: Role = "primary") -> None:
+        """Puts a program in the exec server's place that answers the next call so, whatever it asks for."""
+        assert self._connection(role).run(["sh", "-c", "cat > /tmp/answer"], stdin=answer).exit_code == 0
+        begin = ["sh", "-c", 'setsid python3 -c "$1" > /dev/null 2>&1 & until [ -e "$2.real" ]; do sleep 0.1; done']
+        assert self._connection(role).run([*begin, "sh", LIAR, SOCKET]).exit_code == 0
+
+    def _connection(self, role: Role) -> Connection:
+        if role not in self._open:
+            self._open[role] = self.logins.enter_context(connect(self.session, self.environment, role))
+        return self._open[role]
 
 
 @contextlib.contextmanager

@@ -87,30 +87,22 @@ def test_root_copies_through_no_link_of_the_agents(lab: Lab, tmp_path: Path) -> 
     assert "planted: is a symbolic link that others could have placed" in refused.stderr
 
 
-def test_a_machine_whose_programs_were_replaced_writes_nothing_here(lab: Lab, tmp_path: Path) -> None:
+def test_a_machine_whose_exec_server_was_replaced_writes_nothing_here(lab: Lab, tmp_path: Path) -> None:
     answers = {
         "a way out": tree(file(b"../../outside")),
         "a link": tree(frame(b"l", b"a")),
         "less than promised": tree(file(b"a", b"x" * 100_000))[:-1],
     }
-    replace = """
-    printf '#!/bin/sh\ncat /tmp/answer\nexec cat /dev/zero' > /tmp/evil; chmod 755 /tmp/evil
-    for program in tar python3; do mount --bind /tmp/evil "$(readlink -f /usr/bin/$program)"; done
-    """
-    restore = 'for program in tar python3; do umount "$(readlink -f /usr/bin/$program)"; done'
     inside = tmp_path / "inside"
     inside.mkdir()
     with connect(lab.session, lab.environment, "primary") as connection:
-        assert connection.run(["sh", "-ec", replace]).exit_code == 0
-        try:
-            for answer in answers.values():
-                assert connection.run(["sh", "-c", "cat > /tmp/answer"], stdin=answer).exit_code == 0
-                with pytest.raises(TaskError, match="cannot be copied"):
-                    transfer.download(connection, "/etc/hostname", inside / "copy")
-                assert list(inside.iterdir()) == []
-                assert list(tmp_path.iterdir()) == [inside]
-        finally:
-            assert connection.run(["sh", "-ec", restore]).exit_code == 0
+        for answer in answers.values():
+            lab.lie(answer)
+            with pytest.raises(TaskError, match="cannot be copied"):
+                transfer.download(connection, "/etc/hostname", inside / "copy")
+            assert list(inside.iterdir()) == []
+            assert list(tmp_path.iterdir()) == [inside]
+        transfer.download(connection, "/etc/hostname", inside / "copy")  # the real server is back
 
 
 def test_what_exists_is_listed_and_shown(lab: Lab) -> None:

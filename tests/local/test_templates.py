@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import templates
-from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local import kvm, qemu, templates
+from provisioner.clouds.local.cloud import KVM_ANSWER, LocalCloud
 from provisioner.config import load_settings
+from provisioner.errors import MachineLostError
+from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.home import TEMPLATES, UNFINISHED
-from tests.local.clones import planned, remove, running, started, starting
+from provisioner.store.locks import is_locked
+from tests.local.clones import in_directory, planned, remove, running, started, starting
+from tests.soak import moments
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
 # scripts/soak has 20.
@@ -58,7 +64,8 @@ print join(' ', map { (first_packet('127.0.0.1', $_))[1, 2] } 40001, 40002), "\n
 LOOK = r"""
 cat /etc/machine-id
 cat /proc/sys/kernel/random/boot_id
-head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n'; echo
+taskset -c 0 head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n'; echo
+taskset -c 1 head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n'; echo
 sha256sum < /etc/ssh/ssh_host_ed25519_key
 ls /run/log/journal
 systemctl list-timers provisioner-ttl.timer --output=json
@@ -100,20 +107,37 @@ def made(session: Session, image: str) -> list[Path]:
     return [path for path in (session.images.path(image) / TEMPLATES).glob("*") if path.is_dir()]
 
 
+@contextlib.contextmanager
+def doomed_maker(session: Session, image: str) -> Iterator[None]:
+    """Starts a machine whose start is killed when the template that it makes has everything but its name."""
+    environment = planned(session, image)
+    try:
+        with starting(session, environment, *moments.through(moments.TEMPLATE_MADE)) as process:
+            while not made(session, image):
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield
+            _, said = process.communicate()
+            assert process.returncode == moments.KILLED, said
+    finally:
+        remove(session, environment)
+
+
 def test_machines_of_one_template_share_nothing_that_makes_a_machine_itself(session: Session, image: str) -> None:
     for template in made(session, image):
         templates.discard(templates.Template(template))
-    with running(session, image, CLONES) as clones:
+    with doomed_maker(session, image), running(session, image, CLONES) as clones:
         assert {environment.endpoints["primary"].origin for environment, _ in clones} == {"template"}
-        assert len(made(session, image)) == 1  # all asked at once for one that was not there
+        [template] = made(session, image)  # all asked at once for one that was not there, and waited for the doomed one
+        assert not template.name.startswith(UNFINISHED)
         looks = [text(connection, "sh", "-c", LOOK).splitlines() for _, connection in clones]
-        for (environment, _), (machine_id, boot_id, _, _, journal, ttl, timers) in zip(clones, looks, strict=True):
+        for (environment, _), (machine_id, boot_id, *_, journal, ttl, timers) in zip(clones, looks, strict=True):
             assert journal == machine_id != boot_id.replace("-", "")
             [timer] = json.loads(ttl)
             assert abs(timer["next"] / 1e6 - environment.expires_at.timestamp()) < TIMER_SECONDS
             # Each was set in this machine, after it knew the time.
             assert min(int(seconds) for seconds in timers.split()) >= int(environment.created_at.timestamp())
-        for values in zip(*(look[:4] for look in looks), strict=True):
+        for values in zip(*(look[:5] for look in looks), strict=True):
             assert len(set(values)) == CLONES, values
         errors = [clock_error(connection) for _, connection in clones]
         assert max(errors) < CLOCK_SECONDS, errors
@@ -155,16 +179,65 @@ def test_a_damaged_template_goes_and_the_machine_boots_as_before_with_its_larger
         remove(session, second)
 
 
-def in_directory(path: Path) -> list[int]:
-    """The processes whose working directory it is, or was."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
+def test_a_start_killed_at_any_moment_leaves_nothing_behind_its_destruction_and_the_template_serves_on(
+    session: Session, image: str
+) -> None:
+    def start(wanted: str) -> tuple[int, str]:
+        environment = planned(session, image)
         try:
-            if str((process / "cwd").readlink()).startswith(str(path.resolve())):
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
+            with starting(session, environment, *moments.through(wanted)) as process:
+                _, said = process.communicate()
+        finally:
+            remove(session, environment)
+        nothing_works_in(session.home.environments / environment.id)
+        return process.returncode, said
+
+    code, said = start("-")
+    assert code == 0, said
+    [template] = made(session, image)
+    inode = template.stat().st_ino
+    passed = moments.passed(said)
+    if moments.TEMPLATE_MADE in passed:
+        passed = passed[passed.index(moments.TEMPLATE_MADE) + 1 :]
+    for wanted in random.sample(passed, 3):  # scripts/soak template-kills has all
+        assert start(wanted)[0] == moments.KILLED, wanted
+        assert not is_locked(templates.Template(template).lock), wanted
+        assert [path.stat().st_ino for path in made(session, image)] == [inode], wanted
+    assert start("-")[0] == 0
+    assert [path.stat().st_ino for path in made(session, image)] == [inode]
+
+
+def test_a_machine_of_a_template_uses_what_was_tried_and_comes_back_after_a_reboot_as_itself(
+    session: Session, image: str
+) -> None:
+    with running(session, image, 1) as [(environment, connection)]:
+        assert environment.endpoints["primary"].origin == "template"
+        pid = qemu.live_pid(session.home.environments / environment.id / "primary" / "qemu.pid")
+        accelerator = "kvm" if kvm.known_answer(session.home.root / KVM_ANSWER) else "tcg"
+        assert f"\0-accel\0{accelerator}" in Path(f"/proc/{pid}/cmdline").read_text()
+        before = text(connection, "sh", "-c", LOOK).splitlines()
+        connection.run(["systemctl", "reboot"])
+        deadline = time.monotonic() + BOOT_SECONDS
+        after = before
+        while after[1] == before[1]:  # it takes a moment to go down
+            assert time.monotonic() < deadline
+            with contextlib.suppress(MachineLostError), boot_machines(session, environment)["primary"] as back:
+                after = text(back, "sh", "-c", LOOK).splitlines()
+                error = clock_error(back)
+        assert error < CLOCK_SECONDS
+        machine_id, _, *randoms, host_key, journal, ttl, _ = after
+        assert (machine_id, host_key, journal) == (before[0], before[4], before[5])
+        assert not set(randoms) & set(before)
+        [timer] = json.loads(ttl)
+        assert abs(timer["next"] / 1e6 - environment.expires_at.timestamp()) < TIMER_SECONDS
+
+
+def nothing_works_in(path: Path) -> None:
+    """Waits until no process has a directory, or a deleted one below it, as its own."""
+    deadline = time.monotonic() + 10
+    while working := in_directory(path):
+        assert time.monotonic() < deadline, working
+        time.sleep(0.05)
 
 
 def test_a_process_killed_while_it_makes_a_template_leaves_no_machine_and_what_it_leaves_is_removed(
@@ -183,10 +256,7 @@ def test_a_process_killed_while_it_makes_a_template_leaves_no_machine_and_what_i
             assert unfinished.name.startswith(UNFINISHED)
             assert in_directory(unfinished)
             process.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while in_directory(unfinished):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        nothing_works_in(unfinished)
         assert session.images.remove_unfinished() == [f"{image}/{TEMPLATES}/{unfinished.name}"]
         assert made(session, image) == []
     finally:

@@ -16,6 +16,7 @@ from provisioner.clouds.local import orphans
 from provisioner.costs.ledger import Ledger
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
+from provisioner.store.locks import is_locked
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import cache
 
@@ -33,6 +34,31 @@ def _link(source: str, destination: str) -> None:
         shutil.copy(source, destination)
 
 
+def copy_base_images(home: Home) -> None:
+    """Gives a home the tests' base images, without their templates, and the result of the trial of KVM."""
+    kept = Home(cache())
+    home.make()
+    for image in kept.images.glob("base-*"):
+        without = shutil.ignore_patterns(TEMPLATES)
+        shutil.copytree(image, home.images / image.name, copy_function=_link, ignore=without)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(kept.root / "kvm.json", home.root / "kvm.json")
+
+
+def remains(home: Home) -> list[str]:
+    """Lists what should be gone once no environment exists: of environments, images and templates, and processes."""
+    things = [thing for orphan in orphans.survey(home) for thing in orphan.resources]
+    things += [str(path) for path in home.images.glob(".*")]
+    things += [str(path) for path in home.images.glob(f"*/{TEMPLATES}/{UNFINISHED}*")]
+    locks = [*home.locks.glob("*"), *home.images.glob(f"*/{TEMPLATES}/*.lock")]
+    things += [f"lock {path}" for path in locks if is_locked(path)]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((process / "cwd").readlink()).startswith(str(home.root)):
+                things.append(f"process {process.name}")
+    return things
+
+
 class LocalWork:
     """Does runs on its own home, which has only base images at first."""
 
@@ -45,12 +71,7 @@ class LocalWork:
         kept = Home(cache())
         built = provisioner(kept, "image", "build", str(FAMILY))
         assert built.returncode == 0, built.stderr
-        self._home.make()
-        for image in kept.images.glob("base-*"):
-            without = shutil.ignore_patterns(TEMPLATES)
-            shutil.copytree(image, self._home.images / image.name, copy_function=_link, ignore=without)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy(kept.root / "kvm.json", self._home.root / "kvm.json")
+        copy_base_images(self._home)
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -99,15 +120,9 @@ class LocalWork:
 
     def left(self) -> list[str]:
         """Returns the resources that should be gone."""
-        things = [thing for orphan in orphans.survey(self._home) for thing in orphan.resources]
-        things += [str(path) for path in self._home.images.glob(".*")]
-        things += [str(path) for path in self._home.images.glob(f"*/{TEMPLATES}/{UNFINISHED}*")]
+        things = remains(self._home)
         things += [str(path) for path in self._home.stacks.glob("*/") if path.name != ".initialised"]
         things += [f"hold {entry.environment}" for entry in Ledger(self._home.ledger).entries(unsettled=True)]
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if str((process / "cwd").readlink()).startswith(str(self._home.root)):
-                    things.append(f"process {process.name}")
         return things
 
     def end_by_limit(self, shares: list[float]) -> int:

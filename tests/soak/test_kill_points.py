@@ -1,13 +1,19 @@
-"""Tests a sample of `scripts/soak kill-points`: after a kill of controller or Terraform, a sweep leaves nothing."""
+"""Tests samples of `scripts/soak kill-points` and `template-kills`: after a kill, a sweep leaves nothing."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT
+from provisioner.clock import now
+from provisioner.store.home import TEMPLATES, Home
+from provisioner.store.images import Image, ImageStore
+from tests.command_line import ROOT, variables
+from tests.soak import moments
 
 
 @pytest.mark.vm
@@ -20,3 +26,33 @@ def test_nothing_is_left_wherever_it_was_killed(cloud: str, count: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("nothing left") == count
     assert "all clean" in done.stdout
+
+
+def image_with_template(home: Home) -> Path:
+    """Writes an image that has a template, as far as pruning sees it, and returns its directory."""
+    store, directory = ImageStore(home), home.images / "new"
+    template = directory / TEMPLATES / "template"
+    template.mkdir(parents=True)
+    for name in ("memory", "state", "disk.qcow2"):
+        (template / name).write_text(name)
+    store.finish(Image(name="base-primary-1", kind="base", created_at=now()), directory)
+    return store.path("base-primary-1")
+
+
+def test_an_image_whose_pruning_is_killed_is_there_with_its_template_or_not_at_all(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+
+    def prune(wanted: str) -> subprocess.CompletedProcess[str]:
+        return moments.run(wanted, str(ROOT / "cli.py"), "image", "prune", "--all", env=variables(home), cwd=ROOT)
+
+    image = image_with_template(home)
+    whole = sorted(path.relative_to(image) for path in image.rglob("*"))
+    passed = moments.passed(prune("-").stderr)
+    assert len(passed) > 3
+    for wanted in random.sample(passed, 3):  # scripts/soak template-kills has all
+        image = image if image.exists() else image_with_template(home)
+        assert prune(wanted).returncode == moments.KILLED, wanted
+        assert not image.exists() or sorted(path.relative_to(image) for path in image.rglob("*")) == whole, wanted
+        ImageStore(home).remove_unfinished()
+        assert [path for path in home.images.iterdir() if path != image] == [], wanted

@@ -38,6 +38,7 @@ def _start(directory: Path) -> int:
     steering = directory.parent
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "started").touch()
+    print("provisioner: Making something\nsomething else", flush=True)
     if (steering / f"fail-{directory.name}").exists():
         for number in range(30):
             print(f"line {number} of the output", flush=True)

@@ -26,6 +26,18 @@ def test_one_apply_creates_every_environment_and_returns_its_endpoints(site: Sit
     assert site.done("start") == ["one/aux", "one/primary", "three/primary", "two/primary"]
 
 
+def test_what_the_programs_note_is_told_at_once_and_what_else_they_print_is_not(site: Site) -> None:
+    site.write(site.spec("one", ("primary", "aux")))
+    release, told = site.sleep("one"), []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        release.unlink()  # until then no start ends
+
+    site.stack.apply(tell)
+    assert told == ["Making something"]  # each says it
+
+
 def test_the_machines_of_an_environment_start_side_by_side(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")))
     (site.root / "one" / "wait-for-peer").touch()

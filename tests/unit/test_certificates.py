@@ -14,7 +14,6 @@ from provisioner.clouds.guest_files import BASE_IMAGE
 CHROOT = """#!/bin/sh
 tree=$1; shift
 echo "$1" >> "$tree/called"
-[ "$2" != -c ] || echo /usr/local/lib/python3.11/dist-packages
 """
 
 

@@ -39,7 +39,7 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
             connection.run(["sh", "-c", CLOUD_INIT_DONE], timeout_seconds=HARDEN_SECONDS)
         except TimeoutError as error:
             raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
-        connection.run(["sh", "-c", "cat > /etc/hosts"], stdin=_hosts(environment, role).encode())
+        connection.write_file("/etc/hosts", _hosts(environment, role).encode())
     instance_ids = [endpoint.instance_id for endpoint in environment.endpoints.values()]
     with asking("Switching the metadata service off"):
         for instance_id in instance_ids:

@@ -17,6 +17,7 @@ from provisioner import child_environment
 from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
 from provisioner.clouds.local import (
     disk,
+    disk_layers,
     host,
     images,
     kvm,
@@ -27,6 +28,7 @@ from provisioner.clouds.local import (
     qemu,
     shutdown,
     sizing,
+    snapshots,
     watchdog,
 )
 from provisioner.clouds.local.credentials import credentials
@@ -34,7 +36,7 @@ from provisioner.clouds.local.egress_rules import GATEWAY
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
-from provisioner.errors import InfrastructureError, StillThereError
+from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError, StillThereError, UsageError
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair
@@ -42,6 +44,7 @@ from provisioner.store.files import read_end, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 from provisioner.store.locks import locked
+from provisioner.store.snapshots import SnapshotStore
 
 if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources
@@ -77,6 +80,7 @@ class LocalCloud(Cloud):
         self._home = home
         self._settings = settings
         self._images = ImageStore(home)
+        self._snapshots = SnapshotStore(home)
 
     # Requirements
 
@@ -133,6 +137,10 @@ class LocalCloud(Cloud):
             f"machines may have now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
         )
 
+    def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
+        """Says that the host's memory has no room for so many more environments, if it has not."""
+        return sizing.memory_shortage(sizes.values(), count, sizing.available_memory_gib())
+
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Returns the size that every builder has, with its own disk."""
         return MachineSize(cpus=BUILDER_CPUS, memory_gib=BUILDER_MEMORY_GIB, disk_gib=disk_gib)
@@ -144,10 +152,20 @@ class LocalCloud(Cloud):
         return images.base_image(self._images, base.role, self._settings.ca_bundle_path, progress)
 
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
-        """Moves the powered-off builder's disk to `destination`, backed by its base image through a relative path."""
-        base = self._images.disk(environment.machines["primary"].image)
-        disk = destination / "disk.qcow2"
-        (self._directory(environment, "primary") / "disk.qcow2").rename(disk)
+        """Moves the powered-off builder's disk to `destination`, backed by its base image through a relative path.
+
+        Raises:
+            ImageBuildError: who took the builder's QEMU over made something else of its disk, or its template is gone.
+        """
+        record, directory = environment.machines["primary"], self._directory(environment, "primary")
+        base = self._images.disk(record.image)
+        layer = directory / disk.OVERLAY
+        try:
+            disk_layers.put_over(layer, disk_layers.noted_below(directory), base, record.size.disk_gib)
+        except disk_layers.UNUSABLE as error:
+            raise ImageBuildError(f"The builder's disk is not used: {error}.", hint="Build the image again.") from error
+        captured = destination / "disk.qcow2"
+        layer.rename(captured)
         backing = f"../{base.parent.name}/{base.name}"
         subprocess.run(
             ["qemu-img", "rebase", "-q", "-u", "-b", backing, "-F", "raw", "disk.qcow2"],
@@ -155,7 +173,7 @@ class LocalCloud(Cloud):
         )  # fmt: skip
         for file_name in images.BOOT_FILES:
             os.link(base.parent / file_name, destination / file_name)
-        with disk.open("rb") as file:
+        with captured.open("rb") as file:
             os.fsync(file.fileno())
 
     # Stacks
@@ -187,9 +205,11 @@ class LocalCloud(Cloud):
             kernel = self._images.disk(record.image).with_name("vmlinuz")
             works = kvm.kvm_works(kernel, self._kvm_answer)
             write_atomically(directory / "accelerator", "kvm" if works else "tcg")
-            # A builder's disk becomes an image, for which it must be a layer over its base image and nothing else.
-            if self._settings.templates and environment.kind == "task":
+            if self._settings.templates:
                 write_atomically(directory / machine.WANTS_TEMPLATE, "")
+            if environment.snapshot:
+                frozen = self._snapshots.machine(environment.snapshot, role)
+                write_atomically(directory / machine.SNAPSHOT, str(frozen))
 
     def _directory(self, environment: Environment, role: Role) -> Path:
         """environments/ID/ROLE: docs/reference/directory-layout.md lists what lies there."""
@@ -246,6 +266,55 @@ class LocalCloud(Cloud):
             for role in environment.machines
             for difference in outside_view.differences(self._directory(environment, role), environment, role)
         ]
+
+    # Snapshots
+
+    def snapshot_needs(self, environment: Environment) -> dict[str, str]:
+        """Names QEMU's version, the accelerator, under KVM the processor, and the disks of the images."""
+        needs = {"QEMU": snapshots.qemu_version()}
+        for role, record in environment.machines.items():
+            image = self._images.disk(record.image)
+            try:
+                needs[f"image of the {role} machine"] = snapshots.identity(image)
+            except OSError:
+                raise UsageError(f"The image {record.image} of the {role} machine is gone.") from None
+        kernel = self._images.disk(environment.machines["primary"].image).with_name("vmlinuz")
+        works = kvm.kvm_works(kernel, self._kvm_answer)
+        return {**needs, "accelerator": "kvm" if works else "tcg", **({"processor": kvm.processor()} if works else {})}
+
+    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+        """Freezes all machines of an environment in one moment.
+
+        Raises:
+            CapacityError: the host's disk has no room for their memory and disks.
+            InfrastructureError: QEMU failed.
+        """
+        subjects = {role: self._subject(environment, role, directory / role) for role in environment.machines}
+        try:
+            needed, room = sum(each.needed_bytes for each in subjects.values()), disk.room(self._home.environments)
+            if needed > room.bytes:
+                raise CapacityError(
+                    f"The disk of this host has no room for a snapshot: it may take {needed / disk.GIB:.1f} GiB, "
+                    f"and {room.bytes / disk.GIB:.1f} GiB are free beside what machines and the controller need.",
+                    hint="Free some space: `provisioner snapshot remove`, `provisioner image prune`.",
+                )
+            stood = snapshots.freeze(list(subjects.values()))
+        except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:
+            raise InfrastructureError(f"{environment.id} could not be frozen: {error}") from error
+        return dict(zip(subjects, stood, strict=True))
+
+    def _subject(self, environment: Environment, role: Role, target: Path) -> snapshots.Subject:
+        record, directory = environment.machines[role], self._directory(environment, role)
+        image = self._images.disk(record.image)
+        settings = {
+            "image": str(image),
+            "cpus": record.size.cpus,
+            "memory_gib": record.size.memory_gib,
+            "full_internet": environment.full_internet,
+            "allowed_destinations": environment.allowed_destinations,
+        }
+        launch = machine.described(directory, settings)
+        return snapshots.Subject(directory, image, launch, record.size.disk_gib, target)
 
     # Clean-up
 

@@ -23,15 +23,16 @@ def credentials(
         host_key: the private SSH host key.
         authorized_keys: user -> lines of authorized_keys.
     """
+    addresses = private_addresses(environment.addresses_of or environment.id)
     values = {
         "hostname": role,
-        "hosts": "\n".join(_hosts(environment)) + "\n",
+        "hosts": "\n".join(_hosts(environment, addresses)) + "\n",
         "host_key": host_key,
         "expires_at": str(int(environment.expires_at.timestamp())),
         **{f"authorized_keys.{user}": lines for user, lines in authorized_keys.items()},
     }
     if len(environment.machines) > 1:
-        values["private_address"] = str(private_addresses(environment.id)[role])
+        values["private_address"] = str(addresses[role])
     if environment.full_internet or environment.allowed_destinations:
         values["internet"] = f"{GUEST_ADDRESS} {GATEWAY}\n"
     if environment.full_internet:
@@ -55,11 +56,10 @@ def private_addresses(environment_id: str) -> dict[Role, ipaddress.IPv4Interface
     }
 
 
-def _hosts(environment: Environment) -> list[str]:
+def _hosts(environment: Environment, addresses: Mapping[Role, ipaddress.IPv4Interface]) -> list[str]:
     """The lines of /etc/hosts."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     if len(environment.machines) > 1:
-        addresses = private_addresses(environment.id)
         lines += [f"{addresses[role].ip} {role}" for role in environment.machines]
     for destination in environment.allowed_destinations:
         address = destination.cidr.split("/")[0]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from provisioner import child_environment
 from provisioner.clock import now
-from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 from provisioner.errors import HostError, ImageBuildError
 from provisioner.models import Role
 from provisioner.progress import Progress
@@ -41,10 +41,9 @@ def digest(ca_bundle: Path | None) -> str:
         ca_bundle: extra CA certificates, PEM.
     """
     sha = hashlib.sha256(f"{SOURCES} {DISK_GIB}".encode())
-    for root in (BASE_IMAGE, GUEST):
-        for path in sorted(root.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                sha.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    recipes = [path for path in sorted(BASE_IMAGE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    for path in [*recipes, *(GUEST / name for name in guest_programs())]:
+        sha.update(f"{path.relative_to(BASE_IMAGE.parent)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     if ca_bundle:
         sha.update(ca_bundle.read_bytes())
     return sha.hexdigest()[:16]
@@ -136,10 +135,11 @@ def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     customize = [str(BASE_IMAGE / "customize.sh"), "TREE", str(BASE_IMAGE), str(GUEST)]
     if ca_bundle:
         customize.append(str(ca_bundle.resolve()))
+    included = [*packages(), *packages("packages-local.txt"), *packages("python/packages.txt")]
     hook = "sh " + " ".join('"$1"' if part == "TREE" else shlex.quote(part) for part in customize)
     return [
         *("mmdebstrap", "--mode=unshare", "--variant=minbase", "--architectures=amd64", "--skip=cleanup/apt/lists"),
-        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(packages() + packages("packages-local.txt"))),
+        *('--aptopt=Acquire::Languages "none"', "--include=" + ",".join(included)),
         *("--essential-hook=" + initramfs_hook(), "--customize-hook=" + hook),
         *(SUITE, str(tree), *SOURCES),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from provisioner.store.files import write_atomically
 TRIAL_SECONDS = 15
 # Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
 _IN_A_SHELLS_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
+CPU_INFO = Path("/proc/cpuinfo")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -43,6 +45,16 @@ def known_answer(answer: Path) -> bool | None:
         return bool(trial["works"]) if trial["boot"] == _boot_id() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def processor() -> str:
+    """Returns the name of this host's processor and a hash of what it can do, which machines under KVM see."""
+    fields = dict.fromkeys(("model name", "flags"), "")
+    for line in CPU_INFO.read_text().partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in fields:
+            fields[name.strip()] = value.strip()
+    return f"{fields['model name']}, {hashlib.sha256(fields['flags'].encode()).hexdigest()[:8]}"
 
 
 def _boot_id() -> str:

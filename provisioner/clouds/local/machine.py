@@ -4,8 +4,8 @@ Usage: python -m provisioner.clouds.local.machine start|destroy
 
 PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (start) holds its settings as JSON, as
 the Terraform module takes them. The directory's `credentials/` holds what the machine is told, `accelerator` says kvm
-or tcg, and with `wants_template` it goes on from its image's template. The controller wrote these there, so no key
-passes through Terraform.
+or tcg, and with `wants_template` it goes on from its image's template. `snapshot` names the directory of a frozen
+machine that it goes on from instead. The controller wrote these there, so no key passes through Terraform.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -40,6 +40,7 @@ from provisioner.clouds.local import (
 )
 from provisioner.clouds.local.processes import start_time
 from provisioner.clouds.local.users import own_user
+from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
 
@@ -50,9 +51,11 @@ QUIT_SECONDS = 5
 TAKE_SECONDS = 120
 # Written by the controller: the machine starts from its image's template if there can be one.
 WANTS_TEMPLATE = "wants_template"
+# Written by the controller: the directory of the frozen machine that it goes on from.
+SNAPSHOT = "snapshot"
 # Written here: how the machine started, and why not from a template if it should have.
 ORIGIN = "origin"
-TEMPLATE, BOOT = "template", "boot"
+TEMPLATE, BOOT, COPY = "template", "boot", "snapshot"
 ORIGIN_CHARACTERS = 500
 # QEMU keeps this file open as long as it lives.
 OPEN_FILE = "qemu.open"
@@ -66,7 +69,7 @@ class MachineError(Exception):
 
 
 def main() -> int:
-    """Runs one operation. Errors go to stderr, from where Terraform reports them."""
+    """Runs one operation. Errors go to stderr, notes to stdout, from where Terraform reports them."""
     operation = sys.argv[1] if len(sys.argv) == 2 else ""
     operations: dict[str, Callable[[Path], None]] = {"start": _start, "destroy": destroy}
     if operation not in operations:
@@ -91,20 +94,20 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _settings() -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(os.environ["PROVISIONER_MACHINE"])
-    return settings
+def _settings() -> Any:
+    return json.loads(os.environ["PROVISIONER_MACHINE"])
 
 
 def _start(directory: Path) -> None:
     """Starts QEMU and writes endpoint.json. A machine that already runs is left as it is."""
     settings = _settings()
     image = Path(settings["image"])
-    launch = _described(directory, settings)
+    launch = described(directory, settings)
     template, origin = None, BOOT
-    if (directory / WANTS_TEMPLATE).exists() and qemu.live_pid(directory / "qemu.pid") is None:
+    frozen = _snapshot(directory, launch)
+    if frozen is None and (directory / WANTS_TEMPLATE).exists() and qemu.live_pid(directory / "qemu.pid") is None:
         try:  # without the lock: it may take as long as a boot, and a destroy must not wait for it
-            template, origin = templates.obtain(image, launch), TEMPLATE
+            template, origin = templates.obtain(image, launch, _note), TEMPLATE
         except templates.TemplateError as error:
             origin = f"{BOOT}: {error}"
     with _locked(directory):
@@ -115,12 +118,15 @@ def _start(directory: Path) -> None:
             _end_all(Path())  # a start that was cut short may have left a machine that does not run
             Path(ORIGIN).unlink(missing_ok=True)
             _complete_credentials(settings["public_key"])
-            if template:
+            if frozen:
+                origin = COPY
+                _resume(settings, launch, frozen)
+            elif template:
                 origin = _go_on(settings, launch, template)
-            if origin != TEMPLATE:
+            if origin not in (TEMPLATE, COPY):
                 _launch(settings, launch, image)
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
-        with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
+        with _running_qemu() as qmp:
             usernet = qmp.monitor("info usernet")
         endpoint = {
             "host": "127.0.0.1",
@@ -134,8 +140,33 @@ def _start(directory: Path) -> None:
         temporary.rename("endpoint.json")
 
 
-def _described(directory: Path, settings: dict[str, Any]) -> qemu.Launch:
-    """Says how the machine starts; the descriptor of its internet card is still to be opened."""
+def _note(text: str) -> None:
+    """Tells the operator something, by way of Terraform."""
+    print(f"{NOTE_OF_A_PROGRAM}{text}", flush=True)
+
+
+def _snapshot(directory: Path, launch: qemu.Launch) -> templates.Template | None:
+    """Returns the frozen machine that this one goes on from; None for a machine of its own.
+
+    Raises:
+        MachineError: it is not whole, or not ours.
+    """
+    try:
+        frozen = templates.Template(Path((directory / SNAPSHOT).read_text()))
+    except FileNotFoundError:
+        return None
+    if not templates.usable(frozen, launch):
+        raise MachineError("the frozen machine that it goes on from is gone, damaged or another user's")
+    return frozen
+
+
+def described(directory: Path, settings: Mapping[str, Any]) -> qemu.Launch:
+    """Says how a machine starts; the descriptor of its internet card is still to be opened.
+
+    Args:
+        directory: the machine's.
+        settings: as the Terraform module takes them.
+    """
     image = Path(settings["image"])
     peer = PEERS[directory.name]
     return qemu.Launch(
@@ -171,26 +202,37 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
         how the machine has to start, or has started.
     """
     try:
-        with templates.opened(template) as (memory, state):
-            shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
-            frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
-            watchdog = _launch(settings, frozen, template.disk, (memory, state))
-            templates.lend(template, watchdog, memory)
-            with qemu.wait_for_qmp(lambda: True, time.monotonic() + QMP_SECONDS) as qmp:
-                qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
-                qmp.execute("migrate-incoming", uri=f"fd:{state}")
-                qmp.wait_for_migration(time.monotonic() + QMP_SECONDS)
-                qmp.execute("cont")
-                qmp.execute("block_resize", device="disk", size=int(settings["disk_gib"]) << 30)
+        _resume(settings, launch, template)
         taken = Path(credential_port.TAKEN)
         _wait(lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None, TAKE_SECONDS)
         if not taken.exists():
             raise MachineError("the machine did not take its credentials")
     except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
-        templates.discard(template)
         _end_all(Path())
+        if not Path(credential_port.CREDENTIALS).is_dir():
+            raise MachineError("it was destroyed while it started") from error
+        templates.discard(template)
         return f"{BOOT}: the template did not serve and was thrown away: {error}"
     return TEMPLATE
+
+
+def _running_qemu() -> qemu.QMP:
+    return qemu.wait_for_qmp(lambda: qemu.live_pid(Path("qemu.pid")) is not None, time.monotonic() + QMP_SECONDS)
+
+
+def _resume(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> None:
+    """Starts QEMU with the state of a frozen machine, which goes on."""
+    with templates.opened(template) as (memory, state):
+        shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
+        frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
+        watchdog = _launch(settings, frozen, template.disk, (memory, state))
+        templates.lend(template, watchdog, memory)
+        with _running_qemu() as qmp:
+            qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
+            qmp.execute("migrate-incoming", uri=f"fd:{state}")
+            qmp.wait_for_migration(time.monotonic() + QMP_SECONDS)
+            qmp.execute("cont")
+            qmp.execute("block_resize", device="disk", size=int(settings["disk_gib"]) << 30)
 
 
 def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: tuple[int, ...] = ()) -> int:
@@ -213,6 +255,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
         launch = replace(launch, internet_fd=internet.fileno())
         files = (*files, internet.fileno())
     disk_layers.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
+    disk_layers.note_below(Path(), lower)
     shutdown.prepare(Path())
     Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
@@ -312,6 +355,10 @@ def destroy(directory: Path) -> None:
     """
     if not directory.is_dir():
         return
+    # A start has the lock for as long as its machine takes to go on. Without credentials and QEMU it gives way.
+    shutil.rmtree(directory / credential_port.CREDENTIALS, ignore_errors=True)
+    with contextlib.suppress(MachineError, OSError):
+        _end_all(directory)
     with _locked(directory):
         _end_all(directory)
         shutil.rmtree(directory)

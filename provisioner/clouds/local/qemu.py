@@ -28,9 +28,15 @@ INTERNET_MAC = "52:54:00:00:00:03"
 
 # Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
 EMULATED_CPU = "Nehalem"
+# What QEMU may keep of translated code. By default it is a gigabyte, of which a short task fills 200 MiB; with half of
+# this, machines need a fifth more CPU time, as they translate again what was thrown away.
+TRANSLATED_CODE_MIB = 128
 
-# QMP's capabilities for a migration in which memory that is a file stays where it is.
+# QEMU's own name of a machine's memory on this kind of board: whether or not it is a file, its state is the same.
+MEMORY = "pc.ram"
+# QMP's capabilities for a migration in which memory that is a file stays where it is, and for one in which all goes.
 SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
+ALL_MEMORY_GOES = [{"capability": "x-ignore-shared", "state": False}]
 # The socket of the machine's end of its virtio-serial port.
 PORT = "credentials.sock"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
@@ -79,20 +85,23 @@ def command(launch: Launch) -> list[str]:
     The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
     of QEMU's own network namespace reaches sshd.
     """
+    accelerator = "kvm" if launch.kvm else f"tcg,tb-size={TRANSLATED_CODE_MIB}"
     boot = "root=/dev/vda rw console=ttyS0 net.ifnames=0"
     if not launch.kvm:
         boot += " mitigations=off cryptomgr.notests"  # an emulated CPU does not speculate, and is slow at the tests
     argv = [
         PROGRAM,
         *("-nodefaults", "-no-user-config", "-display", "none"),
-        *("-machine", f"q35,accel={'kvm' if launch.kvm else 'tcg'}{',memory-backend=memory' if launch.memory else ''}"),
+        *("-accel", accelerator),
+        *("-machine", "q35" + (f",memory-backend={MEMORY}" if launch.memory else "")),
         *("-cpu", "host" if launch.kvm else EMULATED_CPU),
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
         # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
         # A machine that is frozen, or goes on, opens its disk again when it may no longer open any file by name.
         *itertools.chain.from_iterable(("-add-fd", f"fd={descriptor},set=1") for descriptor in launch.disk_fds),
-        *("-drive", "file=/dev/fdset/1,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+        # Nor could it open it again to write if it locked it: the lock of the one descriptor keeps the other out.
+        *("-drive", "file=/dev/fdset/1,file.locking=off,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
         # Appending, so that the watchdog can shorten the file.
@@ -109,7 +118,7 @@ def command(launch: Launch) -> list[str]:
     if launch.memory:
         # Written pages of a machine that goes on are its own.
         file = f"size={launch.memory_mib}M,mem-path={launch.memory},share={'off' if launch.frozen else 'on'}"
-        argv += ["-object", f"memory-backend-file,id=memory,{file}"]
+        argv += ["-object", f"memory-backend-file,id={MEMORY},{file}"]
     if launch.frozen:
         argv += ["-S", "-incoming", "defer"]
     return argv

@@ -32,7 +32,7 @@ def opened(memory: Path, lenders: Path) -> int:
     Raises:
         OSError: it cannot be copied.
     """
-    descriptor = _borrowed(lenders, memory.stat().st_size)
+    descriptor = _borrowed(lenders, memory.stat().st_size, _name(memory))
     if descriptor is None:
         descriptor = _copied(memory)
     lend(lenders, os.getpid(), descriptor)
@@ -52,27 +52,35 @@ def _read(lenders: Path) -> list[tuple[int, str, int]]:
         return []
 
 
-def _borrowed(lenders: Path, size: int) -> int | None:
+def _name(memory: Path) -> str:
+    """Returns the name of a copy of this file, and of no other that was here before or will be."""
+    status = memory.stat()
+    return f"machine-{status.st_dev:x}-{status.st_ino}-{status.st_mtime_ns}"
+
+
+def _borrowed(lenders: Path, size: int, name: str) -> int | None:
     """Opens the copy that a living process lends; None if there is none."""
     for pid, started, number in reversed(_read(lenders)):
         with contextlib.suppress(OSError):
             descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
             # Looked at after it was opened: until then the process may have ended, and its number be another's.
-            if start_time(pid) == started and _is_copy(descriptor, size):
+            if start_time(pid) == started and _is_copy(descriptor, size, name):
                 return descriptor
             os.close(descriptor)
     return None
 
 
-def _is_copy(descriptor: int, size: int) -> bool:
+def _is_copy(descriptor: int, size: int, name: str) -> bool:
     try:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != f"/memfd:{name} (deleted)":
+            return False  # of a template that was here before
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS and os.fstat(descriptor).st_size == size
     except OSError:  # no file in memory
         return False
 
 
 def _copied(memory: Path) -> int:
-    descriptor = os.memfd_create("machine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(_name(memory), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         _copy(memory, descriptor)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)

@@ -60,6 +60,22 @@ def memory_text(sizes: Collection[MachineSize], available_gib: float) -> str:
     )
 
 
+def memory_shortage(sizes: Collection[MachineSize], count: int, available_gib: float) -> str:
+    """Says that memory has no room for so many environments with such machines, if it has not. Pure.
+
+    Args:
+        sizes: the machines of one environment, each of which may write to all of its memory.
+        available_gib: beside what runs now.
+    """
+    gib = sum(size.memory_gib for size in sizes)
+    if count * gib <= available_gib:
+        return ""
+    return (
+        f"this host has {available_gib:.1f} GiB of memory available, room for {int(available_gib / gib)} environments "
+        f"of {gib:g} GiB, not for {count}"
+    )
+
+
 def check_machine_fits(
     size: MachineSize,
     *,

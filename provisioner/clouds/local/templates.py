@@ -17,36 +17,35 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner import child_environment
 from provisioner.clouds.local import (
-    confinement,
     credential_port,
     disk,
     disk_layers,
     machine_logs,
     qemu,
     shared_memory,
-    shutdown,
+    transient,
 )
-from provisioner.store.files import read_end, remove_tree
+from provisioner.store.files import remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from provisioner.store.locks import locked
 
-MEMORY, STATE, DISK, RECORD = "memory", "state", "disk.qcow2", "template.json"
+MEMORY, STATE, DISK, RECORD = transient.MEMORY, "state", "disk.qcow2", "template.json"
 CONSOLE = machine_logs.SERIAL
+PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
 # Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 300
 FREEZE_SECONDS = 60
+# How long a machine waits for the copy of the memory, which others make or look for. A destroy may wait for this.
+COPY_SECONDS = 30
+# Longer than somebody looks for a copy, and shorter than any boot.
+DISCARD_SECONDS = 1.0
 LOOK_SECONDS = 0.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
-_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
-_ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
-_ENDS_IN_TIME = ("timeout", "--signal=KILL", str(BOOT_SECONDS + FREEZE_SECONDS))
 
 
 class TemplateError(Exception):
@@ -105,7 +104,7 @@ def key(image: Path, launch: qemu.Launch) -> str:
     alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
     program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
-    parts = [qemu.command(_booting(alike)), [_identity(path) for path in files]]
+    parts = [qemu.command(transient.adapted(alike)), [disk_layers.identity(path) for path in files]]
     return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 
@@ -113,22 +112,13 @@ def _boot() -> str:
     return BOOT_ID.read_text()[:8]
 
 
-def _identity(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _booting(launch: qemu.Launch) -> qemu.Launch:
-    """The template's own machine: the private link's sockets have the same names everywhere, and lead nowhere."""
-    return replace(launch, memory=MEMORY, frozen=False, link=launch.link and ("link.sock", "nowhere.sock"))
-
-
-def obtain(image: Path, launch: qemu.Launch) -> Template:
+def obtain(image: Path, launch: qemu.Launch, tell: Callable[[str], None]) -> Template:
     """Returns the template for a machine. The first that asks makes it; others wait meanwhile.
 
     Args:
         image: the image's disk.
         launch: how the machine will start; its internet_fd may be any number.
+        tell: receives a line when it begins to make a template, when it has made one, and when it waits for one.
 
     Raises:
         TemplateError: it cannot be made.
@@ -139,11 +129,17 @@ def obtain(image: Path, launch: qemu.Launch) -> Template:
         template = Template(home / name)
         if usable(template, launch):
             return template
-        with locked(template.lock):
+        size = f"{launch.cpus} CPU{'s' * (launch.cpus > 1)} and {launch.memory_mib / 1024:g} GiB of memory"
+        what = f"a template of {image.parent.name} with {size}"
+        with locked(template.lock, on_wait=lambda: tell(f"Waiting for {what}, which another start makes")):
             if not usable(template, launch):
-                discard(template)
+                begin = time.monotonic()
+                tell(f"Making {what} (only once; takes as long as a boot)")
+                with contextlib.suppress(OSError):
+                    remove_tree(template.directory)
                 _remove_outdated(home)
                 _make(template, image, launch)
+                tell(f"Made {what} ({time.monotonic() - begin:.1f} s)")
         return template
     except (OSError, ValueError, subprocess.SubprocessError, qemu.QMPError) as error:
         raise TemplateError(f"no template could be made: {error}") from error
@@ -167,8 +163,8 @@ def usable(template: Template, launch: qemu.Launch) -> bool:
 
 
 def discard(template: Template) -> None:
-    """Removes a template. Machines that have started from it keep its files open."""
-    with contextlib.suppress(OSError):
+    """Removes a template, unless another start is making it anew. Machines that run from it keep its files open."""
+    with contextlib.suppress(OSError), locked(template.lock, wait_seconds=DISCARD_SECONDS):
         remove_tree(template.directory)
 
 
@@ -194,44 +190,20 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
     directory.mkdir(mode=0o700)
     try:
         disk_layers.create(directory / DISK, image)
-        shutdown.prepare(directory)
         _boot_and_freeze(directory, launch)
-        sizes = {name: (directory / name).stat().st_size for name in (STATE, DISK)}
-        (directory / RECORD).write_text(json.dumps(sizes))
-        for path in directory.iterdir():  # sockets and logs
-            if path.name not in (MEMORY, STATE, DISK, CONSOLE, RECORD):
-                path.unlink()
+        complete(directory)
         directory.rename(template.directory)
     finally:
         remove_tree(directory)
 
 
 def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
-    launch = _booting(launch)
-    ours, theirs = socket.socketpair()
-    with ours, theirs, disk_layers.opened(directory / DISK) as disk_fds, (directory / "qemu.log").open("ab") as log:
-        launch = replace(launch, disk_fds=disk_fds)
-        if launch.internet_fd is not None:
-            launch = replace(launch, internet_fd=theirs.fileno())
-        # Nobody else would end it: it dies with this process, and after a while in any case.
-        namespace = _NAMESPACE if launch.user else ()
-        process = subprocess.Popen(
-            [*_ENDS_WITH_PARENT, *namespace, *_ENDS_IN_TIME, *_ENDS_WITH_PARENT, *qemu.command(launch)],
-            cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk_fds],
-            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + BOOT_SECONDS
-            with qemu.wait_for_qmp(lambda: process.poll() is None, deadline, directory) as qmp:
-                _wait_for_question(directory, deadline)
-                _freeze(qmp, directory / STATE)
-            process.wait(FREEZE_SECONDS)
-        except qemu.QMPError as error:
-            said = read_end(directory / "qemu.log", 500).decode(errors="replace").strip()
-            raise qemu.QMPError(f"{error} {said}".strip()) from error
-        finally:
-            process.kill()
-            process.wait()
+    deadline = time.monotonic() + BOOT_SECONDS
+    with transient.running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
+        _wait_for_question(directory, deadline)
+        qmp.execute("stop")
+        write_state(qmp, directory)
+        process.wait(FREEZE_SECONDS)
 
 
 def _wait_for_question(directory: Path, deadline: float) -> None:
@@ -252,20 +224,32 @@ def _wait_for_question(directory: Path, deadline: float) -> None:
                 said = port.recv(1)
             except TimeoutError:
                 if time.monotonic() > deadline:
-                    raise
+                    raise TimeoutError("the machine did not ask for its credentials in time") from None
         if said != bytes([credential_port.WANTS_CREDENTIALS]):
             raise OSError("the machine ended, or asked for something else, before it waited for its credentials")
 
 
-def _freeze(qmp: qemu.QMP, state: Path) -> None:
-    """Stops a machine, whose memory is a file already, and writes the rest of it to a file."""
-    qmp.execute("stop")
+def write_state(qmp: qemu.QMP, directory: Path) -> None:
+    """Writes the devices' state of a stopped machine, whose memory is a file already, and ends its QEMU.
+
+    Args:
+        directory: the machine's.
+    """
     qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
-    with state.open("wb") as file:
+    with (directory / STATE).open("wb") as file:
         qmp.pass_file("state", file.fileno())
         qmp.execute("migrate", uri="fd:state")
         qmp.wait_for_migration(time.monotonic() + FREEZE_SECONDS)
     qmp.execute("quit")
+
+
+def complete(directory: Path) -> None:
+    """Writes down how large each part is, so that a damaged one is noticed, and removes sockets and logs."""
+    sizes = {name: (directory / name).stat().st_size for name in (STATE, DISK)}
+    (directory / RECORD).write_text(json.dumps(sizes))
+    for path in directory.iterdir():
+        if path.name not in PARTS:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -275,16 +259,16 @@ def opened(template: Template) -> Iterator[tuple[int, int]]:
     Raises:
         OSError: it cannot be read.
     """
-    with template.state.open("rb") as state:
-        with locked(template.lock):
+    with contextlib.ExitStack() as stack:
+        with locked(template.lock, wait_seconds=COPY_SECONDS):  # both: meanwhile it may have been made anew
+            state = stack.enter_context(template.state.open("rb"))
             memory = shared_memory.opened(template.memory, template.lenders)
-        try:
-            yield memory, state.fileno()
-        finally:
-            os.close(memory)
+            stack.callback(os.close, memory)
+        yield memory, state.fileno()
 
 
 def lend(template: Template, pid: int, memory: int) -> None:
     """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template."""
-    with contextlib.suppress(OSError), locked(template.lock):  # the template may be gone, which does this one no harm
+    # The template may be gone, or just be made anew, which does this one no harm.
+    with contextlib.suppress(OSError), locked(template.lock, wait_seconds=COPY_SECONDS):
         shared_memory.lend(template.lenders, pid, memory)

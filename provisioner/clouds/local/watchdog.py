@@ -1,9 +1,9 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs short, ends
-the machine if it has filled the host's disk, resumes it if QEMU paused it because others had, and tells it what it asks
-for at each boot. The file `expires_at` in the machine's directory, its working directory, says when the machine ends:
-seconds since the epoch. To move it, replace the file. Standard library only.
+the machine if it has filled the host's disk, resumes it if QEMU paused it because others had or if whoever froze it was
+killed, and tells it what it asks for at each boot. The file `expires_at` in the machine's directory, its working
+directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds.local import disk, machine, machine_logs, qemu
+from provisioner.clouds.local import disk, machine, machine_logs, qemu, standstill
 from provisioner.clouds.local.credential_port import CredentialPort
 
 EXPIRY = "expires_at"
@@ -56,6 +56,7 @@ def main() -> int:
             disk.evict(directory, lambda: _end(pidfile))
         else:
             seen = True
+            _end_standstill(directory)
             if time.monotonic() - asked_at > RESUME_SECONDS:
                 _resume(directory)
                 asked_at = time.monotonic()
@@ -83,6 +84,12 @@ def _resume(directory: Path) -> None:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, qemu.QMPError):
         if not disk.nearly_full(directory):
             qemu.resume_after_full_disk(directory, ANSWER_SECONDS)
+
+
+def _end_standstill(directory: Path) -> None:
+    """Lets a machine go on that somebody stopped who has ended since."""
+    with contextlib.suppress(OSError, ValueError, qemu.QMPError):  # the next round tries again
+        standstill.end_if_abandoned(directory, ANSWER_SECONDS)
 
 
 def _seconds_left() -> float | None:

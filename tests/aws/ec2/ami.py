@@ -56,7 +56,7 @@ def ensure(cache: Path, ca_bundle: Path | None = None) -> Path:
 
 
 def _digest(ca_bundle: Path | None) -> str:
-    sha = hashlib.sha256(f"{SOURCES} {DISK_GIB} {sorted(packages())}".encode())
+    sha = hashlib.sha256(f"{SOURCES} {DISK_GIB} {sorted(_base_packages())}".encode())
     for path in sorted([*FILES.iterdir(), *_INITRAMFS.glob("**/initramfs-tools/**/*")]):
         if path.is_dir():
             continue
@@ -66,10 +66,15 @@ def _digest(ca_bundle: Path | None) -> str:
     return sha.hexdigest()[:16]
 
 
+def _base_packages() -> list[str]:
+    return packages() + packages("python/packages.txt")
+
+
 def _mmdebstrap(tree: Path, ca_bundle: Path | None) -> list[str]:
     lines = (FILES / "packages.txt").read_text().splitlines()
     # A base image's packages are installed already, to save time on emulated machines.
-    included = [line for line in lines if line and not line.startswith("#")] + packages()
+    included = [line for line in lines if line and not line.startswith("#")]
+    included += _base_packages()
     customize = [str(FILES / "customize.sh"), "TREE", str(FILES)]
     if ca_bundle:
         customize.append(str(ca_bundle.resolve()))

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch import attempts
+from provisioner.batch import attempts, settlement
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle
-from provisioner.errors import BudgetError, InfrastructureError, MachineLostError, SubmissionError, TaskError
+from provisioner.errors import BudgetError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
 from provisioner.machines.destroy import _marked
@@ -145,7 +145,7 @@ def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_rese
     assert attempt.end(came_up=False).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (1, 2)
     # Only once its Terraform surely has ended is the cloud believed.
-    monkeypatch.setattr(attempts, "MAX_CREATION", timedelta(seconds=1))
+    monkeypatch.setattr(settlement, "MAX_CREATION", timedelta(seconds=1))
     assert attempt.costs([attempt.id]).trouble == ""
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
@@ -168,15 +168,6 @@ def test_what_surely_was_created_to_its_end_is_settled_at_once(
     cloud.complete = complete
     attempt.end(came_up=came_up)
     assert unsettled(attempt) == 0
-
-
-def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "LEDGER_PAUSES", (0.0,))
-    monkeypatch.setattr(type(attempt.session.ledger), "entries", raising(InfrastructureError("It restarts.")))
-    costs = attempt.costs([attempt.id])
-    assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
 
 
 @pytest.mark.parametrize(

@@ -97,4 +97,12 @@ def test_a_database_that_cannot_be_used_is_an_infrastructure_error(tmp_path: Pat
 
 
 def test_postgres_is_reached_with_the_driver_that_is_installed() -> None:
-    assert postgres_url("postgres://u@h/d") == postgres_url("postgresql://u@h/d") == "postgresql+psycopg://u@h/d"
+    url = postgres_url("postgres://u@h/d")
+    assert url == postgres_url("postgresql://u@h/d")
+    # It notices within a minute that the database is gone, unless the operator's URL says how soon.
+    assert url.startswith("postgresql+psycopg://u@h/d?keepalives_idle=30&")
+    assert "tcp_user_timeout=60000" in url
+    query = "host=a:5432&host=b:5432&keepalives_idle=5"  # what the operator writes stays as it is
+    own = postgres_url(f"postgres://u@/d?{query}")
+    assert own.startswith(f"postgresql+psycopg://u@/d?{query}&keepalives_interval=10&")
+    assert own.count("keepalives_idle") == 1

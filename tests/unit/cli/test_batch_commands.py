@@ -42,6 +42,26 @@ def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine
     assert shown.code == 0
     assert "12 runs on local, 2 at once" in shown.stdout
     assert "Costs nothing" in shown.stdout
+    # Its image is not built yet, so it may have aux VMs.
+    assert "At most 2 environments exist at once, with at least" in shown.stdout
+
+
+def test_a_plan_counts_the_environments_ahead(provisioner: CommandLine, tmp_path: Path) -> None:
+    guess = {"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}
+    data = {
+        "name": "s", "families": [guess], "submissions": [{"name": "one", "text": "1"}], "concurrency": 2, "ahead": 3,
+    }  # fmt: skip
+    path = tmp_path / "suite.yaml"
+    memory = {}
+    for repetitions, at_once in ((10, 5), (1, 1)):
+        path.write_text(yaml.safe_dump({**data, "repetitions": repetitions}))
+        planned = json.loads(provisioner("batch", "plan", str(path), "--json").stdout)
+        assert (planned["concurrency"], planned["ahead"], planned["environments_at_once"]) == (2, 3, at_once)
+        memory[at_once] = planned["memory_gib_at_once"]
+        shown = provisioner("batch", "plan", str(path)).stdout
+        assert "2 at once and 3 ahead" in shown
+    assert memory[5] == 5 * memory[1] > 0
+    assert "At most 1 environment exists at once" in shown
 
 
 def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLine, tmp_path: Path) -> None:
@@ -58,6 +78,10 @@ def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLin
     shown = provisioner("batch", "plan", str(path)).stdout
     assert "At least 1 run on local" in shown
     assert "Costs nothing" not in shown
+    # Nor is nothing said to be a lot of memory.
+    path.write_text(yaml.safe_dump({**data, "families": [{"path": "unknown"}]}))
+    shown = provisioner("batch", "plan", str(path)).stdout
+    assert "At most 2 environments exist at once.\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -65,6 +89,7 @@ def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLin
     [
         ({"agents": []}, "neither agents nor submissions"),
         ({"concurrency": 0}, "concurrency"),
+        ({"ahead": 101}, "ahead"),
         ({"colour": "red"}, "colour"),
         ({"limits": {"ttl": "10y"}}, "not a duration"),
         ({"families": [{"path": "nowhere"}]}, "finds no directory"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, packages
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 
 
 def test_the_recipes_and_the_guests_programs_are_there() -> None:
@@ -14,8 +14,23 @@ def test_the_recipes_and_the_guests_programs_are_there() -> None:
     assert (GUEST / "helper.py").is_file()
 
 
-@pytest.mark.parametrize("name", ["packages.txt", "packages-local.txt"])
+def test_the_exec_server_runs_in_the_interpreter_that_the_base_image_gets() -> None:
+    script = (BASE_IMAGE / "runtime.sh").read_text()
+    assert "\nhome=/usr/lib/provisioner\n" in script
+    assert 'chmod 0755 "$tree$home/python3"' in script
+    unit = (BASE_IMAGE / "rootfs/etc/systemd/system/provisioner-exec.service").read_text()
+    assert "\nExecStart=/usr/lib/provisioner/python3 -I -S /usr/lib/provisioner/guest/provisioner_exec.py " in unit
+
+
+@pytest.mark.parametrize("name", ["packages.txt", "packages-local.txt", "python/packages.txt"])
 def test_a_list_of_packages_is_names_only(name: str) -> None:
     names = packages(name)
     assert names
     assert not [line for line in names if "#" in line or line != line.strip()]
+
+
+def test_images_contain_what_runs_from_their_disk_and_not_what_is_sent() -> None:
+    programs = guest_programs()
+    assert {"helper.py", "agent.py", "ttl.sh", "metr_task_standard/__init__.py"} <= set(programs)
+    assert not {"probe.py", "seal.sh", "secret_scan.py"} & set(programs)
+    assert not [name for name in programs if "__pycache__" in name]

@@ -212,7 +212,7 @@ def test_a_machine_whose_account_cannot_be_read_leaves_an_unknown_end(
 ) -> None:
     def lie(call: Any) -> int:
         call.stdin()
-        call.channel.sendall(answer)
+        call.say(answer)
         return 0
 
     monkeypatch.setattr(guest, "_run_agent", lie)
@@ -229,7 +229,7 @@ def test_a_program_that_fails_in_the_machine_is_tried_again_but_not_for_ever(
     def fail(call: Any) -> int:
         call.stdin()
         calls.append(1)
-        call.channel.sendall_stderr(b"fork: retry: Resource temporarily unavailable\n")
+        call.say(stderr=b"fork: retry: Resource temporarily unavailable\n")
         return 254
 
     monkeypatch.setattr(guest, "_run_agent", fail)

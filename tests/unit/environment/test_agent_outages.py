@@ -21,8 +21,8 @@ from provisioner.errors import TaskError, UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.guest import Guest
-from tests.unit.fakes.sshd import Call
 from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
 
 
@@ -32,12 +32,11 @@ def copies(guest: Guest, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], o
     actions: list[Callable[[], object]] = []
     copy = guest._copy_agent
 
-    def copy_and_act(call: Call) -> int:
-        code = copy(call)
+    def act_and_copy(call: Call) -> None:
         actions.pop(0)()
-        return code
+        copy(call)
 
-    monkeypatch.setattr(guest, "_copy_agent", copy_and_act)
+    monkeypatch.setattr(guest, "_copy_agent", act_and_copy)
     return actions
 
 
@@ -61,7 +60,7 @@ def late(_: Call) -> None:
 
 def unknown(call: Call) -> int:
     call.stdin()
-    call.channel.sendall(b"n 0 0\n")
+    call.say(b"n 0 0\n")
     return 0
 
 

@@ -13,7 +13,7 @@ from provisioner.clock import now
 from provisioner.costs.budgets import Spending
 from provisioner.environment.extend import extend
 from provisioner.environment.lifecycle import destroy
-from provisioner.errors import BudgetError, MachineLostError, UsageError
+from provisioner.errors import BudgetError, Interrupted, LivenessLostError, MachineLostError, UsageError
 from provisioner.machines import reservations
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -100,3 +100,14 @@ def test_a_machine_that_cannot_be_extended_is_reported_as_ending_at_its_earlier_
         extend(session, running, HOUR)
     assert ("Unit not found" if how == "refuses" else "no longer running") in (caught.value.details or "")
     assert session.environments.find("env").expires_at == running.expires_at + HOUR
+
+
+@pytest.mark.parametrize("why", [Interrupted, LivenessLostError])
+def test_an_extension_that_is_interrupted_blames_no_machine(
+    session: Session, running: Environment, why: type[Exception]
+) -> None:
+    def check() -> None:
+        raise why("stopped")
+
+    with pytest.raises(why, match="stopped"):
+        extend(replace(session, check=check), running, HOUR)

@@ -27,9 +27,9 @@ from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.guest import SETUP, Fails
 from tests.unit.fakes.probes import honest_answers
-from tests.unit.fakes.sshd import Call
 from tests.unit.fakes.world import created, environment, family, told_of, up
 
 ALLOWED = (Destination(cidr="192.0.2.7/32", port=443, host_names=("example.com",)),)

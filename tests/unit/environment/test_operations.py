@@ -30,7 +30,7 @@ def driver(session: Session, env: Environment) -> Iterator[TaskDriver]:
 
 @pytest.fixture
 def agent(session: Session, env: Environment) -> Iterator[Connection]:
-    with connect(session, env, "primary", "agent") as connection:
+    with connect(session, env, "primary") as connection:
         yield connection
 
 

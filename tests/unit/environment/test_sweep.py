@@ -16,7 +16,7 @@ from provisioner.environment.sweep import find, judge, sweep
 from provisioner.machines import reservations
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
-from provisioner.store.home import Home
+from provisioner.store.home import UNFINISHED, Home
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, told_of
 
@@ -54,6 +54,7 @@ def verdict(
     [
         (record(), None),
         (record("creating"), "the command that looked after it has ended"),
+        (record("ahead", attended=True), "the command that looked after it has ended"),
         (record("destroying"), "the command that looked after it has ended"),
         (record(attended=True), "the command that looked after it has ended"),
         (record("unverified"), "the cloud never confirmed its end"),
@@ -114,6 +115,14 @@ def test_a_shared_reservation_is_settled_long_after_its_time_to_live_if_nothing_
     monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
     assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "lives"]
+
+
+def test_a_snapshot_whose_making_was_cut_short_is_removed(session: Session) -> None:
+    left = session.home.snapshots / f"{UNFINISHED}saved" / "primary"
+    left.mkdir(parents=True)
+    assert sweep(session, lambda _: session, None) == []
+    assert list(session.home.snapshots.iterdir()) == []
+    assert told_of(session).notes == [f"Removed the unfinished snapshot {UNFINISHED}saved"]
 
 
 def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:

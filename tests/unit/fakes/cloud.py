@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -26,7 +27,9 @@ from provisioner.errors import CapacityError, InfrastructureError, MachineLostEr
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
+from provisioner.remote.keys import KeyPair
 from provisioner.remote.ssh import Connection
+from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from tests.unit.fakes.guest import Guest
@@ -87,6 +90,10 @@ class FakeCloud(Cloud):
         self.hardened: list[str] = []
         self.ttls: dict[str, Any] = {}
         self.kept_when_off: set[str] = set()
+        # Snapshot -> role -> the host key that the frozen machine shows, and the controller's key that it knows.
+        self.frozen: dict[str, dict[Role, tuple[KeyPair, str]]] = {}
+        self.refuses_renewal: set[Role] = set()
+        self.needs = {"QEMU": "7.2"}
         self.origin = ""
         self.off: set[tuple[str, Role]] = set()
         self.foreign_images: set[str] = set()
@@ -99,6 +106,7 @@ class FakeCloud(Cloud):
         self.ending = TerminationReason()
         self.impairments: dict[Role, str] = {}
         self.guest_defaults: dict[str, Any] = {}
+        self._preparing = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True)
 
     # Methods for tests.
@@ -224,6 +232,10 @@ class FakeCloud(Cloud):
 
     def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
         assert authorized_keys.keys() == environment.machines.keys()
+        with self._preparing:  # commands that run at once
+            self._prepare(environment, authorized_keys)
+
+    def _prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
         endpoints = self._endpoints()
         for role, keys in authorized_keys.items():
             identity = environment.id
@@ -241,11 +253,43 @@ class FakeCloud(Cloud):
                 setattr(guest, name, {**guest.values, **value} if name == "values" else value)
             sshd = Sshd(guest.obey, may_log_in, path.exists)
             self.machines[identity, role] = Machine(sshd, guest, keys)
+            if environment.snapshot:
+                self._go_on(self.machines[identity, role], *self.frozen[environment.snapshot][role], role)
             address = {"primary": "192.0.2.2", "aux": "192.0.2.3"}[role] if len(authorized_keys) > 1 else None
             endpoints.setdefault(identity, {})[role] = {
                 "host": "127.0.0.1", "port": sshd.port, "private_address": address, "origin": self.origin,
             }  # fmt: skip
-        (self.directory / "endpoints.json").write_text(json.dumps(endpoints))
+        write_atomically(self.directory / "endpoints.json", json.dumps(endpoints))
+
+    def _go_on(self, copy: Machine, host_key: KeyPair, controller: str, role: Role) -> None:
+        """Has a machine know what the frozen one knew, until it takes credentials of its own."""
+        authorize = copy.sshd.authorize
+        copy.sshd.shown_key_pair = host_key
+        copy.sshd.authorize = lambda user, key: (user, key) == ("root", controller)
+
+        def renew() -> None:
+            copy.sshd.shown_key_pair, copy.sshd.authorize = copy.sshd.key_pair, authorize
+
+        if role not in self.refuses_renewal:
+            copy.guest.renewal = renew
+
+    def snapshot_needs(self, environment: Environment) -> dict[str, str]:
+        return self.needs
+
+    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+        if self.faults.stuck:
+            raise InfrastructureError(f"{environment.id} could not be frozen.")
+        for role in environment.machines:
+            (directory / role).mkdir()
+            (directory / role / "memory").write_bytes(b"memory")
+        self.frozen[directory.name.removeprefix(".building-")] = {
+            role: (
+                self.machine(environment, role).sshd.shown_key_pair,
+                json.loads(self._path(environment.id, role).read_text())["public_key"],
+            )
+            for role in environment.machines
+        }
+        return dict.fromkeys(environment.machines, 1.5)
 
     def _endpoints(self) -> dict[str, dict[str, Any]]:
         path = self.directory / "endpoints.json"

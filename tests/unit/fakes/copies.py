@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
@@ -46,7 +47,13 @@ class HostileMachine:
         return cast(Connection, self)
 
     def run(
-        self, _: Sequence[str], *, on_stdout: Callable[[bytes], None], limit_bytes: int, timeout_seconds: float
+        self,
+        _: Sequence[str],
+        *,
+        on_stdout: Callable[[bytes], None],
+        limit_bytes: int,
+        timeout_seconds: float,
+        **__: str,
     ) -> Completed:
         """Passes the answer to the listener."""
         assert limit_bytes < 1 << 20
@@ -64,9 +71,11 @@ class ThisHost:
         """Returns the connection to it."""
         return cast(Connection, self)
 
-    def run(self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], **_: float) -> Completed:
-        """Runs a command whose output the listener takes."""
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    def run(
+        self, argv: Sequence[str], *, on_stdout: Callable[[bytes], None], program: str, **_: float | str
+    ) -> Completed:
+        """Runs a program whose output the listener takes."""
+        with subprocess.Popen(_python(argv, program), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             while data := process.stdout.read(1 << 16):
@@ -74,13 +83,19 @@ class ThisHost:
             said = process.stderr.read()
         return Completed(process.returncode, b"", said)
 
-    def send_tree(self, argv: Sequence[str], members: Callable[[tarfile.TarFile], None], **_: float) -> Completed:
-        """Runs a command with an archive as its input."""
+    def send_tree(
+        self, argv: Sequence[str], members: Callable[[tarfile.TarFile], None], *, program: str, **_: float | str
+    ) -> Completed:
+        """Runs a program with an archive as its input."""
         spool = io.BytesIO()
         with tarfile.open(fileobj=spool, mode="w") as archive:
             members(archive)
-        done = subprocess.run(argv, input=spool.getvalue(), capture_output=True, check=False)
+        done = subprocess.run(_python(argv, program), input=spool.getvalue(), capture_output=True, check=False)
         return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def _python(argv: Sequence[str], program: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", program, *argv[1:]]
 
 
 def pieces(answer: bytes, size: int = 4096) -> Iterator[bytes]:

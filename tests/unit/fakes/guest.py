@@ -10,7 +10,6 @@ import io
 import json
 import os
 import pwd
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clouds.guest_files import GUEST
+from tests.unit.fakes.exec_call import Call, in_a_shell
 from tests.unit.fakes.probes import honest_answers, request_in
-from tests.unit.fakes.sshd import Call, in_a_shell
 
 SETUP = {"standard_version": "0.5.0", "tasks": {"main": {"instructions": "Do it."}}, "has_score": True}
 # Ends the agent's process group, where the real one ends its cgroup.
@@ -56,9 +55,12 @@ class Guest:
         trees, files: the files that root copied into the machine, by destination.
         ran_as: the users as whom root ran commands.
         secrets_left: the lines that the search for secrets prints.
+        cloud_init: whether it is there, each time that somebody asks; the last answer stays.
         sealed_with: the key that was removed from the disk before it became an image.
         agent_requests: the requests to the program that runs agents, in order.
         cgroup: what was asked of the agent's cgroup, in order; `cgroup_exit_code` is the answer.
+        renewal: what taking new credentials does, in a machine that went on from a snapshot; None if it refuses.
+        clock_moved_by: the nanoseconds by which the clock was moved.
         ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
@@ -84,6 +86,9 @@ class Guest:
     secrets_left: list[str] = field(default_factory=list)
     sealed_with: str = ""
     seal_exit_code: int = 0
+    cloud_init: tuple[bool, ...] = (True,)
+    renewal: Callable[[], None] | None = None
+    clock_moved_by: int | None = None
     ttl_moved_to: int | None = None
     ttl_refusal: str = ""
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -102,33 +107,33 @@ class Guest:
         """Returns the operations that were requested from the helper, in order."""
         return [request["operation"] for request in self.requests]
 
-    def obey(self, call: Call) -> int:
+    def obey(self, call: Call) -> int | None:
         """Carries out a command and returns its exit code."""
         if call.user == "agent":
             if not self.home.exists():
                 self.home.mkdir()
-            return in_a_shell(call, {"HOME": str(self.home), "PATH": os.environ["PATH"]})
-        assert call.user == "root", f"{call.user} runs {call.command}"
-        if call.argv[0] == "sh" and call.argv[-2:-1] == ["copy"]:
-            return self._copy_agent(call)
-        if call.argv[-1].endswith("guest/agent.py"):
+            if "scaffolding" in call.command:
+                self._copy_agent(call)
+            else:
+                in_a_shell(call, self._login)
+            return None
+        if call.argv[0] == "agent.py":
             return self._run_agent(call)
         stdin = call.stdin()
-        if call.argv[:2] == ["runuser", "-u"]:
-            assert call.argv[3] == "--", call.command[:300]
-            self.ran_as.append(call.argv[2])
-            call.argv = call.argv[4:]
+        if call.user != "root":
+            self.ran_as.append(call.user)
         code, stdout, stderr = self._as_root(call, stdin)
-        call.channel.sendall(stdout)
-        call.channel.sendall_stderr(stderr)
+        call.say(stdout, stderr)
         return code
 
-    def _copy_agent(self, call: Call) -> int:
+    @property
+    def _login(self) -> dict[str, str]:
+        return {"HOME": str(self.home), "PATH": os.environ["PATH"]}
+
+    def _copy_agent(self, call: Call) -> None:
         """Unpacks an agent in the agent's home, as this process's user."""
-        if not self.home.exists():
-            self.home.mkdir()
-        call.command = f"sh -c {shlex.quote(call.argv[-1].replace('/home/agent', str(self.home)))}"
-        return in_a_shell(call)
+        call.request["argv"] = [text.replace("/home/agent", str(self.home)) for text in call.argv]
+        in_a_shell(call, self._login)
 
     def _run_agent(self, call: Call) -> int:
         """Runs the real program, with a stand-in for the cgroup."""
@@ -141,6 +146,7 @@ class Guest:
             programs.mkdir(parents=True)
             for name in ("agent.py", "provisioner_login.py", "provisioner_ring.py"):
                 shutil.copy(GUEST / name, programs)
+            (programs / "provisioner_exec_cgroup.py").write_text("def outlive_call():\n    pass\n")
             (programs / "agent_cgroup.sh").write_text(CGROUP)
         user = pwd.getpwuid(os.geteuid()).pw_name
         here = request | {"root": str(root), "user": user, "home": str(self.home)}
@@ -154,23 +160,20 @@ class Guest:
                 process.stdin.write(json.dumps(here).encode())
                 process.stdin.close()
                 while data := process.stdout.read1(1 << 15):  # type: ignore[attr-defined]
-                    call.channel.sendall(data)
+                    call.say(data)
             finally:
                 process.kill()
         return process.returncode
 
     def _as_root(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
         argv = call.argv
-        if argv[:2] == ["python3", "-I"] and argv[2].endswith("guest/helper.py"):
-            return 0, *self._help(json.loads(stdin))
-        if argv == ["python3", "-I", "-S", "-"]:
-            self.probe_requests.append(request_in(stdin))
-            return 0, self.probes(self.probe_requests[-1]), b""
-        if argv[:3] == ["python3", "-I", "-c"]:  # the search for secrets
-            assert json.loads(stdin), "there is nothing to look for"
-            return 0, "\n".join(self.secrets_left).encode(), b""
+        if call.request["operation"] != "execute":
+            return 0, *self._as_programs(call, stdin)
         if argv == ["cat", "/var/lib/dpkg/status"]:
             return 0, self.packages, b""
+        if argv[:2] == ["perl", "-e"]:
+            self.clock_moved_by = int(argv[3])
+            return 0, b"", b""
         if argv[0] == "journalctl":
             return 0, self.journal.encode(), b""
         if argv[:1] == ["sh"] and argv[1].endswith("agent_cgroup.sh"):
@@ -181,13 +184,38 @@ class Guest:
         assert argv[0] == "sh", f"nobody expects {call.command[:300]}"
         return self._run_script(call, stdin)
 
+    def _as_programs(self, call: Call, stdin: bytes) -> tuple[bytes, bytes]:
+        """Reads or writes a file, or answers as a program that the controller sent."""
+        match call.request["operation"], call.argv[0]:
+            case "read", _:
+                return self._results.pop(call.request["path"]).encode(), b""
+            case "write", _:
+                self.files[call.request["path"]] = stdin
+                return b"", b""
+            case _, "helper.py":
+                return self._help(json.loads(stdin))
+            case _, "probe.py":
+                self.probe_requests.append(request_in(call.program))
+                return self.probes(self.probe_requests[-1]), b""
+            case _, "secret_scan.py":
+                assert json.loads(stdin), "there is nothing to look for"
+                return "\n".join(self.secrets_left).encode(), b""
+        raise AssertionError(f"nobody expects the program {call.argv[0]}")
+
     def _run_script(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
         argv, script = call.argv, call.argv[2]
-        if argv[-1] in self._results:
-            return 0, self._results.pop(argv[-1]).encode(), b""
         if argv[-1] == "move":
             self.ttl_moved_to = None if self.ttl_refusal else int(argv[-2])
             return int(bool(self.ttl_refusal)), b"", self.ttl_refusal.encode()
+        if "cloud-init" in script:
+            there, *later = self.cloud_init
+            self.cloud_init = tuple(later) or (there,)
+            return int(not there), b"", b""
+        if argv[3:4] == ["renew"]:
+            if self.renewal is None:
+                return 1, b"", b"the port is busy"
+            self.renewal()
+            return 0, b"", b""
         if "seal /" in script:
             self.sealed_with = argv[-1]
             return self.seal_exit_code, b"", b""

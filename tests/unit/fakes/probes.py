@@ -9,9 +9,9 @@ from typing import Any
 PROMISED = ("neighbour ", "allowed ")
 
 
-def request_in(script: bytes) -> dict[str, Any]:
+def request_in(program: str) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
-    call = script.decode().splitlines()[-1]
+    call = program.splitlines()[-1]
     request: dict[str, Any] = ast.literal_eval(call.removeprefix("main(").removesuffix(")"))
     return request
 

@@ -13,19 +13,20 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def serving(directory: Path, answers: Mapping[str, Any]) -> Iterator[None]:
-    """Listens as QEMU does, and serves one client.
+def serving(directory: Path, answers: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Listens as QEMU does, serves one client, and yields the commands that it gets.
 
     Args:
         directory: the machine's.
         answers: what each command returns; others return nothing.
     """
+    commands: list[str] = []
     with socket.socket(socket.AF_UNIX) as server:
         _bind(server, directory)
         server.listen()
-        thread = threading.Thread(target=_serve, args=(server, answers), daemon=True)
+        thread = threading.Thread(target=_serve, args=(server, answers, commands), daemon=True)
         thread.start()
-        yield
+        yield commands
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)  # nobody may have come
         thread.join(10)
@@ -41,7 +42,7 @@ def _bind(server: socket.socket, directory: Path) -> None:
         os.close(descriptor)
 
 
-def _serve(server: socket.socket, answers: Mapping[str, Any]) -> None:
+def _serve(server: socket.socket, answers: Mapping[str, Any], commands: list[str]) -> None:
     try:
         client = server.accept()[0]
     except OSError:
@@ -50,6 +51,7 @@ def _serve(server: socket.socket, answers: Mapping[str, Any]) -> None:
         stream.write(b'{"QMP": {}}\n')
         stream.flush()
         while line := stream.readline():
-            answer = answers.get(json.loads(line)["execute"], {})
+            commands.append(json.loads(line)["execute"])
+            answer = answers.get(commands[-1], {})
             stream.write(json.dumps({"return": answer}).encode() + b"\n")
             stream.flush()

@@ -1,19 +1,16 @@
-"""An SSH server on the loopback in the tests' own process, with real keys.
+"""An SSH server on the loopback in the tests' own process, with real keys, and with an exec server behind it.
 
-The test's own function runs each command.
+The test's own function carries each call out; by default the real exec server does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import shlex
-import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
-from typing import IO
 
 import paramiko
 from paramiko.common import (
@@ -22,72 +19,15 @@ from paramiko.common import (
     OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
     OPEN_FAILED_CONNECT_FAILED,
     OPEN_SUCCEEDED,
-    cMSG_CHANNEL_REQUEST,
 )
 
+from provisioner.remote.bounded_transport import UNIX_SOCKET_CHANNEL
 from provisioner.remote.keys import KeyPair, ed25519_key_pair
+from tests.unit.fakes.exec_call import Call, in_a_shell, in_bash
 
-
-class Call:
-    """A client's request to run a command.
-
-    Attributes:
-        user: the user that the client logged in as.
-        command: the text for the login shell.
-        argv: the same, split into words.
-        channel: the channel to the client.
-    """
-
-    def __init__(self, user: str, command: str, channel: paramiko.Channel) -> None:
-        self.user, self.command, self.channel = user, command, channel
-        self.argv = shlex.split(command)
-
-    def stdin(self) -> bytes:
-        """Reads the client's input to its end."""
-        data = b""
-        while chunk := self.channel.recv(1 << 16):
-            data += chunk
-        return data
-
-
-Program = Callable[[Call], int]
-"""Runs a command and returns its exit code, or -N if signal N ended it."""
-
-
-def in_a_shell(call: Call, environment: dict[str, str] | None = None) -> int:
-    """Runs the command in bash, as sshd does for root, and waits for its end but not for background processes."""
-    process = subprocess.Popen(
-        ["/bin/bash", "-c", call.command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-    )  # fmt: skip
-    assert process.stdin is not None
-    pumps = [
-        threading.Thread(target=_feed, args=(call.channel, process.stdin), daemon=True),
-        threading.Thread(target=_tell, args=(process.stdout, call.channel.sendall), daemon=True),
-        threading.Thread(target=_tell, args=(process.stderr, call.channel.sendall_stderr), daemon=True),
-    ]
-    for pump in pumps:
-        pump.start()
-    code = process.wait()
-    for pump in pumps[1:]:
-        pump.join(0.2)  # background processes may hold them open for longer
-    return code
-
-
-def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
-    with contextlib.suppress(OSError, EOFError):
-        while data := channel.recv(1 << 15):
-            stdin.write(data)
-            stdin.flush()
-    with contextlib.suppress(OSError):
-        stdin.close()
-
-
-def _tell(stream: IO[bytes] | None, send: Callable[[bytes], None]) -> None:
-    assert stream is not None
-    with stream, contextlib.suppress(OSError, EOFError):
-        while data := stream.read1(1 << 15):  # type: ignore[attr-defined]
-            send(data)
+CONFIRMED_SECONDS = 0.2
+Program = Callable[[Call], int | None]
+"""Carries a call out and returns its exit code; None if it has said how it ended."""
 
 
 class Sshd:
@@ -110,6 +50,9 @@ class Sshd:
         self.errors: list[BaseException] = []
         self.program, self.authorize = program, authorize
         self.is_up = is_up
+        # Whether an exec server listens. If not, root's login shell takes commands, which are kept.
+        self.has_server = True
+        self.commands: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._transports: list[paramiko.Transport] = []
@@ -161,8 +104,10 @@ class Sshd:
         transport = paramiko.Transport(stream)
         self._transports.append(transport)
         transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(self.shown_key_pair.private)))
+        server = _Server(self)
         try:
-            transport.start_server(server=_Server(self))
+            transport.start_server(server=server)
+            server.serve(transport)
         except (paramiko.SSHException, EOFError, OSError):
             transport.close()
 
@@ -172,34 +117,51 @@ class _Server(paramiko.ServerInterface):
 
     def __init__(self, sshd: Sshd) -> None:
         self._sshd = sshd
-        self._user = ""
+        self._handlers: dict[int, Callable[[paramiko.Channel], None]] = {}
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        self._user = username
         allowed = self._sshd.authorize(username, f"{key.get_name()} {key.get_base64()}")
         return AUTH_SUCCESSFUL if allowed else AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        if kind == "session" and not self._sshd.has_server:
+            return OPEN_SUCCEEDED
+        if kind != UNIX_SOCKET_CHANNEL:
+            return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        if not self._sshd.has_server:
+            return OPEN_FAILED_CONNECT_FAILED
+        self._handlers[chanid] = self._run
+        return OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        call = Call(self._user, command.decode(), channel)
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+        self._sshd.commands.append(command.decode())
+        # paramiko confirms the request once this has returned; a command that is quicker would close the channel first.
+        run = threading.Timer(CONFIRMED_SECONDS, in_bash, args=(channel, command.decode()))
+        run.daemon = True
+        run.start()
         return True
 
-    def _run(self, call: Call) -> None:
+    def serve(self, transport: paramiko.Transport) -> None:
+        """Serves the channels that the client opens, until it goes."""
+        while transport.is_active():
+            channel = transport.accept(1)
+            if channel and (handler := self._handlers.pop(channel.chanid, None)):
+                threading.Thread(target=handler, args=(channel,), daemon=True).start()
+
+    def _run(self, channel: paramiko.Channel) -> None:
         try:
-            _send_end(call.channel, self._sshd.program(call))
+            call = Call(channel)
+            call.end(self._sshd.program(call))
         except (OSError, EOFError):
             pass  # the client has gone
         except BaseException as error:
             self._sshd.errors.append(error)
         finally:
             with contextlib.suppress(OSError, EOFError):  # the client may have gone
-                call.channel.close()
+                channel.close()
 
     def check_channel_direct_tcpip_request(
         self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
@@ -209,19 +171,11 @@ class _Server(paramiko.ServerInterface):
         except OSError:
             return OPEN_FAILED_CONNECT_FAILED
         onward.settimeout(None)
-        threading.Thread(target=self._forward, args=(chanid, onward), daemon=True).start()
+        self._handlers[chanid] = functools.partial(self._forward, onward)
         return OPEN_SUCCEEDED
 
-    def _forward(self, chanid: int, onward: socket.socket) -> None:
-        channel = None
-        for transport in self._sshd._transports:
-            while channel is None and transport.is_active() and transport.server_object is self:
-                channel = transport.accept(5)
-        if channel is None:
-            onward.close()
-            return
-        assert channel.chanid == chanid
-
+    @staticmethod
+    def _forward(onward: socket.socket, channel: paramiko.Channel) -> None:
         def back() -> None:
             with contextlib.suppress(OSError, EOFError):
                 while data := onward.recv(1 << 15):
@@ -233,21 +187,3 @@ class _Server(paramiko.ServerInterface):
             while data := channel.recv(1 << 15):
                 onward.sendall(data)
         onward.close()
-
-
-def _send_end(channel: paramiko.Channel, code: int) -> None:
-    """Sends the exit status or, if a signal ended the command, the signal's name (RFC 4254, 6.10)."""
-    if code >= 0:
-        channel.send_exit_status(code)
-        return
-    message = paramiko.Message()
-    message.add_byte(cMSG_CHANNEL_REQUEST)
-    message.add_int(channel.remote_chanid)
-    message.add_string("exit-signal")
-    message.add_boolean(False)
-    message.add_string(signal.Signals(-code).name.removeprefix("SIG"))
-    message.add_boolean(False)
-    message.add_string("")
-    message.add_string("")
-    assert channel.transport is not None
-    channel.transport._send_user_message(message)  # type: ignore[attr-defined]

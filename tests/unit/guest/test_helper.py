@@ -42,6 +42,8 @@ class Machine:
         self.family = root / "root"
         self.home = root / "home/agent"
         self.python = sys.executable
+        # Where the family's Python is: that of the tests.
+        self.path = f"{Path(sys.executable).parent}:{os.defpath}"
         for directory in (self.family, self.home, root / "protected", root / "etc"):
             directory.mkdir(parents=True)
         self.agent_uid, self.protected_gid = (1000, 990) if os.geteuid() == 0 else (os.getuid(), 4242)
@@ -68,6 +70,8 @@ class Machine:
             "root": str(self.root),
             **keys,
         }
+        if self.path:
+            request["environment"] = {"PATH": self.path, **request["environment"]}
         process = subprocess.Popen(
             [self.python, "-B", str(GUEST / "helper.py")],
             stdin=subprocess.PIPE,
@@ -102,6 +106,32 @@ class Machine:
 def machine(tmp_path: Path) -> Machine:
     """Returns a machine without a family."""
     return Machine(tmp_path)
+
+
+def test_a_machine_without_the_familys_python_says_so(machine: Machine) -> None:
+    machine.path = "/nonexistent"
+
+    result = machine.score("return 1").result
+
+    assert (result["status"], result["kind"]) == ("error", "invalid")
+    assert "no `python3`" in result["message"]
+
+
+def test_a_python_that_cannot_run_is_a_failure_and_not_the_helpers_end(machine: Machine, tmp_path: Path) -> None:
+    broken = tmp_path / "python3"
+    broken.write_text("#!/nonexistent\n")
+    broken.chmod(0o755)
+    machine.path = str(tmp_path)
+
+    assert "python3" in machine.score("return 1").result["message"]
+
+
+def test_operations_without_task_code_do_not_run_in_the_familys_python(machine: Machine) -> None:
+    machine.path = "/nonexistent"
+    environment = {"PYTHONHOME": "/nonexistent", "PYTHONPATH": str(machine.family)}
+    (machine.family / "json.py").write_text("raise SystemExit(66)")
+
+    assert machine.run("read_submission", path="/x", limit_bytes=1, environment=environment).value["found"] is False
 
 
 def test_an_exception_comes_back_with_its_type_message_and_traceback(machine: Machine) -> None:
@@ -314,6 +344,7 @@ def test_task_code_gets_a_clean_environment_and_an_empty_stdin(machine: Machine)
             print(json.dumps([dict(os.environ), os.getcwd(), sys.stdin.read(), sys.argv[1:], sys.path[0]]))
     """)
 
+    machine.path = ""  # that of the login
     answer = machine.run("install", environment={"TOKEN": "hunter2", "SHELL": "/bin/sh"})
 
     environment, cwd, stdin, arguments, path = json.loads(answer.stdout)

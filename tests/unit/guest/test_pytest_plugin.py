@@ -90,6 +90,7 @@ def test_a_family_without_tests_has_pytests_exit_code_for_that(machine: Machine)
 def test_a_machine_without_pytest_says_so(machine: Machine) -> None:
     venv.create(machine.root / "venv", with_pip=False, symlinks=True)
     machine.python = str(machine.root / "venv/bin/python")
+    machine.path = str(machine.root / "venv/bin")
 
     assert "pytest is not installed" in run_tests(machine, TESTS).result["message"]
 

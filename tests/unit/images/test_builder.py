@@ -97,6 +97,24 @@ def test_an_image_that_would_keep_the_builders_key_is_none(session: Session, clo
     assert_nothing_is_left(session, cloud)
 
 
+def test_an_image_without_cloud_init_where_machines_start_by_it_is_none(
+    session: Session, cloud: FakeCloud, image: Path
+) -> None:
+    cloud.guest_defaults = {"cloud_init": (True, False)}
+    with pytest.raises(ImageBuildError, match="cloud-init"):
+        build(session, BUILDER, "family-1", image, nothing)
+    assert list(image.iterdir()) == []
+    assert_nothing_is_left(session, cloud)
+
+
+def test_an_image_never_had_cloud_init_where_machines_start_without_it(
+    session: Session, cloud: FakeCloud, image: Path
+) -> None:
+    cloud.guest_defaults = {"cloud_init": (False,)}
+    build(session, BUILDER, "family-1", image, nothing)
+    assert (image / "disk.qcow2").exists()
+
+
 def test_short_values_are_not_searched_for(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"secrets_left": ["/etc/passwd: A"]}
     build(replace(session, variables={"A": "short"}), BUILDER, "family-1", image, nothing)

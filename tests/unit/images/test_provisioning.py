@@ -155,7 +155,7 @@ def test_a_base_image_gets_provisioners_files_and_packages(
     ours, guests = guest.trees[provisioning.PREPARATION], guest.trees[f"{provisioning.PREPARATION}/guest"]
     assert {"prepare.sh", "users.sh", "rootfs/etc/ssh/sshd_config.d/provisioner.conf"} <= ours
     assert not any(name.startswith("local/") for name in ours)
-    assert {"helper.py", "probe.py"} <= guests
+    assert {"helper.py", "agent.py"} <= guests
     assert guest.files == {f"{provisioning.PREPARATION}/ca.pem": b"certificate"}
     assert "".join(told_of(session).texts) == "Unpacking curl\n"
 

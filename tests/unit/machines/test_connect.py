@@ -14,11 +14,11 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
 
 
-def test_root_and_the_agent_can_log_in_to_a_running_machine(session: Session) -> None:
+def test_root_and_the_agent_can_run_commands_in_a_running_machine(session: Session) -> None:
     running = up(session)
-    with connect(session, running, "primary") as root, connect(session, running, "primary", "agent") as agent:
-        assert root.run(["journalctl"]).stdout == b"a journal\n"
-        assert agent.run(["sh", "-c", 'basename "$HOME"']).stdout == b"home-env-primary\n"
+    with connect(session, running, "primary") as connection:
+        assert connection.run(["journalctl"]).stdout == b"a journal\n"
+        assert connection.run(["sh", "-c", 'basename "$HOME"'], user="agent").stdout == b"home-env-primary\n"
 
 
 def test_the_error_for_a_machine_that_ended_says_how_to_remove_it(session: Session, cloud: FakeCloud) -> None:

@@ -56,3 +56,16 @@ def test_it_ends_at_once_and_frees_its_ports(monkeypatch: pytest.MonkeyPatch) ->
     visitor.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", listener.ports.tcp))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_a_word_that_arrives_in_the_last_moment_counts(kind: str) -> None:
+    for _ in range(50):
+        with Canary(WORDS) as listener:
+            if kind == "udp":
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(WORDS["aux"].encode(), ("127.0.0.1", listener.ports.udp))
+            else:
+                with socket.create_connection(("127.0.0.1", listener.ports.tcp)) as visitor:
+                    visitor.sendall(WORDS["aux"].encode())
+        assert listener.visitors() == ["aux"]

@@ -27,16 +27,18 @@ class HostileMachine:
         argv: Sequence[str],
         *,
         stdin: bytes = b"",
-        on_stdout: Callable[[bytes], None] | None = None,
+        program: str,
+        on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
         timeout_seconds: float | None = None,
         limit_bytes: int = 0,
     ) -> Completed:
-        if on_stdout is None:
-            return Completed(0, self._result, b"")
         for data in self._output:
             on_stdout(data)
         return Completed(0, b"", b"")
+
+    def read_file(self, path: str, limit_bytes: int, *, remove: bool) -> bytes:
+        return self._result
 
 
 def driver(result: bytes, output: Iterator[bytes] | None = None, logs: Path | None = None) -> TaskDriver:

@@ -25,18 +25,18 @@ class Machine:
     answer: bytes | Exception | None = None
     ran: list[list[str]] = field(default_factory=list)
 
-    def run(self, argv: list[str], *, stdin: bytes, limit_bytes: int, **_: Any) -> Completed:
+    def run(self, argv: list[str], *, program: str, limit_bytes: int, **_: Any) -> Completed:
         self.ran.append(argv)
         if isinstance(self.answer, Exception):
             raise self.answer
-        answer = honest_answers(request_in(stdin)) if self.answer is None else self.answer
+        answer = honest_answers(request_in(program)) if self.answer is None else self.answer
         return Completed(0, io.BytesIO(answer).read(limit_bytes), b"")
 
 
 def test_the_program_is_sent_and_runs_from_no_file_of_the_machine() -> None:
     machine: Any = Machine()
     results = isolation.probe(machine, asked(), PROGRAM)
-    assert machine.ran == [["python3", "-I", "-S", "-"]]
+    assert machine.ran == [["probe.py"]]
     assert {result.user for result in results} == {"root", "agent"}
 
 

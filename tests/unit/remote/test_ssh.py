@@ -152,8 +152,8 @@ def test_an_exception_from_the_check_is_never_mistaken_for_a_lost_connection(log
         connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
 
 
-def test_a_command_killed_by_a_signal_has_the_exit_code_minus_one(connection: Connection) -> None:
-    assert connection.run(sh("kill -KILL $$")).exit_code == -1
+def test_a_command_killed_by_signal_n_has_the_exit_code_128_plus_n(connection: Connection) -> None:
+    assert connection.run(sh("kill -KILL $$")).exit_code == 137
     assert connection.run(["true"]).exit_code == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store.files import read_end, remove_tree, write_atomically
+from provisioner.store.files import disk_bytes, read_end, remove_tree, write_atomically
 
 
 def test_a_file_is_replaced_completely_and_private(tmp_path: Path) -> None:
@@ -46,3 +46,19 @@ def test_the_end_of_a_file_is_read(tmp_path: Path, limit: int, end: bytes) -> No
     (tmp_path / "log").write_bytes(b"abcdef")
     assert read_end(tmp_path / "log", limit) == end
     assert read_end(tmp_path / "missing", limit) == b""
+
+
+def test_the_space_of_a_tree_is_counted_although_files_go_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kept", "gone"):
+        (tmp_path / "deep").mkdir(exist_ok=True)
+        (tmp_path / "deep" / name).write_bytes(b"x" * 8192)
+    lstat = os.lstat
+
+    def lstat_while_one_goes(path: Path) -> os.stat_result:
+        (tmp_path / "deep" / "gone").unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", lstat_while_one_goes)
+    assert disk_bytes(tmp_path) == (tmp_path / "deep" / "kept").stat().st_blocks * 512 > 0

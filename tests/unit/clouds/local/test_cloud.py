@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.cloud import EnvironmentResources
-from provisioner.clouds.local import kvm, machine
+from provisioner.clouds.local import disk, disk_layers, kvm, machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.config import Settings
-from provisioner.errors import TerraformError
+from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UsageError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.home import Home
 
@@ -52,14 +53,52 @@ def test_a_prepared_machine_has_its_own_host_key_and_time_to_live(cloud: LocalCl
 
 
 @pytest.mark.parametrize(
-    ("kind", "templates", "wants"), [("task", True, True), ("builder", True, False), ("task", False, False)]
+    ("kind", "templates"), [("task", True), ("builder", True), ("task", False), ("builder", False)]
 )
-def test_machines_of_tasks_start_from_templates_unless_the_operator_says_otherwise(
-    home: Home, kind: str, templates: bool, wants: bool
+def test_machines_start_from_templates_unless_the_operator_says_otherwise(
+    home: Home, kind: str, templates: bool
 ) -> None:
     planned = ENVIRONMENT.model_copy(update={"kind": kind})
     LocalCloud(home, Settings(templates=templates)).prepare(planned, {"primary": {}})
-    assert (home.environments / "env" / "primary" / machine.WANTS_TEMPLATE).exists() is wants
+    assert (home.environments / "env" / "primary" / machine.WANTS_TEMPLATE).exists() is templates
+
+
+def test_an_image_has_what_its_builder_wrote_and_is_a_layer_over_its_base_image_alone(
+    cloud: LocalCloud, home: Home
+) -> None:
+    base = home.images / "image"
+    base.mkdir()
+    (base / "disk.raw").write_bytes(b"i" * (4 << 20))
+    for name in ("vmlinuz", "initrd.img"):
+        (base / name).touch()
+    template = base / "template.qcow2"
+    disk_layers.create(template, base / "disk.raw")
+    write_pattern(template, 1, "t")
+    builder = home.environments / "env" / "primary"
+    builder.mkdir(parents=True)
+    disk_layers.create(builder / disk.OVERLAY, template, 16)
+    disk_layers.note_below(builder, template)
+    write_pattern(builder / disk.OVERLAY, 2, "b")
+    finished = home.images / "finished"
+    finished.mkdir()
+    cloud.capture(ENVIRONMENT, "finished", finished)
+    template.unlink()
+    read = subprocess.run(
+        ["qemu-io", "-c", "read -P 0x69 0 1M", "-c", "read -P 0x74 1M 1M", "-c", "read -P 0x62 2M 1M",
+         "-c", "read -P 0x69 3M 1M", str(finished / "disk.qcow2")], check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert read.stdout.count("read 1048576/1048576 bytes") == 4
+    assert "verification failed" not in read.stdout
+    said = subprocess.run(
+        ["qemu-img", "info", "--output=json", str(finished / "disk.qcow2")], check=True, capture_output=True
+    )
+    assert json.loads(said.stdout)["backing-filename"] == "../image/disk.raw"
+
+
+def write_pattern(layer: Path, mib: int, letter: str) -> None:
+    subprocess.run(
+        ["qemu-io", "-c", f"write -P {ord(letter)} {mib}M 1M", str(layer)], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def test_the_time_to_live_moves_only_where_there_is_a_machine(cloud: LocalCloud, home: Home) -> None:
@@ -103,3 +142,50 @@ def test_what_the_local_cloud_has_not_is_answered_by_the_defaults(cloud: LocalCl
     assert cloud.impairment(ENVIRONMENT, "primary") == ""
     assert cloud.termination_reason(ENVIRONMENT, "primary").from_within is False
     assert (cloud.has_image(tmp_path), cloud.adopt("image", tmp_path)) == (True, False)
+
+
+@pytest.fixture
+def image(home: Home) -> Path:
+    image = home.images / "image" / "disk.raw"
+    image.parent.mkdir()
+    image.write_bytes(b"a file system")
+    return image
+
+
+def test_a_copy_is_told_where_to_go_on_and_the_addresses_that_it_has(cloud: LocalCloud, home: Home) -> None:
+    pair = {**ENVIRONMENT.machines, "aux": ENVIRONMENT.machines["primary"]}
+    frozen = ENVIRONMENT.model_copy(update={"machines": pair})
+    copy = frozen.model_copy(update={"id": "copy", "snapshot": "saved", "addresses_of": "env"})
+    for each in (frozen, copy):
+        cloud.prepare(each, {"primary": {}, "aux": {}})
+    told = [home.environments / name / "aux" for name in ("env", "copy")]
+    assert not (told[0] / machine.SNAPSHOT).exists()
+    assert Path((told[1] / machine.SNAPSHOT).read_text()) == home.root / "snapshots" / "saved" / "aux"
+    for name, alike in (("private_address", True), ("hosts", True), ("host_key", False)):
+        values = {(directory / "credentials" / name).read_text() for directory in told}
+        assert (len(values) == 1) is alike, name
+
+
+def test_a_snapshot_needs_the_same_images(cloud: LocalCloud, image: Path) -> None:
+    needs = cloud.snapshot_needs(ENVIRONMENT)
+    assert (needs["accelerator"], needs["QEMU"][:4]) == ("tcg", "QEMU")
+    image.write_bytes(b"another system")
+    differs = {name for name, value in cloud.snapshot_needs(ENVIRONMENT).items() if needs[name] != value}
+    assert differs == {"image of the primary machine"}
+    image.unlink()
+    with pytest.raises(UsageError, match="image of the primary machine is gone"):
+        cloud.snapshot_needs(ENVIRONMENT)
+
+
+def test_nothing_is_frozen_without_room_or_without_a_machine(
+    cloud: LocalCloud, home: Home, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.prepare(ENVIRONMENT, {"primary": {}})
+    (tmp_path / "saved").mkdir()
+    with pytest.raises(InfrastructureError, match="could not be frozen"):
+        cloud.freeze(ENVIRONMENT, tmp_path / "saved")
+    (home.environments / "env" / "primary" / disk.OVERLAY).touch()
+    monkeypatch.setattr(disk, "RESERVE_BYTES", 1 << 60)
+    with pytest.raises(CapacityError, match=r"no room for a snapshot: it may take 1\.0 GiB"):
+        cloud.freeze(ENVIRONMENT, tmp_path / "saved")
+    assert list((tmp_path / "saved").iterdir()) == []

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import credential_port, qemu
+from provisioner.clouds.local import credential_port
 from provisioner.clouds.local.credential_port import CredentialPort, TooLongError, message
+from tests.unit.fakes.port import connected
 
 
 @pytest.fixture
@@ -22,22 +19,6 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / "credentials" / "host_key").write_bytes(b"line 1\nend 0\n")
     (tmp_path / "credentials" / "hostname").write_text("primary")
     return tmp_path
-
-
-@contextlib.contextmanager
-def connected(machine: Path) -> Iterator[tuple[CredentialPort, socket.socket]]:
-    """The host's end of a port, and the machine's, which QEMU would hold."""
-    directory = os.open(machine, os.O_PATH)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"/proc/self/fd/{directory}/{qemu.PORT}")
-        os.close(directory)
-        server.listen()
-        port = CredentialPort(machine)
-        assert port.connect()
-        with server.accept()[0] as theirs:
-            theirs.settimeout(5)
-            yield port, theirs
-            port.close()
 
 
 def records(body: bytes) -> dict[str, bytes]:

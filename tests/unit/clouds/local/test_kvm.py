@@ -28,6 +28,18 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
+def test_the_processor_is_told_from_one_that_can_do_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvm, "CPU_INFO", tmp_path / "cpuinfo")
+    said = []
+    for name, flags in (("Fast", "fpu"), ("Fast", "fpu vme"), ("Slow", "fpu")):
+        (tmp_path / "cpuinfo").write_text(
+            f"processor\t: 0\nmodel name\t: {name}\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
+        )
+        said.append(kvm.processor())
+    assert len(set(said)) == 3
+    assert said[0].startswith("Fast, ")
+
+
 def wait_for(path: Path) -> int:
     deadline = time.monotonic() + 20
     while not path.exists():

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
-from provisioner.clouds.local import machine
+import pytest
+
+from provisioner.clouds.local import machine, templates
+from provisioner.clouds.local.credential_port import CREDENTIALS
+from provisioner.store.home import TEMPLATES
+
+# Stands in for a QEMU that goes on from any template, and whose machine never asks for anything.
+SILENT_QEMU = """#!/usr/bin/python3
+import fcntl, os, socket
+pidfile = open("qemu.pid", "w")
+fcntl.lockf(pidfile, fcntl.LOCK_EX)
+server = socket.socket(socket.AF_UNIX)
+server.bind("qmp.sock")
+server.listen()
+while True:
+    client, _ = server.accept()
+    stream = client.makefile("rwb", buffering=0)
+    stream.write(b'{"QMP": {}}\\n')
+    for line in stream:
+        if b"block_resize" in line:
+            open("goes_on", "w").close()
+        stream.write(b'{"return": {"status": "completed"}}\\n')
+"""
 
 
 def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path) -> None:
@@ -24,3 +50,53 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
 
 def test_a_machine_that_is_gone_is_destroyed_again_without_a_word(tmp_path: Path) -> None:
     machine.destroy(tmp_path / "primary")
+
+
+def test_a_destroy_does_not_wait_for_a_start_whose_machine_does_not_take_its_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    for path, text in (
+        (programs / "qemu-system-x86_64", SILENT_QEMU),
+        (programs / "qemu-img", "#!/bin/sh\ntouch $9\n"),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    image, directory = tmp_path / "image", tmp_path / "environment" / "primary"
+    for path in (image / "disk.raw", image / "vmlinuz", image / "initrd.img", directory / CREDENTIALS / "hostname"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (directory / "accelerator").write_text("tcg")
+    (directory / machine.WANTS_TEMPLATE).touch()
+    (directory / "expires_at").write_text(str(time.time() + 300))
+    settings = {
+        "image": str(image / "disk.raw"), "cpus": 1, "memory_gib": 2 / 1024, "disk_gib": 1, "public_key": "x",
+        "full_internet": False, "allowed_destinations": [],
+    }  # fmt: skip
+    key = templates.key(image / "disk.raw", machine.described(directory, settings))
+    template = templates.Template(image / TEMPLATES / key)
+    template.directory.mkdir(parents=True, mode=0o700)
+    for path in (template.memory, template.state, template.disk, template.console):
+        path.touch(mode=0o600)
+        os.truncate(path, 2 << 20)
+    (template.directory / templates.RECORD).write_text(json.dumps({"state": 2 << 20, "disk.qcow2": 2 << 20}))
+    values = {"PROVISIONER_MACHINE": json.dumps(settings), "PROVISIONER_MACHINE_DIRECTORY": str(directory)}
+    start = subprocess.Popen(
+        [sys.executable, "-m", machine.__name__, "start"],
+        env={**os.environ, **values},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with start:
+        while not (directory / "goes_on").exists():
+            assert start.poll() is None
+            time.sleep(0.02)
+        begin = time.monotonic()
+        machine.destroy(directory)
+        assert time.monotonic() - begin < machine.TAKE_SECONDS / 4
+        assert "it was destroyed while it started" in start.communicate()[1]
+        assert start.returncode == 1
+    assert not directory.exists()
+    assert template.state.exists()  # it served

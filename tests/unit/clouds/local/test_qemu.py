@@ -62,7 +62,7 @@ def test_a_machine_that_goes_on_has_the_same_devices_in_the_same_order_and_memor
     clone = command(replace(LAUNCH, memory="/proc/self/fd/5", frozen=True, internet_fd=9))
     assert devices(template) == devices(clone)
     assert "share=on" in template[template.index("-object", template.index("-object") + 1) + 1]
-    assert "memory-backend-file,id=memory,size=1024M,mem-path=/proc/self/fd/5,share=off" in clone
+    assert "memory-backend-file,id=pc.ram,size=1024M,mem-path=/proc/self/fd/5,share=off" in clone
     assert "-S" in clone  # nothing runs before its state is whole
     assert clone[clone.index("-incoming") + 1] == "defer"
     assert {"-S", "-incoming"}.isdisjoint(template)
@@ -85,6 +85,12 @@ def test_qemu_runs_in_its_sandbox_and_shows_no_monitor_or_display(kvm: bool) -> 
 
 def test_no_mitigations_are_dropped_where_the_guest_runs_on_the_real_cpu() -> None:
     assert "mitigations=off" not in " ".join(command(replace(LAUNCH, kvm=True)))
+
+
+def test_an_emulated_machine_keeps_a_bounded_amount_of_translated_code() -> None:
+    argv = command(LAUNCH)
+    assert argv[argv.index("-accel") + 1] == "tcg,tb-size=128"
+    assert "kvm" in command(replace(LAUNCH, kvm=True))
 
 
 def hold(pidfile: Path, held: Event) -> None:

@@ -61,6 +61,20 @@ def test_a_copy_that_a_living_process_holds_is_shared_and_one_of_a_dead_process_
     os.close(other)
 
 
+def test_a_copy_of_a_template_that_was_thrown_away_is_not_the_next_ones(memory: Path) -> None:
+    lenders = memory.with_name("lenders")
+    old = shared_memory.opened(memory, lenders)
+    lenders.unlink()
+    new = memory.with_name("new")
+    new.write_bytes(b"n" * memory.stat().st_size)
+    new.replace(memory)
+    shared_memory.lend(lenders, os.getpid(), old)  # a machine that had begun to go on from the old one
+    copy = shared_memory.opened(memory, lenders)
+    assert os.pread(copy, 4096, 0) == b"n" * 4096
+    os.close(copy)
+    os.close(old)
+
+
 @pytest.mark.parametrize("text", ["", "[", "[[1]]", '[["x", "y", "z"]]', "{}", '[[1, "0", 0]]'])
 def test_a_list_of_lenders_that_is_damaged_or_old_leads_to_nobody(memory: Path, text: str) -> None:
     lenders = memory.with_name("lenders")

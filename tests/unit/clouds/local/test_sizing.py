@@ -8,6 +8,7 @@ from provisioner.clouds.local.sizing import (
     available_memory_gib,
     check_machine_fits,
     check_machines_fit_together,
+    memory_shortage,
     memory_text,
 )
 from provisioner.clouds.sizing import size_of_aux_vm
@@ -51,6 +52,13 @@ def test_cuda_is_refused_locally() -> None:
 def test_the_memory_that_a_host_has_available_is_read_from_its_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:    3145728 kB\n")
     assert available_memory_gib(tmp_path / "meminfo") == 3
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, True), (5, True), (6, False)])
+def test_environments_ahead_fit_if_all_their_memory_may_be_written(count: int, fits: bool) -> None:
+    pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
+    text = memory_shortage(pair, count, 7.9)
+    assert text == "" if fits else "room for 5 environments of 1.5 GiB, not for 6" in text
 
 
 def test_it_says_how_many_environments_fit_if_all_their_memory_is_written() -> None:

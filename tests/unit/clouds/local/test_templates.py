@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +106,9 @@ def template(image: Path, launch: Launch) -> Template:
 
 
 def test_a_whole_template_of_our_own_is_used_as_it_is(image: Path, launch: Launch, template: Template) -> None:
-    assert templates.obtain(image, launch) == template
+    said: list[str] = []
+    assert templates.obtain(image, launch, said.append) == template
+    assert said == []
 
 
 def shorten(template: Template) -> None:
@@ -135,7 +141,7 @@ def test_a_template_that_is_damaged_or_that_others_may_write_is_not_used_and_goe
     monkeypatch.setattr(templates, "key", lambda *_: template.directory.name)  # with the stand-ins, it is another
     programs(tmp_path / "bin", monkeypatch, qemu_img="exit 1")
     with pytest.raises(TemplateError):
-        templates.obtain(image, launch)
+        templates.obtain(image, launch, print)
     assert not template.directory.exists()
 
 
@@ -148,8 +154,11 @@ def test_a_template_that_cannot_be_made_leaves_nothing_and_says_why(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qemu_img: str, qemu: str
 ) -> None:
     programs(tmp_path / "bin", monkeypatch, qemu=qemu, qemu_img=qemu_img)
+    said: list[str] = []
     with pytest.raises(TemplateError) as caught:
-        templates.obtain(image, launch)
+        templates.obtain(image, launch, said.append)
+    what = "a template of family-fam-1 with 1 CPU and 0.00195312 GiB of memory"
+    assert said == [f"Making {what} (only once; takes as long as a boot)"]
     assert ("no memory" in str(caught.value)) == ("no memory" in qemu)
     assert [path.name for path in (image.parent / TEMPLATES).iterdir() if path.is_dir()] == []
 
@@ -177,18 +186,21 @@ with open("{seen}", "w") as file:
 """
 
 
-def test_a_machine_that_floods_its_console_before_it_is_frozen_fills_no_disk(
+def test_a_machine_that_never_asks_for_its_credentials_fills_no_disk_with_its_console_and_is_given_up(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, program = tmp_path / "seen", tmp_path / "qemu.py"
     program.write_text(FLOODING.format(port=qemu.PORT, seen=seen))
     programs(tmp_path / "bin", monkeypatch, qemu=f"exec /usr/bin/python3 {program}", qemu_img='touch "$9"')
     with pytest.raises(TemplateError, match="ended, or asked for something else"):
-        templates.obtain(image, launch)
+        templates.obtain(image, launch, print)
     assert int(seen.read_text()) <= machine_logs.LIMIT_BYTES
+    monkeypatch.setattr(templates, "BOOT_SECONDS", 0)
+    with pytest.raises(TemplateError, match="did not ask for its credentials in time"):
+        templates.obtain(image, launch, print)
     monkeypatch.setattr("provisioner.clouds.local.disk.nearly_full", lambda _: True)
     with pytest.raises(TemplateError, match="disk is nearly full"):
-        templates.obtain(image, launch)
+        templates.obtain(image, launch, print)
 
 
 def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_made(
@@ -202,5 +214,42 @@ def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_m
         (home / name).mkdir(parents=True)
     (home / "00000000-old.lock").touch()
     with pytest.raises(TemplateError):
-        templates.obtain(image, launch)
+        templates.obtain(image, launch, print)
     assert {path.name for path in home.iterdir()} == {of_another_size, f"{key}.lock"}
+
+
+def test_memory_and_state_are_of_one_template_although_it_is_made_anew_meanwhile(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def locked_after_another_made_it_anew(*_: object, **__: object) -> Iterator[None]:
+        for path in (template.state, template.memory):
+            path.with_name("new").write_bytes(b"n" * path.stat().st_size)
+            path.with_name("new").replace(path)
+        yield
+
+    monkeypatch.setattr(templates, "locked", locked_after_another_made_it_anew)
+    with templates.opened(template) as (memory, state):
+        assert (os.pread(memory, 1, 0), os.pread(state, 1, 0)) == (b"n", b"n")
+
+
+def test_a_start_does_not_wait_to_lend_its_memory_while_the_template_is_made_anew(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "COPY_SECONDS", 0.2)
+    with template.lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        lending = threading.Thread(target=templates.lend, args=(template, os.getpid(), 0), daemon=True)
+        lending.start()
+        lending.join(30)
+        assert not lending.is_alive()
+    assert not template.lenders.exists()
+
+
+def test_a_start_that_fails_does_not_throw_away_what_another_is_making(template: Template) -> None:
+    with template.lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        templates.discard(template)
+        assert template.directory.exists()
+    templates.discard(template)
+    assert not template.directory.exists()

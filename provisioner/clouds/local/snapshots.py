@@ -1,0 +1,160 @@
+"""Freezes the machines of an environment in one moment, so that others go on from there. The machines themselves go on.
+
+What it leaves of each machine is what a template is: memory, devices' state, a layer over the image's disk. The machine
+writes all of its state into a second QEMU, which runs nothing and is as confined as any other: its memory is a file, of
+which copies share what they do not write. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner import child_environment
+from provisioner.clouds.local import disk, disk_layers, machine_logs, qemu, standstill, templates, transient
+from provisioner.store.files import read_end, write_atomically
+
+# The second QEMU never reads its disk.
+SCRATCH = "scratch.qcow2"
+# Memory of 64 GiB at a GiB in two seconds, on a busy host.
+SECONDS = 600.0
+# More than any machine can write: it stands still meanwhile.
+BYTES_PER_SECOND = 1 << 40
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A machine that is to be frozen.
+
+    Args:
+        directory: the machine's.
+        image: the disk of its image.
+        launch: how it was started.
+        disk_gib: the size of its disk.
+        target: a directory that does not exist yet, for what is left of it.
+    """
+
+    directory: Path
+    image: Path
+    launch: qemu.Launch
+    disk_gib: int
+    target: Path
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it may take of the host's disk."""
+        layer = (self.directory / disk.OVERLAY).stat()
+        return layer.st_blocks * 512 + (self.launch.memory_mib << 20)
+
+
+@dataclass(frozen=True)
+class _Receiver:
+    """The QEMU that takes a machine's state."""
+
+    subject: Subject
+    process: subprocess.Popen[bytes]
+    qmp: qemu.QMP
+    stream: socket.socket
+
+
+def freeze(subjects: Sequence[Subject]) -> list[float]:
+    """Freezes machines: stops all, saves them, and lets all go on.
+
+    Returns:
+        for how many seconds each stood still.
+
+    Raises:
+        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. The machines go on; what was written stays.
+    """
+    deadline = time.monotonic() + SECONDS
+    for subject in subjects:
+        disk_layers.noted_below(subject.directory)  # before any machine stands still for nothing
+    with contextlib.ExitStack() as receiving:
+        receivers = [receiving.enter_context(_receiver(subject)) for subject in subjects]
+        with contextlib.ExitStack() as standing:
+            machines = [standing.enter_context(standstill.held(subject.directory)) for subject in subjects]
+            stopped_at = []
+            for machine in machines:
+                stopped_at.append(time.monotonic())
+                machine.execute("stop")
+            for machine, receiver in zip(machines, receivers, strict=True):
+                _send(machine, receiver.stream)
+            for machine, receiver in zip(machines, receivers, strict=True):
+                machine.wait_for_migration(deadline)
+                receiver.qmp.wait_for_migration(deadline)
+            for subject in subjects:
+                disk_layers.copy(subject.directory / disk.OVERLAY, subject.target / templates.DISK)
+        went_on_at = time.monotonic()
+        for receiver in receivers:
+            templates.write_state(receiver.qmp, receiver.subject.target)
+            receiver.process.wait(templates.FREEZE_SECONDS)
+    for subject in subjects:
+        _complete(subject)
+    return [went_on_at - each for each in stopped_at]
+
+
+def qemu_version() -> str:
+    """Returns the first line of what QEMU says of its version; empty if there is none."""
+    try:
+        done = subprocess.run(
+            [qemu.PROGRAM, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            env=child_environment.for_program(os.environ),
+        )  # fmt: skip
+    except OSError:
+        return ""
+    return done.stdout.decode(errors="replace").partition("\n")[0].strip()
+
+
+def identity(image: Path) -> str:
+    """Returns what changes if an image's disk becomes another, although it has the same name.
+
+    Raises:
+        OSError: it is gone.
+    """
+    status = image.stat()
+    return f"{status.st_size} bytes, written at {status.st_mtime_ns}"
+
+
+@contextlib.contextmanager
+def _receiver(subject: Subject) -> Iterator[_Receiver]:
+    subject.target.mkdir(mode=0o700)
+    disk_layers.create(subject.target / SCRATCH, None, 1)
+    waits = ("-S", "-incoming", "defer")
+    ours, theirs = socket.socketpair()
+    with (
+        ours, theirs,
+        transient.running(subject.launch, subject.target, SCRATCH, SECONDS, *waits) as (process, qmp),
+    ):  # fmt: skip
+        qmp.pass_file("state", theirs.fileno())
+        theirs.close()
+        qmp.execute("migrate-incoming", uri="fd:state")
+        yield _Receiver(subject, process, qmp, ours)
+
+
+def _send(machine: qemu.QMP, stream: socket.socket) -> None:
+    machine.execute("migrate-set-capabilities", capabilities=qemu.ALL_MEMORY_GOES)
+    machine.execute("migrate-set-parameters", **{"max-bandwidth": BYTES_PER_SECOND})
+    machine.pass_file("receiver", stream.fileno())
+    stream.close()
+    machine.execute("migrate", uri="fd:receiver")
+
+
+def _complete(subject: Subject) -> None:
+    """Completes what is left of a machine, and has the host's disk take it."""
+    lower = disk_layers.noted_below(subject.directory)
+    disk_layers.put_over(subject.target / templates.DISK, lower, subject.image, subject.disk_gib)
+    console = read_end(subject.directory / machine_logs.SERIAL, machine_logs.LIMIT_BYTES)
+    write_atomically(subject.target / templates.CONSOLE, console)
+    templates.complete(subject.target)
+    for path in (*subject.target.iterdir(), subject.target):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,176 @@
+"""Freezes running environments, and brings up copies that go on from where an environment was frozen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from provisioner.best_effort import best_effort
+from provisioner.clock import now
+from provisioner.environment import lifecycle
+from provisioner.environment.isolation_proof import prove_isolation
+from provisioner.errors import HostError, UsageError
+from provisioner.machines import renewal, reservations
+from provisioner.machines.boot import boot_machines
+from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.locking import creation_lock, environment_lock
+from provisioner.models import Environment
+from provisioner.session import Phases, Session
+from provisioner.store.environments import new_id
+from provisioner.store.snapshots import Snapshot, SnapshotStore
+from provisioner.ttl import words
+
+# The timer in a machine goes on with what it had left, until the copy has been told its own time to live.
+LEAST_LEFT = timedelta(minutes=5)
+
+
+def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
+    """Freezes an environment under a name. The environment itself goes on.
+
+    Raises:
+        UsageError: it is not up, is about to end, or the name is taken.
+        CapacityError: the host's disk has no room.
+        InfrastructureError: it failed. Nothing is left of the snapshot, and the environment goes on.
+    """
+    store = SnapshotStore(session.home)
+
+    def wait() -> None:
+        session.progress.note(f"Waiting for another provisioner that is making the snapshot {name}")
+
+    with store.making(name, wait) as directory, environment_lock(session, environment) as current:
+        _require_freezable(session, current)
+        needs = session.cloud.snapshot_needs(current)
+        session.progress.note(f"Freezing {current.id}; it goes on in a moment")
+        frozen_at = now()
+        stood = session.cloud.freeze(current, directory)
+        with best_effort(session.progress, "Moving the clocks by the time in which the machines stood still"):
+            renewal.move_clocks(session, current, stood)
+        snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs)
+        store.finish(snapshot, session.environments.key_path(current.id, "controller").parent)
+    return snapshot
+
+
+def _require_freezable(session: Session, environment: Environment) -> None:
+    if environment.kind != "task":
+        raise UsageError(f"{environment.id} cannot be frozen: it builds an image.")
+    if environment.status != "ready":
+        raise UsageError(f"{environment.id} cannot be frozen: it is not ready, but {environment.status}.")
+    left = environment.expires_at - now()
+    if left < LEAST_LEFT:
+        raise UsageError(
+            f"{environment.id} ends too soon to be frozen: at least {words(LEAST_LEFT)} must be left.",
+            hint=f"provisioner extend {environment.id} 30m",
+        )
+    for role in environment.machines:
+        if not session.cloud.alive(environment, role):
+            raise UsageError(f"{environment.id} cannot be frozen: its {role} machine no longer runs.")
+
+
+def up(session: Session, name: str) -> Environment:
+    """Brings up a copy of a frozen environment, which goes on from there with keys and a time to live of its own.
+
+    start() does not run again.
+
+    Returns:
+        the copy's record, with status `ready`.
+
+    Raises:
+        ProvisionerError: it failed; everything that was created has been destroyed.
+    """
+    store = SnapshotStore(session.home)
+    snapshot = store.load(name)
+    _require_alike(session, snapshot)
+    environment = _copied(session, snapshot)
+    phases = Phases(session.progress)
+    with creation_lock(session, environment):
+        environment = reservations.reserve(session, environment)
+        with lifecycle.cleared_on_failure(session, environment):
+            task_key = store.key(name, "task") if "aux" in environment.machines else None
+            with phases.phase("create"):
+                record_environment(session, environment, task_key)
+                _require_same(store, snapshot)
+                [environment] = create_machines(session, [environment])
+            with phases.phase("renewal"):
+                renewal.renew(session, environment)
+            environment = _made_ready(session, environment, phases)
+    return lifecycle.left_to_operator(session, environment)
+
+
+def _require_alike(session: Session, snapshot: Snapshot) -> None:
+    """Requires that machines can go on here.
+
+    Raises:
+        HostError: something is not as it was when they were frozen.
+    """
+    needs = session.cloud.snapshot_needs(snapshot.environment)
+    for name in sorted(snapshot.needs.keys() | needs.keys()):
+        then, today = snapshot.needs.get(name, "none"), needs.get(name, "none")
+        if then != today:
+            raise HostError(
+                f"The snapshot {snapshot.name} cannot go on here: {name} was {then}, and is {today}.",
+                hint="Machines go on only with what they were frozen with. Freeze an environment anew.",
+            )
+
+
+def _require_same(store: SnapshotStore, snapshot: Snapshot) -> None:
+    """Requires that a snapshot is still what it was when it was read. From its copy's record on it cannot be removed.
+
+    Raises:
+        UsageError: it was removed, and perhaps another environment was frozen under its name.
+    """
+    if store.load(snapshot.name) != snapshot:
+        raise UsageError(f"The snapshot {snapshot.name} has become another one in this moment.", hint="Try again.")
+
+
+def _copied(session: Session, snapshot: Snapshot) -> Environment:
+    """Returns the record of a new copy. What was scored and begun in the frozen environment counts in the copy."""
+    frozen, created_at = snapshot.environment, now()
+    identity = new_id(frozen.family, frozen.task)
+    asleep = created_at - snapshot.frozen_at
+    return frozen.model_copy(
+        update={
+            "id": identity,
+            "stack": identity,
+            "placement": {},
+            "status": "creating",
+            "shared_ledger": bool(session.database),
+            "attended": True,
+            "batch": "",
+            "created_at": created_at,
+            "expires_at": created_at + session.ttl,
+            "usd_per_hour": None,
+            "endpoints": {},
+            "probes": (),
+            "phases": (),
+            "snapshot": snapshot.name,
+            "addresses_of": frozen.addresses_of or frozen.id,
+            "started_at": frozen.started_at and frozen.started_at + asleep,
+            "agent_at": frozen.agent_at and frozen.agent_at + asleep,
+        }
+    )
+
+
+def _made_ready(session: Session, environment: Environment, phases: Phases) -> Environment:
+    with phases.phase("boot"):
+        connections = boot_machines(session, environment)
+    try:
+        with phases.phase("isolation"):
+            results = prove_isolation(session, environment, connections)
+    finally:
+        for connection in connections.values():
+            connection.close()
+    return session.environments.update(environment, probes=results, status="ready", phases=tuple(phases.finished))
+
+
+def remove(session: Session, name: str) -> None:
+    """Removes a snapshot.
+
+    Raises:
+        UsageError: there is none, or environments run whose disks are layers over it.
+    """
+    copies = [each.id for each in session.environments.all() if each.snapshot == name]
+    if copies:
+        raise UsageError(
+            f"The snapshot {name} cannot be removed: {', '.join(copies)} went on from it and still exist.",
+            hint=f"provisioner destroy {' '.join(copies)}",
+        )
+    SnapshotStore(session.home).remove(name)

@@ -1,0 +1,303 @@
+"""Serves one call of the exec server, from its request to its end: moves input and output, keeps the time limit.
+
+Never holds more than a few pieces of data: what the controller does not take stays with the command.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+
+from provisioner_exec_cgroup import Cgroup
+from provisioner_exec_frames import (
+    ALIVE,
+    DATA_BYTES,
+    REQUEST,
+    STARTED,
+    STDERR,
+    STDIN,
+    STDOUT,
+    BadFrameError,
+    Frames,
+    ended,
+    frame,
+)
+from provisioner_exec_start import OPERATIONS, Child, StartError
+
+REQUEST_SECONDS = 60.0
+ALIVE_SECONDS = 10.0
+# How long output is awaited after the command's end: a process in the background may hold its pipes for ever.
+LAST_OUTPUT_SECONDS = 0.1
+# More than a pipe holds: what comes after it is another process's.
+LAST_OUTPUT_PIECES = 16
+INPUT_BYTES = 256 << 10
+OUTPUT_BYTES = 64 << 10
+
+
+class ControllerGoneError(Exception):
+    """The channel to the controller was closed."""
+
+
+class Call:
+    """Serves one call.
+
+    Args:
+        reader, writer: descriptors of the channel to the controller; the same for a socket.
+    """
+
+    def __init__(self, reader, writer):
+        self._reader, self._writer = reader, writer
+        self._frames = Frames()
+        self._out = bytearray()
+        self._input = bytearray()
+        self._input_ended = False
+        self._child = None
+        self._streams = {}
+        self._report = bytearray()
+        self._alive_at = time.monotonic()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        self._woken, wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self):
+        """Carry the call out. Whatever it started in time is ended whole if the controller goes or the time is over."""
+        cgroup = None
+        try:
+            request = self._request()
+            try:
+                cgroup = Cgroup(f"{os.getpid()}-{time.monotonic_ns()}", request["user"])
+                self._out += self._carry_out(request, cgroup)
+            except OSError as error:  # no memory or process left
+                self._end_all(cgroup)
+                self._out += ended(**StartError("process", error.errno or 5, str(error)).report)
+            self._flush()
+        except (ControllerGoneError, BadFrameError):
+            self._end_all(cgroup)
+            return
+        if cgroup:
+            cgroup.leave()
+
+    def _end_all(self, cgroup):
+        """End the call's processes: those of its cgroup, and of its process group, as root's may leave the cgroup."""
+        if self._child:
+            self._child.kill()
+        if cgroup:
+            cgroup.end()
+
+    def _request(self):
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            found = self._frames.next()
+            if found:
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ControllerGoneError
+            self._poll({self._reader: select.POLLIN}, left)
+            self._receive()
+        kind, payload = found
+        if kind != REQUEST:
+            raise BadFrameError("the first frame is no request")
+        return parse_request(payload)
+
+    def _carry_out(self, request, cgroup):
+        """Run the call's process to its end and return the frame that says how it ended."""
+        limit = request["timeout_seconds"]
+        deadline = None if limit is None else time.monotonic() + limit
+        child = self._child = Child(request, cgroup)
+        self._streams = {child.stdout: STDOUT, child.stderr: STDERR}
+        status = None
+        while status is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                self._end_all(cgroup)
+                child.wait(0)
+                self._drain()
+                return ended(timed_out=True)
+            ready = self._poll(self._interests(), left)
+            if child.status in ready:
+                self._hear_report()
+            self._move(ready)
+            status = child.wait(os.WNOHANG)
+        while child.status is not None:
+            self._hear_report()
+        if self._report:
+            return ended(**json.loads(bytes(self._report)))
+        self._drain()
+        return ended(code=exit_code(status))
+
+    def _hear_report(self):
+        """Take a piece of what the process says of its start. If it closes the pipe without a word, it has started."""
+        data = os.read(self._child.status, 4096)
+        self._report += data
+        if data:
+            return
+        os.close(self._child.status)
+        self._child.status = None
+        if not self._report:
+            self._out += frame(STARTED)
+
+    def _interests(self):
+        """Return what to wait for. Output is read only while little of it waits for the controller."""
+        child = self._child
+        wanted = {self._woken: select.POLLIN, self._reader: 0}
+        if len(self._input) < INPUT_BYTES:
+            wanted[self._reader] = select.POLLIN
+        if self._out:
+            wanted[self._writer] = wanted.get(self._writer, 0) | select.POLLOUT
+        if child.status is not None:
+            wanted[child.status] = select.POLLIN
+        elif len(self._out) < OUTPUT_BYTES:
+            wanted.update(dict.fromkeys(self._streams, select.POLLIN))
+        if child.stdin is not None and (self._input or self._input_ended):
+            wanted[child.stdin] = select.POLLOUT
+        return wanted
+
+    def _poll(self, wanted, seconds):
+        """Wait for events, for a moment at most if there is a sign of life to give. Return them by descriptor."""
+        poll = select.poll()
+        for descriptor, events in wanted.items():
+            poll.register(descriptor, events)
+        pause = ALIVE_SECONDS / 2 if seconds is None else min(seconds, ALIVE_SECONDS / 2)
+        ready = dict(poll.poll(pause * 1000))
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        if time.monotonic() - self._alive_at > ALIVE_SECONDS and not self._out:
+            self._out += frame(ALIVE)
+            self._alive_at = time.monotonic()
+        if ready.get(self._reader, 0) & (select.POLLHUP | select.POLLERR) and not ready[self._reader] & select.POLLIN:
+            raise ControllerGoneError
+        return ready
+
+    def _move(self, ready):
+        """Move what can be moved without waiting."""
+        if ready.get(self._reader, 0) & select.POLLIN:
+            self._receive()
+        self._take_input()
+        if self._child.stdin in ready:
+            self._give()
+        for stream in [stream for stream in self._streams if stream in ready]:
+            self._collect(stream)
+        self._send()
+
+    def _receive(self):
+        try:
+            data = os.read(self._reader, DATA_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise ControllerGoneError from None
+        if not data:
+            raise ControllerGoneError
+        self._frames.feed(data)
+
+    def _take_input(self):
+        while len(self._input) < INPUT_BYTES:
+            found = self._frames.next()
+            if not found:
+                return
+            kind, payload = found
+            if kind == REQUEST or self._input_ended:
+                raise BadFrameError("a frame comes out of order")
+            if kind == STDIN:
+                self._input += payload
+            else:
+                self._input_ended = True
+
+    def _give(self):
+        """Give the command its input. One that does not want it any more loses it."""
+        child = self._child
+        try:
+            if self._input:
+                del self._input[: os.write(child.stdin, self._input[:DATA_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            child.close_stdin()
+        if self._input_ended and not self._input:
+            child.close_stdin()
+        if child.stdin is None:
+            self._input.clear()
+
+    def _collect(self, stream):
+        """Take a piece of output and return whether there may be more at once."""
+        try:
+            data = os.read(stream, DATA_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._out += frame(self._streams[stream], data)
+        else:
+            del self._streams[stream]
+            os.close(stream)
+        return bool(data)
+
+    def _drain(self):
+        """Take the last output: what the pipes hold, and what comes a moment later."""
+        deadline = time.monotonic() + LAST_OUTPUT_SECONDS
+        pieces = dict.fromkeys(self._streams, LAST_OUTPUT_PIECES)
+        while self._streams:
+            for stream in list(self._streams):
+                while stream in self._streams and pieces[stream] > 0 and self._collect(stream):
+                    pieces[stream] -= 1
+                    self._flush()
+            left = deadline - time.monotonic()
+            waiting = {stream: select.POLLIN for stream in self._streams if pieces[stream] > 0}
+            if left <= 0 or not waiting or not self._poll({**waiting, self._reader: 0}, left):
+                return
+
+    def _send(self):
+        if self._out:
+            try:
+                del self._out[: os.write(self._writer, self._out)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise ControllerGoneError from None
+
+    def _flush(self):
+        """Send all that waits, as long as the controller is there."""
+        self._send()
+        while self._out:
+            self._poll({self._reader: 0, self._writer: select.POLLOUT}, None)
+            self._send()
+
+
+def exit_code(status):
+    """Return a process's exit code, 128+n if signal n ended it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+KEYS = {
+    "operation": str, "user": str, "cwd": (str, type(None)), "environment": dict, "argv": list, "program": str,
+    "timeout_seconds": (int, float, type(None)), "path": str, "limit_bytes": int, "remove": bool, "mode": int,
+}  # fmt: skip
+DEFAULTS = {
+    "user": "root", "cwd": None, "environment": {}, "argv": [""], "program": "", "timeout_seconds": None, "path": "",
+    "limit_bytes": 0, "remove": False, "mode": 0o644,
+}  # fmt: skip
+
+
+def parse_request(payload):
+    """Check the controller's request and add what it left out.
+
+    Raises:
+        BadFrameError: it is no request.
+    """
+    try:
+        request = {**DEFAULTS, **json.loads(payload)}
+    except (ValueError, TypeError):
+        raise BadFrameError("the request is no JSON object") from None
+    if not all(isinstance(request.get(key), kind) for key, kind in KEYS.items()):
+        raise BadFrameError("the request lacks something")
+    texts = [*request["argv"], *request["environment"], *request["environment"].values()]
+    if not request["argv"] or not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise BadFrameError("the request has no command")
+    if request["operation"] not in OPERATIONS:
+        raise BadFrameError("there is no such operation")
+    return request

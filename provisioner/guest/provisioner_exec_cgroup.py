@@ -1,0 +1,131 @@
+"""Gives each command of the exec server a cgroup of its own, which bounds it and by which it is ended whole.
+
+The agent's commands go into the agent's cgroup (agent_cgroup.sh), whose limits they share, and which is ended before
+scoring. Where there are no such cgroups (another Linux than ours), only its process group is ended.
+"""
+
+import os
+import subprocess
+import time
+
+ROOT = "/sys/fs/cgroup"
+OURS = ROOT + "/provisioner"
+AGENTS = ROOT + "/agent"
+AGENT = "agent"
+AGENT_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent_cgroup.sh")
+# What a command of root's leaves to the rest of the system, at least.
+RESERVE_BYTES = 64 << 20
+END_SECONDS = 20.0
+
+
+def is_available():
+    """Return whether this machine has cgroups of version 2, and this process may make some."""
+    return os.geteuid() == 0 and os.path.exists(ROOT + "/cgroup.controllers") and os.access(ROOT, os.W_OK)
+
+
+class Cgroup:
+    """Holds the processes of one call.
+
+    Args:
+        name: unique; it begins with the id of the process that serves the call.
+        user: whose command it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, name, user):
+        self._is_agents = False
+        self.path = None
+        if not is_available():
+            return
+        self._is_agents = user == AGENT and os.path.exists(AGENT_PROGRAM)
+        parent = _agents() if self._is_agents else _ours()
+        self.path = os.path.join(parent, "call-" + name)
+        os.mkdir(self.path)
+        if not self._is_agents:
+            for file, limit in _limits().items():
+                _write(os.path.join(self.path, file), limit)
+
+    def join(self):
+        """Move this process into it. For a new process, before anything of the user's runs.
+
+        Raises:
+            OSError: that is impossible, or the agent's processes are not let in, as it is being scored.
+        """
+        if self.path is None:
+            return
+        _write(self.path + "/cgroup.procs", "0")
+        if self._is_agents and _read(AGENTS + "/pids.max").strip() == "0":
+            raise BlockingIOError(11, "the agent's processes are not let in")
+
+    def end(self):
+        """End all processes in it, and remove it as far as that is possible."""
+        if self.path is None:
+            return
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                _write(self.path + "/cgroup.kill", "1")
+                if "populated 0" in _read(self.path + "/cgroup.events"):
+                    break
+            except OSError:
+                break
+            time.sleep(0.02)
+        self.leave()
+
+    def leave(self):
+        """Remove it and those of calls that are over, unless processes in the background still use them."""
+        if self.path is None:
+            return
+        parent = os.path.dirname(self.path)
+        for name in os.listdir(parent):
+            path = os.path.join(parent, name)
+            if name.startswith("call-") and (path == self.path or not os.path.exists("/proc/" + name.split("-")[1])):
+                try:
+                    os.rmdir(path)
+                except OSError:  # in use, or another call was quicker
+                    continue
+
+
+def outlive_call():
+    """Move this process out of its call's cgroup, so that it outlives the call however that ends."""
+    if is_available():
+        path = os.path.join(_ours(), "supervisors")
+        os.makedirs(path, exist_ok=True)
+        _write(path + "/cgroup.procs", "0")
+
+
+def _ours():
+    if not os.path.exists(OURS):
+        _write(ROOT + "/cgroup.subtree_control", "+memory +pids")
+        os.makedirs(OURS, exist_ok=True)
+    _write(OURS + "/cgroup.subtree_control", "+memory +pids")
+    return OURS
+
+
+def _agents():
+    """Return the agent's cgroup. The program that knows its limits makes it."""
+    if not os.path.exists(AGENTS + "/logins"):
+        subprocess.run(["/bin/sh", AGENT_PROGRAM, "reopen"], stdin=subprocess.DEVNULL, check=False)
+    return AGENTS
+
+
+def _limits():
+    """Return what a command may take: nearly all, so that a runaway one does not stop the machine."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    tasks = min(int(_read("/proc/sys/kernel/threads-max")), int(_read("/proc/sys/kernel/pid_max")))
+    return {"memory.max": str(total - max(RESERVE_BYTES, total // 20)), "pids.max": str(tasks * 3 // 4)}
+
+
+def _read(path):
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def _write(path, text):
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode("ascii"))
+    finally:
+        os.close(descriptor)

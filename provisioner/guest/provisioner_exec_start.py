@@ -1,0 +1,270 @@
+"""Starts what a call of the exec server asks for, in a process of its own: a program, Python text, or work on a file.
+
+The process becomes the user before it touches anything of the user's. What cannot start is reported with its errno.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pwd
+import signal
+import stat
+import sys
+import traceback
+
+from provisioner_login import ROOT_PATH, USER_PATH, login_environment
+
+MOST_DESCRIPTORS = 4096
+CHUNK_BYTES = 64 << 10
+PR_SET_DUMPABLE = 4
+# In the new process: the pipe to the server that says why it cannot start.
+REPORT = 3
+
+
+class StartError(Exception):
+    """Something cannot be started.
+
+    Args:
+        what: what is wrong: user, directory, program, file or process.
+        number: the errno.
+        text: an explanation.
+    """
+
+    def __init__(self, what, number, text):
+        super().__init__(what, number, text)
+        self.report = {"what": what, "errno": number, "text": text[:1000]}
+
+
+class Child:
+    """Runs a call's process.
+
+    Args:
+        request: what to do.
+        cgroup: where.
+
+    Attributes:
+        pid: the process, which leads a session and a process group; None once it is over.
+        stdin, stdout, stderr: our ends of its pipes, which never block.
+        status: where it says why it cannot start; closed without a word once it has.
+    """
+
+    def __init__(self, request, cgroup):
+        theirs, self.stdin = os.pipe()
+        self.stdout, out = os.pipe()
+        self.stderr, err = os.pipe()
+        self.status, report = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _child(request, cgroup, (theirs, out, err, report))
+        for descriptor in (theirs, out, err, report):
+            os.close(descriptor)
+        for descriptor in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(descriptor, False)
+
+    def wait(self, options):
+        """Return the status of the process that is over, None as long as it runs. Options are those of os.waitpid."""
+        pid, status = os.waitpid(self.pid, options)
+        if not pid:
+            return None
+        self.pid = None
+        return status
+
+    def kill(self):
+        """Kill the process group, unless the process is over: its number may be another's then."""
+        for kill in (os.killpg, os.kill):  # it may not lead a group yet
+            if self.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self.pid, signal.SIGKILL)
+
+    def close_stdin(self):
+        """End the process's input."""
+        if self.stdin is not None:
+            os.close(self.stdin)
+            self.stdin = None
+
+
+def _child(request, cgroup, descriptors):
+    """Do what is asked and end, whatever happens."""
+    code = 255
+    try:
+        _arrange(descriptors)
+        code = _run(request, cgroup)
+    except StartError as error:
+        _tell(error.report)
+    except OSError as error:
+        _tell(StartError("process", error.errno or errno.EIO, str(error)).report)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _arrange(descriptors):
+    """Make the pipes this process's streams and REPORT, and close everything else of the server's."""
+    for number, high in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 16) for each in descriptors]):
+        os.dup2(high, number, inheritable=number != REPORT)
+    os.closerange(REPORT + 1, MOST_DESCRIPTORS)
+
+
+def _tell(what):
+    try:
+        os.write(REPORT, json.dumps(what).encode("ascii"))
+    except OSError:  # it had begun
+        os.write(2, json.dumps(what).encode("ascii"))
+
+
+def _run(request, cgroup):
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    cgroup.join()
+    protect("0")
+    try:
+        user = pwd.getpwnam(request["user"])
+    except KeyError:
+        raise StartError("user", errno.ENOENT, "there is no user " + request["user"]) from None
+    _become(user)
+    os.umask(0o022)
+    try:
+        os.chdir(request["cwd"] or user.pw_dir)
+    except OSError as error:
+        if request["cwd"]:
+            raise StartError("directory", error.errno, str(error)) from None
+        os.chdir("/")
+    path = ROOT_PATH if user.pw_uid == 0 else USER_PATH
+    environment = login_environment("/etc", user.pw_name, user.pw_dir, user.pw_shell or "/bin/sh", path)
+    environment.update(request["environment"])
+    return OPERATIONS[request["operation"]](request, environment)
+
+
+def protect(adjustment):
+    """Tell the kernel how gladly it should end this process when memory is short."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(adjustment)
+    except OSError:  # only root may
+        pass
+
+
+def _become(user):
+    if user.pw_uid == os.geteuid():
+        return
+    for output in (1, 2):
+        os.fchown(output, user.pw_uid, user.pw_gid)  # otherwise its `echo ... > /dev/stderr` is refused
+    os.initgroups(user.pw_name, user.pw_gid)
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+
+
+def _execute(request, environment):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores them, and the program would inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    argv = request["argv"]
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        raise StartError("program", error.errno, argv[0] + ": " + os.strerror(error.errno)) from None
+
+
+def _interpret(request, environment):
+    """Run Python text in this process: as if by `python3 -I -S -`, but without an interpreter's start."""
+    os.close(REPORT)
+    _be_readable()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = request["argv"]
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    main = type(sys)("__main__")
+    sys.modules["__main__"] = main
+    code = 0
+    try:
+        exec(compile(request["program"], request["argv"][0], "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = code or 120  # as Python itself ends then
+    return code
+
+
+def _be_readable():
+    """Give this process's entries in /proc to its user again, who lost them with the change of user."""
+    if os.access("/proc/self/fd", os.R_OK):
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def _exit_code(value):
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 255
+    sys.stderr.write(str(value) + "\n")
+    return 1
+
+
+def _read(request, _environment):
+    """Write a file's contents to stdout; return an errno, 0 if all is well."""
+    path, limit = request["path"], request["limit_bytes"]
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        _require_file(os.fstat(file).st_mode)
+        left = limit + 1
+        os.close(REPORT)
+        while left > 0:
+            data = os.read(file, min(CHUNK_BYTES, left))
+            if not data:
+                break
+            _write_all(1, data)
+            left -= len(data)
+        if left <= 0:
+            return errno.EFBIG
+        if request["remove"]:
+            os.unlink(path)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def _write(request, _environment):
+    """Write stdin to a file, whose directories are made; return an errno, 0 if all is well."""
+    path = request["path"]
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, request["mode"])
+        _require_file(os.fstat(file).st_mode)
+        os.close(REPORT)
+        while True:
+            data = os.read(0, CHUNK_BYTES)
+            if not data:
+                break
+            _write_all(file, data)
+        os.close(file)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def _require_file(mode):
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def _write_all(descriptor, data):
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+OPERATIONS = {"execute": _execute, "interpret": _interpret, "read": _read, "write": _write}

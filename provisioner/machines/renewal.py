@@ -1,0 +1,121 @@
+"""Gives machines that go on from a snapshot keys, random numbers and a time of their own, before anybody else comes in.
+
+They still know the frozen environment's controller only, so that is how they are reached, once. In them, the program
+that took their credentials when they booted takes new ones, in the same way. Whoever was root there may prevent that,
+or do something else instead, and harms nobody but itself: the controller then refuses the machine, or goes on as with
+any whose root is hostile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from provisioner.clouds.guest_files import GUEST
+from provisioner.errors import MachineLostError, TaskError
+from provisioner.machines.connect import connect
+from provisioner.machines.parallel import on_all_machines
+from provisioner.models import Environment, Role
+from provisioner.remote.login import Login
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from provisioner.store.snapshots import SnapshotStore
+
+# A machine that has just gone on answers in a second or two, without KVM and on a busy host in some more.
+LOGIN_SECONDS = 120.0
+SECONDS = 120.0
+
+# The first that happens is new random numbers, the second the time (credentials.pl). $1 is ttl.sh.
+_RENEW = r"""
+set -eu
+umask 077
+given=/run/provisioner-renewal
+rm -rf "$given"
+# The boot id of the frozen machine lies there, in a file that is gone, over which nothing can be mounted.
+umount --lazy /proc/sys/kernel/random/boot_id || :
+timeout 60 perl /usr/lib/provisioner/credentials.pl "$given"
+sh -c "$1" ttl "$(cat "$given/expires_at")" move
+cd /etc/ssh
+cat "$given/host_key" > ssh_host_ed25519_key.new
+mv ssh_host_ed25519_key.new ssh_host_ed25519_key
+rm -f ssh_host_ed25519_key.pub
+for keys in "$given"/authorized_keys.*; do
+    user=${keys##*.}
+    (umask 022 && cat "$keys" > "authorized_keys.d/.$user.new")
+    mv "authorized_keys.d/.$user.new" "authorized_keys.d/$user"
+done
+rm -rf "$given"
+systemctl kill --kill-who=main --signal=HUP ssh.service
+"""
+
+# Moves the clock by so many nanoseconds (asm/unistd_64.h: clock_settime, clock_gettime).
+_MOVE_CLOCK = r"""
+my $time = pack 'q2', 0, 0;
+syscall(228, 0, $time) == 0 or die "clock_gettime: $!\n";
+my ($seconds, $nanoseconds) = unpack 'q2', $time;
+my $now = $seconds * 1_000_000_000 + $nanoseconds + $ARGV[0];
+$time = pack 'q2', int($now / 1_000_000_000), $now % 1_000_000_000;
+syscall(227, 0, $time) == 0 or die "clock_settime: $!\n";
+"""
+
+
+def renew(session: Session, environment: Environment) -> None:
+    """Renews all machines of an environment that went on from a snapshot.
+
+    Raises:
+        MachineLostError: a machine cannot be reached.
+        TaskError: a machine does not take what it is given.
+    """
+    ttl = (GUEST / "ttl.sh").read_text()
+
+    def renew_one(role: Role, cancelled: threading.Event) -> None:
+        def alive() -> bool:
+            return not cancelled.is_set() and session.cloud.alive(environment, role)
+
+        try:
+            with Connection(_frozen_login(session, environment, role), LOGIN_SECONDS, alive, session.check) as frozen:
+                done = frozen.run(["sh", "-c", _RENEW, "renew", ttl], timeout_seconds=SECONDS)
+        except MachineLostError as error:
+            raise MachineLostError(
+                f"The {role} machine does not go on from the snapshot as its controller left it: {error.message}",
+                hint="Whoever was root in it when it was frozen can bring that about.",
+            ) from error
+        if done.exit_code != 0:
+            raise TaskError(
+                f"The {role} machine did not take its new keys.",
+                hint="Whoever was root in it when it was frozen can bring that about.",
+                details=done.stderr.decode(errors="replace").strip()[-1000:],
+            )
+
+    on_all_machines(environment.machines, renew_one)
+
+
+def _frozen_login(session: Session, environment: Environment, role: Role) -> Login:
+    store, endpoint = SnapshotStore(session.home), environment.endpoints[role]
+    return Login(
+        endpoint=endpoint,
+        user="root",
+        private_key=store.key_path(environment.snapshot, "controller"),
+        host_key=store.key_path(environment.snapshot, f"host_{role}.pub").read_text().strip(),
+        pidfile=session.environments.directory(environment.id) / role / endpoint.pidfile if endpoint.pidfile else None,
+    )
+
+
+def move_clocks(session: Session, environment: Environment, seconds: Mapping[Role, float]) -> None:
+    """Moves the clocks of machines that stood still.
+
+    Raises:
+        MachineLostError: a machine cannot be reached.
+        TaskError: a machine does not let its clock be moved.
+    """
+
+    def move(role: Role, _: threading.Event) -> None:
+        with connect(session, environment, role) as connection:
+            done = connection.run(["perl", "-e", _MOVE_CLOCK, str(int(seconds[role] * 1e9))])
+        if done.exit_code != 0:
+            raise TaskError(
+                f"The clock of the {role} machine is slow by {seconds[role]:.1f} seconds.",
+                details=done.stderr.decode(errors="replace").strip()[-1000:],
+            )
+
+    on_all_machines(environment.machines, move)

@@ -1,0 +1,65 @@
+"""Waits for a machine's sshd to answer: opens connections, one after the other, until one of them brings something."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from provisioner.errors import MachineLostError
+from provisioner.remote.login import Login
+from provisioner.remote.namespaces import Sockets
+
+# A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
+# later. So a new attempt starts after this time, beside the earlier ones.
+ATTEMPT_SECONDS = 0.7
+ATTEMPTS_AT_ONCE = 4
+CONNECT_SECONDS = 10.0
+
+
+def answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
+    """Opens staggered connections and returns the first on which sshd sends something."""
+    attempts: list[tuple[socket.socket, float]] = []
+    begun_at = -ATTEMPT_SECONDS
+    sockets = Sockets(login.pidfile)
+    try:
+        while time.monotonic() < deadline and alive():
+            now = time.monotonic()
+            if now - begun_at > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE:
+                begun_at = now
+                # Reading its first bytes waits for as long as connecting does.
+                patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
+                with contextlib.suppress(OSError):
+                    attempts.append((sockets.connect(login.endpoint.host, login.endpoint.port, patience), now))
+            for attempt in list(attempts):
+                answer = _first_bytes(attempt[0])
+                if answer:
+                    attempts.remove(attempt)
+                    attempt[0].settimeout(None)
+                    return attempt[0]
+                if answer is not None or now - attempt[1] > ATTEMPT_SECONDS * ATTEMPTS_AT_ONCE:
+                    attempt[0].close()
+                    attempts.remove(attempt)
+            time.sleep(0.05)
+    finally:
+        sockets.close()
+        for stream, _ in attempts:
+            stream.close()
+    raise no_ssh(where, alive)
+
+
+def no_ssh(where: str, alive: Callable[[], bool]) -> MachineLostError:
+    """Returns the error for a machine whose sshd did not answer."""
+    why = "it did not answer in time" if alive() else "it ended by itself"
+    return MachineLostError(f"No SSH at {where}: {why}.")
+
+
+def _first_bytes(stream: socket.socket) -> bytes | None:
+    """Peeks at the first bytes from sshd: None if there are none yet, empty if the connection was closed."""
+    try:
+        return stream.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,147 @@
+"""Who has taken QEMU over makes something else of the machine's disk, before the environment is frozen.
+
+The copies' disks lie over it, and the controller's programs open it: it must lead to no other file of the host, and
+reading it must come to an end. A builder's disk becomes an image, over which all machines of its family lie.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
+from provisioner.config import Settings
+from provisioner.errors import ImageBuildError
+from provisioner.store.home import Home
+from provisioner.store.images import ImageStore
+from tests.unit.fakes.world import environment
+
+MIB = 1 << 20
+# Offsets in the header (QEMU's docs/interop/qcow2.txt).
+VERSION, SIZE, ENCRYPTION, TABLES, INCOMPATIBLE = 4, 24, 32, 40, 72
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    image = tmp_path / "image.raw"
+    image.write_bytes(b"i" * MIB)
+    return image
+
+
+@pytest.fixture
+def layer(tmp_path: Path, image: Path) -> Path:
+    layer = tmp_path / "layer.qcow2"
+    create(layer, image)
+    return layer
+
+
+def forge(layer: Path, offset: int, data: bytes) -> None:
+    with layer.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def forge_data_file(layer: Path) -> None:
+    """Makes a disk whose data are those of another file of the host."""
+    secret = layer.with_name("secret")
+    options = f"data_file={secret},data_file_raw=on"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, str(layer), "1M"], check=True)
+    secret.write_bytes(b"s" * MIB)
+
+
+def test_a_layer_whose_data_is_another_file_is_refused(tmp_path: Path, image: Path) -> None:
+    layer = tmp_path / "layer.qcow2"
+    forge_data_file(layer)
+    with pytest.raises(UntrustworthyLayerError):
+        put_over(layer, image, image, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data"),
+    [
+        (0, b"\x7fELF"),
+        (VERSION, struct.pack(">I", 2)),
+        (SIZE, struct.pack(">Q", (1 << 30) + 1)),
+        (ENCRYPTION, struct.pack(">I", 2)),
+        *((INCOMPATIBLE, struct.pack(">Q", 1 << bit)) for bit in (1, 2, 3, 4, 63)),
+    ],
+    ids=["magic", "version", "size", "encrypted", "corrupt", "data-file", "compression", "subclusters", "unknown"],
+)
+def test_a_layer_of_another_kind_is_refused(layer: Path, offset: int, data: bytes) -> None:
+    require_plain(layer, 1)
+    forge(layer, offset, data)
+    with pytest.raises(UntrustworthyLayerError):
+        require_plain(layer, 1)
+
+
+def break_tables(layer: Path) -> None:
+    """Makes a disk whose header begins as it should, and whose tables lie where none can."""
+    create(layer, None, 1)
+    forge(layer, TABLES, struct.pack(">Q", 1))
+
+
+@pytest.mark.parametrize("spoil", [forge_data_file, break_tables], ids=["data-file", "tables"])
+def test_a_builders_disk_that_is_not_as_qemu_makes_it_becomes_no_image(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    builder = environment(kind="builder")
+    directory = home.environments / builder.id / "primary"
+    directory.mkdir(parents=True)
+    spoil(directory / "disk.qcow2")
+    base = ImageStore(home).path(builder.machines["primary"].image)
+    base.mkdir()
+    (base / "disk.raw").write_bytes(b"i" * MIB)
+    note_below(directory, base / "disk.raw")
+    finished = tmp_path / "finished"
+    finished.mkdir()
+    with pytest.raises(ImageBuildError, match="builder's disk is not used"):
+        LocalCloud(home, Settings()).capture(builder, "image", finished)
+    assert list(finished.iterdir()) == []
+
+
+def test_a_layer_of_a_size_that_no_program_gets_to_the_end_of_is_refused_at_once(tmp_path: Path, image: Path) -> None:
+    lower, layer = tmp_path / "lower.qcow2", tmp_path / "layer.qcow2"
+    create(lower, image)
+    create(layer, lower)
+    size, cluster = 1 << 50, 1 << 16
+    table = (layer.stat().st_size + cluster - 1) // cluster * cluster
+    entries = size // (cluster * cluster // 8)  # all empty, and a hole on the disk
+    forge(layer, SIZE, struct.pack(">Q", size))
+    forge(layer, SIZE + 12, struct.pack(">IQ", entries, table))
+    with layer.open("r+b") as file:
+        file.truncate(table + entries * 8)
+    begin = time.monotonic()
+    with pytest.raises(UntrustworthyLayerError):
+        put_over(layer, lower, image, 16)
+    assert time.monotonic() - begin < 60  # qemu-img takes days
+
+
+@pytest.mark.parametrize("size", [0, 3, 79])
+def test_a_layer_that_is_cut_off_is_refused(layer: Path, size: int) -> None:
+    layer.write_bytes(layer.read_bytes()[:size])
+    with pytest.raises(UntrustworthyLayerError):
+        require_plain(layer, 1)
+
+
+def test_a_damaged_layer_is_an_error_in_a_bounded_time(layer: Path, image: Path, tmp_path: Path) -> None:
+    lower = tmp_path / "lower.qcow2"
+    create(lower, image)
+    whole, dice = layer.read_bytes(), random.Random(7)
+    for _ in range(10):
+        damaged = bytearray(whole)
+        for _ in range(20):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        layer.write_bytes(damaged)
+        try:
+            put_over(layer, lower, image, 1)
+        except (OSError, subprocess.SubprocessError):
+            continue

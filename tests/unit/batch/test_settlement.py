@@ -1,0 +1,64 @@
+"""What is made of the reservations of attempts that nobody looks after; test_attempts.py shows more."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from provisioner.batch import settlement
+from provisioner.clock import now
+from provisioner.costs.ledger import Entry
+from provisioner.errors import InfrastructureError
+from provisioner.session import Session
+from provisioner.ttl import TEARDOWN
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import created, environment
+
+HOUR = timedelta(hours=1)
+
+
+def reserve(session: Session, name: str, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:
+    session.ledger.reserve(
+        Entry(
+            environment=name, kind="task", cloud="local", region="crater", family="fam", task="main", batch="b-1",
+            project="", command="b-1", launched_at=now() - launched, expires_at=now() + left, reserved_micro_usd=1000,
+        )
+    )  # fmt: skip
+
+
+def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InfrastructureError("It restarts.")
+
+    monkeypatch.setattr(settlement, "LEDGER_PAUSES", (0.0,))
+    monkeypatch.setattr(type(session.ledger), "entries", fail)
+    costs = settlement.costs(session, ["env"])
+    assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
+
+
+def test_an_orphan_is_settled_once_its_terraform_has_surely_ended(session: Session) -> None:
+    reserve(session, "young")
+    reserve(session, "old", launched=settlement.MAX_CREATION)
+    for name in ("young", "old"):
+        settlement.settle_orphan(session, name, wait=False)
+    assert [entry.environment for entry in session.ledger.entries(unsettled=True)] == ["young"]
+
+
+def test_an_environment_that_this_home_still_has_is_no_orphan(session: Session, cloud: FakeCloud) -> None:
+    reserve(session, "env", launched=settlement.MAX_CREATION)
+    created(session, environment("env"))
+    settlement.settle_orphan(session, "env", wait=False)
+    assert len(session.ledger.entries(unsettled=True)) == 1
+    assert cloud.existing() == ["env/primary"]
+
+
+def test_only_what_others_of_the_batch_still_may_cost_is_waited_for(session: Session) -> None:
+    reserve(session, "mine")
+    reserve(session, "expired", launched=HOUR, left=-TEARDOWN)
+    assert not settlement.others_have_reservations(session, "b-1", "mine")
+    reserve(session, "other")
+    assert settlement.others_have_reservations(session, "b-1", "mine")
+    assert not settlement.others_have_reservations(session, "b-2", "mine")

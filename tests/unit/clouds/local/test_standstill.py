@@ -1,0 +1,61 @@
+"""Tests that a machine that was stopped goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import standstill
+from provisioner.clouds.local.standstill import MARK, end_if_abandoned, held
+from provisioner.store.locks import is_locked
+from tests.unit.fakes.qmp import serving
+
+HELLO = "qmp_capabilities"
+GOES_ON = ["migrate_cancel", "query-status", "cont"]
+
+
+def stop_and_fail(directory: Path) -> None:
+    with held(directory) as qmp:
+        qmp.execute("stop")
+        assert is_locked(directory / MARK)
+        raise ZeroDivisionError
+
+
+def test_a_machine_goes_on_whatever_happens_while_it_is_held(tmp_path: Path) -> None:
+    with serving(tmp_path, {}) as commands:
+        with pytest.raises(ZeroDivisionError):
+            stop_and_fail(tmp_path)
+        assert commands == [HELLO, "stop", *GOES_ON]
+    assert not (tmp_path / MARK).exists()
+
+
+def test_a_machine_that_somebody_holds_is_left_alone(tmp_path: Path) -> None:
+    with serving(tmp_path, {}), held(tmp_path):
+        end_if_abandoned(tmp_path, 1)  # QEMU would have no answer: it serves one client
+        assert (tmp_path / MARK).exists()
+
+
+def test_a_machine_that_was_abandoned_goes_on_once(tmp_path: Path) -> None:
+    (tmp_path / MARK).touch()
+    with serving(tmp_path, {}) as commands:
+        end_if_abandoned(tmp_path, 1)
+        end_if_abandoned(tmp_path, 1)
+        assert commands == [HELLO, *GOES_ON]
+
+
+def test_a_machine_that_does_not_go_on_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / MARK).touch()
+    with pytest.raises(OSError, match="No such file"):
+        end_if_abandoned(tmp_path, 1)
+    assert (tmp_path / MARK).exists()
+
+
+def test_a_qemu_that_never_stops_writing_is_waited_for_in_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standstill, "GIVING_UP_SECONDS", 0.1)
+    (tmp_path / MARK).touch()
+    with serving(tmp_path, {"query-status": {"status": "finish-migrate"}}) as commands:
+        end_if_abandoned(tmp_path, 1)
+        assert commands[-1] == "cont"

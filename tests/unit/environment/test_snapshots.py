@@ -1,0 +1,191 @@
+"""Tests freezing environments, and bringing up copies of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from provisioner.clock import now
+from provisioner.costs.budgets import Spending
+from provisioner.environment import lifecycle, operations, snapshots
+from provisioner.errors import (
+    BudgetError,
+    HostError,
+    InfrastructureError,
+    IsolationError,
+    MachineLostError,
+    ProvisionerError,
+    TaskError,
+    UsageError,
+)
+from provisioner.machines import reservations
+from provisioner.models import Environment, ScoreLogEntry
+from provisioner.remote.keys import ed25519_key_pair
+from provisioner.session import Session
+from provisioner.store.snapshots import Snapshot, SnapshotStore
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import environment, told_of, up
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def pair(session: Session) -> Environment:
+    """Provides an environment with an aux VM that is up and was scored once."""
+    entry = ScoreLogEntry(score=0.5, scored_at=now(), elapsed_seconds=3.0)
+    return session.environments.update(up(session, environment(roles=("primary", "aux"))), score_log=(entry,))
+
+
+@pytest.fixture
+def snapshot(session: Session, pair: Environment) -> Snapshot:
+    return snapshots.freeze(session, pair, "saved")
+
+
+def test_a_frozen_environment_goes_on_with_its_clocks_put_right(
+    session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot
+) -> None:
+    assert SnapshotStore(session.home).load("saved") == snapshot
+    assert snapshot.environment == pair == session.environments.find("env")
+    assert [cloud.guest(role).clock_moved_by for role in pair.machines] == [1_500_000_000] * 2
+
+
+def test_a_copy_goes_on_with_keys_and_time_of_its_own_and_start_does_not_run_again(
+    session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot
+) -> None:
+    copy = snapshots.up(replace(session, ttl=2 * HOUR), "saved")
+    assert copy == session.environments.find(copy.id)
+    assert (copy.status, copy.attended, copy.snapshot, copy.addresses_of) == ("ready", False, "saved", "env")
+    assert [phase.name for phase in copy.phases] == ["create", "renewal", "boot", "isolation"]
+    assert copy.expires_at - copy.created_at == 2 * HOUR
+    assert (copy.score_log, copy.setup, copy.machines) == (pair.score_log, pair.setup, pair.machines)
+    assert copy.started_at is not None
+    assert pair.started_at is not None
+    assert copy.started_at - pair.started_at == copy.created_at - snapshot.frozen_at
+    keys = [session.environments.key(name, "controller").public for name in (pair.id, copy.id)]
+    assert keys[0] != keys[1]
+    for role in copy.machines:
+        machine = cloud.machine(copy, role)
+        assert machine.sshd.shown_key_pair == machine.sshd.key_pair  # it was renewed
+        assert not machine.sshd.authorize("root", keys[0])
+    assert cloud.machine(copy).guest.operations == []
+    assert {probe.machine for probe in copy.probes} == {"primary", "aux"}
+    variables = [operations.vm_variables(session, each) for each in (pair, copy)]
+    assert variables[0] == variables[1]  # the task has them already
+
+
+def test_a_copy_of_a_copy_keeps_the_addresses_of_the_first(session: Session, snapshot: Snapshot) -> None:
+    first = snapshots.up(session, "saved")
+    snapshots.freeze(session, first, "again")
+    assert snapshots.up(session, "again").addresses_of == "env"
+
+
+def test_a_copy_survives_the_environment_that_was_frozen(
+    session: Session, pair: Environment, snapshot: Snapshot
+) -> None:
+    lifecycle.destroy(session, pair)
+    assert snapshots.up(session, "saved").status == "ready"
+
+
+def test_the_budget_is_asked_first(session: Session, cloud: FakeCloud, snapshot: Snapshot) -> None:
+    cloud.usd = Decimal(3)
+    before = cloud.existing()
+    with pytest.raises(BudgetError):
+        snapshots.up(replace(session, spending=Spending(month=Decimal(10))), "saved")
+    assert cloud.existing() == before
+
+
+def test_machines_that_would_go_on_elsewhere_are_refused_before_anything_exists(
+    session: Session, cloud: FakeCloud, snapshot: Snapshot
+) -> None:
+    cloud.needs = {"QEMU": "8.0"}
+    with pytest.raises(HostError, match=r"QEMU was 7\.2, and is 8\.0"):
+        snapshots.up(session, "saved")
+    assert [each.id for each in session.environments.all()] == ["env"]
+
+
+def test_a_copy_is_of_the_snapshot_that_was_read_and_of_no_other_of_its_name(
+    session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, reserve = cloud.existing(), reservations.reserve
+
+    def reserve_late(session: Session, environment: Environment) -> Environment:
+        snapshots.remove(session, "saved")
+        snapshots.freeze(session, pair, "saved")
+        return reserve(session, environment)
+
+    monkeypatch.setattr(reservations, "reserve", reserve_late)
+    with pytest.raises(UsageError, match="has become another one"):
+        snapshots.up(session, "saved")
+    assert cloud.existing() == before
+    assert [each.id for each in session.environments.all()] == ["env"]
+
+
+@pytest.mark.parametrize("fault", ["refuses", "replaced", "isolation"])
+def test_nothing_is_left_of_a_copy_that_cannot_be_trusted(
+    session: Session, cloud: FakeCloud, snapshot: Snapshot, fault: str
+) -> None:
+    before = cloud.existing()
+    expected: type[ProvisionerError] = TaskError
+    if fault == "refuses":
+        cloud.refuses_renewal = {"aux"}
+    elif fault == "replaced":
+        expected = MachineLostError
+        cloud.frozen["saved"]["aux"] = (ed25519_key_pair(), cloud.frozen["saved"]["aux"][1])
+    else:
+        expected = IsolationError
+        cloud.faults.differences = ["aux machine: it has another card"]
+    with pytest.raises(expected):
+        snapshots.up(session, "saved")
+    assert cloud.existing() == before
+    assert [each.id for each in session.environments.all()] == ["env"]
+    assert not session.ledger.entries(unsettled=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"status": "creating"}, "it is not ready, but creating"),
+        ({"kind": "builder"}, "it builds an image"),
+        ({"expires_at": now() + timedelta(minutes=1)}, "ends too soon"),
+    ],
+    ids=["not-ready", "builder", "too-late"],
+)
+def test_what_cannot_go_on_is_not_frozen(
+    session: Session, pair: Environment, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        snapshots.freeze(session, session.environments.update(pair, **changes), "saved")
+    assert SnapshotStore(session.home).all() == []
+
+
+def test_a_machine_that_has_ended_is_not_frozen(session: Session, cloud: FakeCloud, pair: Environment) -> None:
+    cloud.end_machine(pair, "aux")
+    with pytest.raises(UsageError, match="aux machine no longer runs"):
+        snapshots.freeze(session, pair, "saved")
+
+
+def test_nothing_is_left_of_a_snapshot_that_fails(session: Session, cloud: FakeCloud, pair: Environment) -> None:
+    cloud.faults.stuck = True
+    with pytest.raises(InfrastructureError):
+        snapshots.freeze(session, pair, "saved")
+    assert list(session.home.snapshots.iterdir()) == []
+
+
+def test_a_clock_that_cannot_be_moved_is_told_and_loses_no_snapshot(
+    session: Session, cloud: FakeCloud, pair: Environment
+) -> None:
+    cloud.machine(pair, "aux").sshd.authorize = lambda _user, _key: False
+    assert snapshots.freeze(session, pair, "saved").name == "saved"
+    assert "Moving the clocks" in told_of(session).notes[-1]
+
+
+def test_a_snapshot_stays_as_long_as_copies_need_it(session: Session, snapshot: Snapshot) -> None:
+    copy = snapshots.up(session, "saved")
+    with pytest.raises(UsageError, match=copy.id):
+        snapshots.remove(session, "saved")
+    lifecycle.destroy(session, copy)
+    snapshots.remove(session, "saved")
+    assert SnapshotStore(session.home).all() == []

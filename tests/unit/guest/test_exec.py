@@ -1,0 +1,161 @@
+"""Tests the exec server as a process on this host, without cgroups: over its Unix socket, as sshd reaches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.remote.exec_frames import HEADER, REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd, frame
+from tests.unit.fakes.exec_call import SERVER, header
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+# Root's commands may leave their cgroup, which then ends without them.
+LEFT = "import provisioner_exec_cgroup\nprovisioner_exec_cgroup.Cgroup.end = lambda self: None\n"
+
+
+@pytest.fixture(params=["", LEFT], ids=["whole", "left"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Runs a server, and yields its socket."""
+    path = tmp_path / "socket"
+    program = SERVER.replace("provisioner_exec.serve(0, 1)", f"{request.param}provisioner_exec.listen({str(path)!r})")
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", program]) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        yield path
+        process.kill()
+
+
+WHOLE = pytest.mark.parametrize("server", [""], ids=["whole"], indirect=True)
+
+
+def connected(server: Path) -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX)
+    opened.settimeout(60)
+    for _ in range(100):
+        try:
+            opened.connect(str(server))
+        except ConnectionRefusedError:  # it is bound, and does not listen yet
+            time.sleep(0.01)
+        else:
+            return opened
+    raise AssertionError("the server does not listen")
+
+
+def call(server: Path, stdin: bytes = b"", **request: Any) -> tuple[bytes, CallEnd | None]:
+    """Makes a call, and returns its stdout and its end."""
+    with connected(server) as channel:
+        channel.sendall(frame(REQUEST, json.dumps({"operation": "execute", "user": ME, **request}).encode()))
+        channel.sendall((frame(STDIN, stdin) if stdin else b"") + frame(STDIN_END))
+        return answers(channel)
+
+
+def answers(channel: socket.socket) -> tuple[bytes, CallEnd | None]:
+    heard, stdout = Answers(), b""
+    while data := channel.recv(1 << 16):
+        stdout += b"".join(piece for stream, piece in heard.feed(data, 0) if stream == "stdout")
+    return stdout, heard.end
+
+
+@WHOLE
+def test_a_call_gets_a_login_and_no_descriptor_of_the_servers(server: Path) -> None:
+    assert call(server, argv=["ls", "/proc/self/fd"])[0] == b"0\n1\n2\n3\n"  # the last is its own, of the directory
+    script = 'umask; echo "$0 $GIVEN $USER"; cat; exit 3'
+    stdout, end = call(server, b"in", argv=["bash", "-c", script, "a b"], environment={"GIVEN": "given"})
+    assert stdout.decode() == f"0022\na b given {ME}\nin"
+    assert end == CallEnd(code=3)
+
+
+@WHOLE
+def test_text_of_python_runs_as_a_program(server: Path) -> None:
+    program = """
+import json, os, sys
+print(json.dumps([__name__, sys.argv, sys.stdin.read(), os.environ["GIVEN"], os.getcwd()]))
+sys.exit("a reason")
+"""
+    stdout, end = call(
+        server, b"in", operation="interpret", program=program, argv=["name", "x"], environment={"GIVEN": "g"}, cwd="/"
+    )
+    assert json.loads(stdout) == ["__main__", ["name", "x"], "in", "g", "/"]
+    assert end == CallEnd(code=1)
+
+
+@WHOLE
+def test_files_are_read_and_written_with_errnos(server: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "file")
+    assert call(server, b"data", operation="write", path=path, mode=0o600) == (b"", CallEnd(code=0))
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert call(server, operation="read", path=path, limit_bytes=4) == (b"data", CallEnd(code=0))
+    assert call(server, operation="read", path=path, limit_bytes=3)[1] == CallEnd(code=27)
+    assert call(server, operation="read", path="/tmp", limit_bytes=3)[1] == CallEnd(code=21)
+    assert call(server, operation="read", path=path, limit_bytes=4, remove=True) == (b"data", CallEnd(code=0))
+    assert call(server, operation="read", path=path, limit_bytes=4)[1] == CallEnd(code=2)
+    assert call(server, operation="read", path="/dev/zero", limit_bytes=4)[1] == CallEnd(code=22)
+
+
+def test_the_server_keeps_the_time_limit(server: Path) -> None:
+    assert call(server, argv=["sleep", "300"], timeout_seconds=0.3) == (b"", CallEnd(timed_out=True))
+
+
+@WHOLE
+def test_a_process_in_the_background_is_not_waited_for(server: Path) -> None:
+    stdout, end = call(server, argv=["sh", "-c", "sleep 60 & echo $!"])
+    os.kill(int(stdout), 9)
+    assert end == CallEnd(code=0)
+
+
+def test_a_command_ends_with_its_channel(server: Path) -> None:
+    with connected(server) as channel:
+        request = {"operation": "execute", "user": ME, "argv": ["sh", "-c", "echo $$; sleep 60; true"]}
+        channel.sendall(frame(REQUEST, json.dumps(request).encode()))
+        heard, pid = Answers(), b""
+        while not pid:
+            pid = b"".join(piece for _, piece in heard.feed(channel.recv(1 << 16), 0))
+    for _ in range(500):
+        if not Path(f"/proc/{int(pid)}").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it lives on")
+
+
+@WHOLE
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(STDIN, b"early"), frame(REQUEST, b"["), frame(REQUEST, b"[]"), frame(REQUEST, b'{"operation": "other"}'),
+        frame(REQUEST, b'{"operation": "execute", "argv": []}'), header(REQUEST, 1 << 30), frame(STDOUT, b"x"),
+        frame(REQUEST, b'{"operation": "execute", "argv": ["true\\u0000"]}'), b"\0" * HEADER.size,
+    ],
+    ids=["input", "half", "list", "operation", "no-command", "long", "output", "null", "zeros"],
+)  # fmt: skip
+def test_what_is_no_request_ends_the_call_and_not_the_server(server: Path, sent: bytes) -> None:
+    with connected(server) as channel:
+        channel.sendall(sent)
+        assert answers(channel) == (b"", None)
+    assert call(server, argv=["true"]) == (b"", CallEnd(code=0))
+
+
+@WHOLE
+def test_fifty_calls_at_once(server: Path) -> None:
+    with ThreadPoolExecutor(50) as pool:
+        done = list(pool.map(lambda number: call(server, argv=["echo", str(number)]), range(50)))
+    assert done == [(b"%d\n" % number, CallEnd(code=0)) for number in range(50)]
+
+
+@WHOLE
+def test_the_socket_is_open_to_its_owner_alone(server: Path) -> None:
+    assert stat.S_IMODE(server.stat().st_mode) == 0o600

@@ -1,0 +1,62 @@
+"""Tests how calls reach a machine whose exec server does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import MachineLostError
+from provisioner.remote import exec_channel
+from provisioner.remote.ssh import Connection
+from tests.unit.fakes.sshd import Sshd
+from tests.unit.remote.test_ssh import login_to
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """A machine whose server does not answer; `service` in the directory says that it has one."""
+    monkeypatch.setattr(exec_channel, "SERVICE", str(tmp_path / "service"))
+    monkeypatch.setattr(exec_channel, "START_SECONDS", 0.5)
+    monkeypatch.setattr(exec_channel, "PAUSE_SECONDS", 0.1)
+    with Sshd() as server:
+        server.has_server = False
+        yield server
+
+
+def test_a_machine_that_has_no_server_yet_gets_one_for_each_call(server: Sshd, tmp_path: Path) -> None:
+    with Connection(login_to(server, tmp_path)) as connection:
+        script = "cat; echo err >&2; kill -TERM $$"
+        done = connection.run(["sh", "-c", script], stdin=b"in" * 100_000)
+        assert (done.exit_code, done.stdout, done.stderr) == (143, b"in" * 100_000, b"err\n")
+        connection.write_file(str(tmp_path / "new" / "file"), b"data")
+        assert connection.read_file(str(tmp_path / "new" / "file"), 4) == b"data"
+    assert sum("python3" in command for command in server.commands) == 3
+
+
+def test_a_machine_whose_server_has_ended_is_lost(server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "service").touch()
+    with (
+        Connection(login_to(server, tmp_path)) as connection,
+        pytest.raises(MachineLostError, match="exec server has ended"),
+    ):
+        connection.run(["true"])
+    assert not any("python3" in command for command in server.commands)
+
+
+def test_a_server_that_starts_again_is_waited_for(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_channel, "START_SECONDS", 60.0)
+    (tmp_path / "service").touch()
+
+    def start() -> None:
+        time.sleep(0.2)
+        server.has_server = True
+
+    threading.Thread(target=start).start()
+    with Connection(login_to(server, tmp_path)) as connection:
+        assert connection.run(["true"]).exit_code == 0
