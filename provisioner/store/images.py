@@ -14,7 +14,7 @@ from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
 from provisioner.store.files import disk_bytes, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.locks import is_locked, locked
+from provisioner.store.locks import locked
 
 Kind = Literal["vendor", "base", "family", "aux"]
 
@@ -173,10 +173,14 @@ class ImageStore:
         locks = {path: self._lock(path.name.removeprefix(UNFINISHED)) for path in root.glob(f"{UNFINISHED}*")}
         for path in root.glob(f"*/{TEMPLATES}/{UNFINISHED}*"):
             locks[path] = path.with_name(f"{path.name.removeprefix(UNFINISHED)}.lock")
-        unused = [path for path, lock in locks.items() if not is_locked(lock)]
-        for path in unused:
-            remove_tree(path)
-        return [str(path.relative_to(root)) for path in unused]
+        removed = []
+        for path, lock in locks.items():
+            # What is locked is being made.
+            with contextlib.suppress(TimeoutError), locked(lock, wait_seconds=0):
+                if path.exists():  # it was not finished meanwhile
+                    remove_tree(path)
+                    removed.append(str(path.relative_to(root)))
+        return removed
 
     def _remove(self, directory: Path) -> None:
         doomed = directory.with_name(f"{UNFINISHED}{directory.name}")

@@ -19,7 +19,7 @@ from provisioner.models import Environment, Record, Role
 from provisioner.remote.keys import KeyPair
 from provisioner.store.files import disk_bytes, remove_tree, write_atomically
 from provisioner.store.home import UNFINISHED, Home
-from provisioner.store.locks import is_locked, locked
+from provisioner.store.locks import locked
 
 RECORD = "snapshot.json"
 KEYS = "keys"
@@ -156,14 +156,17 @@ class SnapshotStore:
 
     def remove_unfinished(self) -> list[str]:
         """Removes what commands that were cut short have left, and returns its names."""
-        unused = [
-            path
-            for path in self._home.snapshots.glob(f"{UNFINISHED}*")
-            if not is_locked(self._lock(path.name.removeprefix(UNFINISHED)))
-        ]
-        for path in unused:
-            remove_tree(path)
-        return [path.name for path in unused]
+        removed = []
+        for path in self._home.snapshots.glob(f"{UNFINISHED}*"):
+            # What is locked is being made, or removed by another.
+            with (
+                contextlib.suppress(TimeoutError),
+                locked(self._lock(path.name.removeprefix(UNFINISHED)), wait_seconds=0),
+            ):
+                if path.exists():  # it was not finished meanwhile
+                    remove_tree(path)
+                    removed.append(path.name)
+        return removed
 
     def _unfinished(self, name: str) -> Path:
         return self._home.snapshots / f"{UNFINISHED}{name}"

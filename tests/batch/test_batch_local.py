@@ -195,6 +195,12 @@ def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Hom
     assert ledger(home)["reserved_usd"] == 0
 
 
+def machines_of(home: Home, environment: str) -> list[int]:
+    """Returns the processes of an environment's machines."""
+    directory = home.environments / environment
+    return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, directory))
+
+
 def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_ahead_starts_at_once(
     home: Home, tmp_path: Path
 ) -> None:
@@ -208,17 +214,14 @@ def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_ahead_sta
         [ahead] = [record for record in records(home) if record["id"] != lost]
         # It is up, and start() has not begun.
         assert (ahead["status"], ahead["probes"], set(ahead["endpoints"])) == ("creating", [], {"primary"})
-        machines = [
-            int(path.name) for path in Path("/proc").glob("[0-9]*") if is_machine(path, home.environments / lost)
-        ]
+        machines, waiting = machines_of(home, lost), machines_of(home, ahead["id"])
         assert machines
         for pid in machines:
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not (home.environments / lost).exists(), process)
-        gone = time.monotonic()
         wait_for(lambda: any(record["probes"] for record in records(home) if record["id"] == ahead["id"]), process)
-        seconds = time.monotonic() - gone
-        print(f"from the turn to start(): {seconds:.1f} s")
+        # Its turn has come, and start() begins in the machine that waited.
+        assert machines_of(home, ahead["id"]) == waiting != []
         assert process.wait(timeout=900) == 0
     finally:
         process.kill()
@@ -229,8 +232,6 @@ def test_a_machine_that_is_lost_under_an_agent_is_replaced_and_the_run_ahead_sta
     assert lost not in {first["environment"], second["environment"]}
     [row] = [row for row in (first, second) if row["environment"] == ahead["id"]]
     took = {phase["name"]: phase["seconds"] for phase in row["phases"]}
-    print(took)
-    assert seconds < took["create"] + took["boot"] + took["isolation"]
     assert took["waiting for its turn"] > 0
     assert "agent.log" in [path.name for path in (home.archive / lost / "logs").iterdir()]
     assert_nothing_left(home)

@@ -225,11 +225,12 @@ class QMP:
         """
         self._ask("getfd", {"fdname": name}, (descriptor,))
 
-    def wait_for_migration(self, deadline: float) -> None:
+    def wait_for_migration(self, deadline: float, look: Callable[[], None] = lambda: None) -> None:
         """Waits until the machine has been written to, or read from, its file.
 
         Args:
             deadline: in time.monotonic() seconds.
+            look: called again and again meanwhile; what it raises ends the waiting.
 
         Raises:
             OSError: QEMU gave no answer in time.
@@ -240,6 +241,7 @@ class QMP:
             status = answer.get("status") if isinstance(answer, dict) else None
             if status == "completed":
                 return
+            look()
             if status == "failed" or time.monotonic() > deadline:
                 raise QMPError(f"migration: {'failed' if status == 'failed' else 'not completed in time'}")
             time.sleep(0.01)

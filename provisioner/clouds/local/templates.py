@@ -40,8 +40,12 @@ PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
 # Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 300
 FREEZE_SECONDS = 60
-# How long a machine waits for the copy of the memory, which others make or look for. A destroy may wait for this.
+# How long a machine waits for the copy of the memory, which others make or look for, and for each GiB of the memory.
+# A destroy may wait for this.
 COPY_SECONDS = 30
+COPY_SECONDS_PER_GIB = 10
+# The state of the devices takes less than a MiB. A QEMU that was taken over could write for as long as it is waited for.
+STATE_LIMIT_BYTES = 64 << 20
 # Longer than somebody looks for a copy, and shorter than any boot.
 DISCARD_SECONDS = 1.0
 LOOK_SECONDS = 0.5
@@ -239,8 +243,13 @@ def write_state(qmp: qemu.QMP, directory: Path) -> None:
     with (directory / STATE).open("wb") as file:
         qmp.pass_file("state", file.fileno())
         qmp.execute("migrate", uri="fd:state")
-        qmp.wait_for_migration(time.monotonic() + FREEZE_SECONDS)
+        qmp.wait_for_migration(time.monotonic() + FREEZE_SECONDS, lambda: _check_size(file.fileno()))
     qmp.execute("quit")
+
+
+def _check_size(state: int) -> None:
+    if os.fstat(state).st_size > STATE_LIMIT_BYTES:
+        raise qemu.QMPError(f"its devices' state takes more than {STATE_LIMIT_BYTES >> 20} MiB")
 
 
 def complete(directory: Path) -> None:
@@ -260,15 +269,21 @@ def opened(template: Template) -> Iterator[tuple[int, int]]:
         OSError: it cannot be read.
     """
     with contextlib.ExitStack() as stack:
-        with locked(template.lock, wait_seconds=COPY_SECONDS):  # both: meanwhile it may have been made anew
+        with _copying(template):  # both: meanwhile it may have been made anew
             state = stack.enter_context(template.state.open("rb"))
             memory = shared_memory.opened(template.memory, template.lenders)
             stack.callback(os.close, memory)
         yield memory, state.fileno()
 
 
+def _copying(template: Template) -> contextlib.AbstractContextManager[None]:
+    """Locks a template while nobody needs longer than a copy of its memory takes."""
+    gib = template.memory.stat().st_size >> 30
+    return locked(template.lock, wait_seconds=COPY_SECONDS + gib * COPY_SECONDS_PER_GIB)
+
+
 def lend(template: Template, pid: int, memory: int) -> None:
     """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template."""
     # The template may be gone, or just be made anew, which does this one no harm.
-    with contextlib.suppress(OSError), locked(template.lock, wait_seconds=COPY_SECONDS):
+    with contextlib.suppress(OSError), _copying(template):
         shared_memory.lend(template.lenders, pid, memory)

@@ -18,6 +18,7 @@ from provisioner.clouds.local.qemu import Launch
 from provisioner.clouds.local.templates import Template, TemplateError
 from provisioner.clouds.local.users import User
 from provisioner.store.home import TEMPLATES, UNFINISHED
+from tests.unit.fakes import qmp
 
 MIB = 1 << 20
 
@@ -253,3 +254,25 @@ def test_a_start_that_fails_does_not_throw_away_what_another_is_making(template:
         assert template.directory.exists()
     templates.discard(template)
     assert not template.directory.exists()
+
+
+class GrowingState(dict[str, object]):
+    """The answers of a QEMU that was taken over: its migration never ends, and its state grows."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def get(self, command: str, _default: object = None) -> object:
+        """Answers a command."""
+        if command == "query-migrate":
+            os.truncate(self._state, templates.STATE_LIMIT_BYTES + 1)  # what is written need not take room
+            return {"status": "active"}
+        return {}
+
+
+def test_a_qemu_that_writes_without_end_is_not_waited_for(tmp_path: Path) -> None:
+    directory = tmp_path / "machine"
+    directory.mkdir()
+    with qmp.serving(directory, GrowingState(directory / templates.STATE)), qemu.QMP(directory) as connection:
+        with pytest.raises(qemu.QMPError, match="takes more than 64 MiB"):
+            templates.write_state(connection, directory)
