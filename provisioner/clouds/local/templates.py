@@ -44,7 +44,7 @@ FREEZE_SECONDS = 60
 # A destroy may wait for this.
 COPY_SECONDS = 30
 COPY_SECONDS_PER_GIB = 10
-# The state of the devices takes less than a MiB. A QEMU that was taken over could write for as long as it is waited for.
+# The state of the devices takes less than a MiB. One that was taken over could write for as long as it is waited for.
 STATE_LIMIT_BYTES = 64 << 20
 # Longer than somebody looks for a copy, and shorter than any boot.
 DISCARD_SECONDS = 1.0

@@ -119,7 +119,7 @@ def in_a_shell(call: Call, environment: Mapping[str, str] | None = None) -> None
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", SERVER], stdin=theirs.fileno(), stdout=theirs.fileno()
         )
-    # Whatever happens to the channel, the server is waited for: paramiko says OSError or EOFError of a client that left.
+    # Whatever happens, the server is waited for: paramiko says OSError or EOFError of a client that has left.
     with process, ours, contextlib.suppress(OSError, EOFError):
         ours.sendall(frame(REQUEST, json.dumps(body).encode()))
         threading.Thread(target=_feed, args=(call.channel, ours), daemon=True).start()
