@@ -12,8 +12,9 @@ from provisioner.remote.login import Login
 from provisioner.remote.namespaces import Sockets
 
 # A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
-# later. So a new attempt starts after this time, beside the earlier ones.
+# later. So a new attempt starts after this time, beside the earlier ones. One that is refused has reached the guest.
 ATTEMPT_SECONDS = 0.7
+REFUSED_SECONDS = 0.15
 ATTEMPTS_AT_ONCE = 4
 CONNECT_SECONDS = 10.0
 
@@ -21,17 +22,18 @@ CONNECT_SECONDS = 10.0
 def answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
     """Opens staggered connections and returns the first on which sshd sends something."""
     attempts: list[tuple[socket.socket, float]] = []
-    begun_at = -ATTEMPT_SECONDS
+    begin_at = 0.0
     sockets = Sockets(login.pidfile)
     try:
         while time.monotonic() < deadline and alive():
             now = time.monotonic()
-            if now - begun_at > ATTEMPT_SECONDS and len(attempts) < ATTEMPTS_AT_ONCE:
-                begun_at = now
-                # Reading its first bytes waits for as long as connecting does.
+            if now > begin_at and len(attempts) < ATTEMPTS_AT_ONCE:
+                begin_at = now + ATTEMPT_SECONDS
                 patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
                 with contextlib.suppress(OSError):
-                    attempts.append((sockets.connect(login.endpoint.host, login.endpoint.port, patience), now))
+                    stream = sockets.connect(login.endpoint.host, login.endpoint.port, patience)
+                    stream.setblocking(False)  # with a timeout, Python waits before it reads
+                    attempts.append((stream, now))
             for attempt in list(attempts):
                 answer = _first_bytes(attempt[0])
                 if answer:
@@ -41,6 +43,8 @@ def answering_socket(login: Login, deadline: float, alive: Callable[[], bool], w
                 if answer is not None or now - attempt[1] > ATTEMPT_SECONDS * ATTEMPTS_AT_ONCE:
                     attempt[0].close()
                     attempts.remove(attempt)
+                if answer is not None:
+                    begin_at = min(begin_at, now + REFUSED_SECONDS)
             time.sleep(0.05)
     finally:
         sockets.close()
@@ -58,7 +62,7 @@ def no_ssh(where: str, alive: Callable[[], bool]) -> MachineLostError:
 def _first_bytes(stream: socket.socket) -> bytes | None:
     """Peeks at the first bytes from sshd: None if there are none yet, empty if the connection was closed."""
     try:
-        return stream.recv(4, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return stream.recv(4, socket.MSG_PEEK)
     except BlockingIOError:
         return None
     except OSError:

@@ -1,0 +1,55 @@
+"""A machine that boots lets some connections wait for seconds: others are tried meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import MachineLostError
+from provisioner.models import Endpoint
+from provisioner.remote.answering_socket import answering_socket
+from provisioner.remote.login import Login
+
+BANNER = b"SSH-2.0-x\r\n"
+
+
+def connect(answers: list[bytes | None], seconds: float) -> bytes:
+    """Connects to a server; returns the first line of the connection that was chosen.
+
+    Args:
+        answers: what each connection gets; None: nothing, for as long as it is there.
+        seconds: how long an answer is waited for.
+    """
+    streams: list[socket.socket] = []
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                stream = stack.enter_context(listener.accept()[0])
+                streams.append(stream)
+                if answer is not None:
+                    stream.sendall(answer)
+                    stream.shutdown(socket.SHUT_WR)
+
+        threading.Thread(target=serve, daemon=True).start()
+        endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
+        login = Login(endpoint, "root", Path("/nonexistent"), "ssh-ed25519 key")
+        deadline = time.monotonic() + seconds
+        with answering_socket(login, deadline, lambda: True, "machine") as chosen:
+            assert chosen.gettimeout() is None
+            return chosen.recv(100)
+
+
+@pytest.mark.parametrize("before", [[None], [None, None, b"", b"", None]], ids=["silence", "silence and refusals"])
+def test_a_connection_that_is_left_waiting_keeps_no_other_from_being_tried(before: list[bytes | None]) -> None:
+    assert connect([*before, BANNER], seconds=8) == BANNER
+
+
+def test_connections_that_are_left_waiting_are_given_up_in_time() -> None:
+    with pytest.raises(MachineLostError, match="did not answer in time"):
+        connect([None, None], seconds=1)
