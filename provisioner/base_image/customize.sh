@@ -42,4 +42,7 @@ chroot "$tree" systemctl mask --quiet \
     modprobe@drm.service modprobe@efi_pstore.service \
     systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-random-seed.service \
     systemd-machine-id-commit.service systemd-firstboot.service systemd-network-generator.service \
-    systemd-sysusers.service systemd-remount-fs.service systemd-journal-flush.service kmod-static-nodes.service
+    systemd-sysusers.service systemd-remount-fs.service systemd-journal-flush.service kmod-static-nodes.service \
+    systemd-user-sessions.service
+# That would let users log in; without this file, nothing forbids it.
+ln -s /dev/null "$tree/etc/tmpfiles.d/systemd-nologin.conf"

@@ -1,12 +1,19 @@
 #!/bin/sh
 # Runs once per boot, before anything that may listen or reach out: waits for the controller's settings, the credentials,
 # one file each, and applies them. Uses `ip` and not a network daemon, since all addresses are known and a daemon takes
-# seconds without KVM.
+# seconds without KVM. There each process takes a twentieth of a second, so the shell itself does what it can.
 set -eu
 
 credentials=/run/provisioner-credentials
 given() { [ -s "$credentials/$1" ]; }
-said() { cat "$credentials/$1"; }
+# Reads a credential of one line into $value.
+get() { IFS= read -r value < "$credentials/$1" || [ -n "$value" ]; }
+# Prints a credential.
+print() {
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s\n' "$line"
+    done < "$credentials/$1"
+}
 
 # The journal is named after the machine's id, which is still to come. The first that has something to say starts it again.
 systemctl stop systemd-journald.service
@@ -18,7 +25,7 @@ udevadm settle --timeout=20 || :
 # The machine may be frozen here, and started as many others.
 perl /usr/lib/provisioner/credentials.pl "$credentials"
 
-said machine_id > /etc/machine-id
+print machine_id > /etc/machine-id
 # A message that came before it was frozen may have started the journal again, under an id that all would share.
 for journal in /run/log/journal/*; do
     if [ -e "$journal" ]; then
@@ -30,23 +37,17 @@ done
 
 # Set the timer first, so that the machine ends whatever else goes wrong.
 if given expires_at; then
-    sh /usr/lib/provisioner/guest/ttl.sh "$(said expires_at)"
+    get expires_at
+    sh /usr/lib/provisioner/guest/ttl.sh "$value"
 fi
-
-# Prints the interface with the MAC address $1, if there is one.
-interface() {
-    for device in /sys/class/net/*; do
-        read -r address < "$device/address" || continue
-        if [ "$address" = "$1" ]; then
-            echo "${device##*/}"
-            return
-        fi
-    done
-}
 
 # Notes that the interface with the MAC address $1 gets the IPv4 address $2. No IPv6 anywhere.
 up() {
-    name=$(interface "$1")
+    name=
+    for device in /sys/class/net/*; do
+        read -r address < "$device/address" || continue
+        if [ "$address" = "$1" ]; then name=${device##*/}; fi
+    done
     if [ -z "$name" ]; then
         echo "provisioner: no network card $1" >&2
         return 1
@@ -60,44 +61,54 @@ address replace $2 dev $name"
 links='link set lo up'
 up 52:54:00:00:00:01 10.0.2.15/24
 if given private_address; then
-    up 52:54:00:00:00:02 "$(said private_address)"
+    get private_address
+    up 52:54:00:00:00:02 "$value"
 fi
 # "ADDRESS GATEWAY": only set if the machine may reach something outside.
 if given internet; then
-    read -r address gateway < "$credentials/internet"
-    up 52:54:00:00:00:03 "$address/32"
+    read -r internet gateway < "$credentials/internet" || [ -n "$gateway" ]
+    up 52:54:00:00:00:03 "$internet/32"
     links="$links
 route replace default via $gateway dev $name onlink"
 fi
 printf '%s\n' "$links" | ip -batch -
 if given resolver; then
-    printf 'nameserver %s\n' "$(said resolver)" > /etc/resolv.conf
+    get resolver
+    printf 'nameserver %s\n' "$value" > /etc/resolv.conf
 else
     : > /etc/resolv.conf
 fi
 
 if given hostname; then
-    said hostname > /etc/hostname
-    said hostname > /proc/sys/kernel/hostname
+    get hostname
+    printf '%s\n' "$value" > /etc/hostname
+    printf '%s\n' "$value" > /proc/sys/kernel/hostname
 fi
 if given hosts; then
-    said hosts > /etc/hosts
+    print hosts > /etc/hosts
 fi
-mkdir -p /etc/ssh/authorized_keys.d
-(cd /etc/ssh && rm -f ssh_host_* authorized_keys.d/root authorized_keys.d/agent authorized_keys.d/admin)
+# What an earlier boot was given.
+for key in /etc/ssh/ssh_host_* /etc/ssh/authorized_keys.d/root /etc/ssh/authorized_keys.d/agent \
+    /etc/ssh/authorized_keys.d/admin; do
+    if [ -e "$key" ] || [ -L "$key" ]; then rm -f "$key"; fi
+done
+[ -d /etc/ssh/authorized_keys.d ] || mkdir -p /etc/ssh/authorized_keys.d
 if given host_key; then
-    (umask 077 && said host_key > /etc/ssh/ssh_host_ed25519_key)
+    umask 077
+    print host_key > /etc/ssh/ssh_host_ed25519_key
+    umask 022
 fi
-while IFS=: read -r user _; do
+for user in root agent admin; do
     if given "authorized_keys.$user"; then
-        said "authorized_keys.$user" > "/etc/ssh/authorized_keys.d/$user"
+        print "authorized_keys.$user" > "/etc/ssh/authorized_keys.d/$user"
     fi
-done < /etc/passwd
+done
 # Grow the file system if the disk is larger than the image's. `grow` is the disk's size in sectors of 512 bytes: that of
 # a machine that was frozen grows a moment after it has started.
 if given grow; then
     tries=250
-    until read -r size < /sys/class/block/vda/size && [ "$size" -ge "$(said grow)" ] || [ $tries = 0 ]; do
+    get grow
+    until read -r size < /sys/class/block/vda/size && [ "$size" -ge "$value" ] || [ $tries = 0 ]; do
         sleep 0.02
         tries=$((tries - 1))
     done
