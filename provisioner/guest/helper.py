@@ -1,8 +1,8 @@
 """Runs one operation in a machine: reads a JSON request on stdin, writes the result to a file and streams the output.
 
-The exec server runs it with the request on stdin. It starts `helper.py child` for the process that does the work, with
-the family's `python3` if task code runs in it. Secrets come in the request, never in arguments. The first process must
-never import task code.
+The exec server runs it with the request on stdin. It starts `helper.py child` in the family's `python3` if task code is
+to run; what needs none, it does in a fork. Secrets come in the request, never in arguments. The first process never
+imports task code.
 """
 
 import os

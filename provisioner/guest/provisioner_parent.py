@@ -22,7 +22,8 @@ from typing import BinaryIO
 import provisioner_leftovers
 import provisioner_machine
 import provisioner_result
-from provisioner_request import Request, family_python, python_command
+from provisioner_fork import Fork
+from provisioner_request import Request, family_python
 
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 64 * 1024
@@ -58,8 +59,11 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
     environment = {**provisioner_machine.root_environment(request.places), **request.environment}
     try:
         with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
-            command = [*_interpreter(request, environment), "-u", program, "child"]
-            child = _start(request, command, environment, stdout, stderr)
+            if request.operation in OWN_OPERATIONS:
+                child: Fork | subprocess.Popen[bytes] = _fork(request, program, environment, stdout, stderr)
+            else:
+                command = [*family_python(environment["PATH"]), "-u", program, "child"]
+                child = _start(request, command, environment, stdout, stderr)
     except (LookupError, OSError) as error:
         result = provisioner_result.OperationError("invalid", f"{error}").result
         provisioner_result.write(request.result, result)
@@ -82,11 +86,15 @@ def _agent(request: Request) -> int | None:
         return None
 
 
-def _interpreter(request: Request, environment: dict[str, str]) -> list[str]:
-    """Return the beginning of the child's command line. Only task code runs in a Python that the family can change."""
-    if request.operation in OWN_OPERATIONS:
-        return [*python_command(), "-I", "-S"]
-    return family_python(environment["PATH"])
+def _fork(request: Request, program: str, environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO) -> Fork:
+    """Start the child in our own Python, which the family cannot change."""
+
+    def work() -> None:
+        import provisioner_child
+
+        provisioner_child.main(request, program_directory=os.path.dirname(program))
+
+    return Fork(work, environment, request.places.family, stdout, stderr)
 
 
 def _start(
@@ -117,7 +125,7 @@ def _as_json(request: Request) -> bytes:
     return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
 
 
-def _wait(child: subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
+def _wait(child: Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
     """Pass output on until the child has ended, even if processes that it started still run.
 
     Returns:

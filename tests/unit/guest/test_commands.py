@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,5 +57,45 @@ def test_secrets_stand_in_no_command_line(machine: Machine) -> None:
         environment={"TOKEN": "hunter2-" + "x"},
     )
 
-    assert "helper.py child" in answer.stdout
+    assert "guest/helper.py" in answer.stdout
     assert "hunter2-x" not in answer.stdout
+
+
+def test_commands_that_take_too_long_are_killed_with_what_they_started(machine: Machine) -> None:
+    mark = machine.home / "mark"
+    answer = machine.run(
+        "shell",
+        commands=["echo begun", f"sleep 3 && touch {mark} & sleep 60"],
+        shell=["/bin/sh"],
+        cwd="/",
+        user=None,
+        timeout_seconds=1,
+    )
+
+    assert (answer.result["kind"], answer.stdout) == ("timeout", "begun\n")
+    time.sleep(3)
+    assert not mark.exists()
+
+
+def test_commands_get_their_own_session_an_empty_input_and_only_their_own_variables(machine: Machine) -> None:
+    answer = machine.run(
+        "shell",
+        commands=["cut -d' ' -f4-6 /proc/$$/stat", "readlink /proc/self/fd/0", "umask", "env"],
+        shell=["/bin/sh"],
+        cwd="/",
+        user=None,
+        environment={"TOKEN": "given"},
+    )
+
+    ids, stdin, mask, *variables = answer.stdout.splitlines()
+    parent, group, session = ids.split()
+    assert parent == group == session
+    assert (stdin, mask) == ("/dev/null", "0022")
+    assert "TOKEN=given" in variables
+    assert not [variable for variable in variables if variable.startswith("LEAKED")]
+
+
+def test_a_machine_without_the_familys_directory_is_an_error(machine: Machine) -> None:
+    machine.family.rmdir()
+    answer = machine.run("shell", commands=["true"], shell=["/bin/sh"], cwd="/", user=None)
+    assert (answer.result["kind"], "root" in answer.result["message"]) == ("invalid", True)
