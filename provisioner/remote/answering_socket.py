@@ -12,39 +12,45 @@ from provisioner.remote.login import Login
 from provisioner.remote.namespaces import Sockets
 
 # A forwarded port accepts connections before the guest's sshd does, and a packet lost then is repeated only seconds
-# later. So a new attempt starts after this time, beside the earlier ones. One that is refused has reached the guest.
+# later. So new attempts start beside those that wait, ever more rarely: a busy machine's sshd may take its time, and
+# each attempt adds to its work. One that is refused has reached the guest.
 ATTEMPT_SECONDS = 0.7
+LONGEST_PAUSE_SECONDS = 8.0
 REFUSED_SECONDS = 0.15
-ATTEMPTS_AT_ONCE = 4
+ATTEMPTS_AT_ONCE = 6
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+# What sshd says to those who are too many ("Exceeded MaxStartups").
+TOO_MANY = b"Exce"
 
 
 def answering_socket(login: Login, deadline: float, alive: Callable[[], bool], where: str) -> socket.socket:
     """Opens staggered connections and returns the first on which sshd sends something."""
     attempts: list[tuple[socket.socket, float]] = []
-    begin_at = 0.0
+    begin_at, pause = 0.0, ATTEMPT_SECONDS
     sockets = Sockets(login.pidfile)
     try:
         while time.monotonic() < deadline and alive():
             now = time.monotonic()
             if now > begin_at and len(attempts) < ATTEMPTS_AT_ONCE:
-                begin_at = now + ATTEMPT_SECONDS
                 patience = max(0.05, min(CONNECT_SECONDS, deadline - now))
+                begin_at = now + pause
                 with contextlib.suppress(OSError):
                     stream = sockets.connect(login.endpoint.host, login.endpoint.port, patience)
                     stream.setblocking(False)  # with a timeout, Python waits before it reads
                     attempts.append((stream, now))
+                    pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             for attempt in list(attempts):
                 answer = _first_bytes(attempt[0])
-                if answer:
+                if answer and answer != TOO_MANY:
                     attempts.remove(attempt)
                     attempt[0].settimeout(None)
                     return attempt[0]
-                if answer is not None or now - attempt[1] > ATTEMPT_SECONDS * ATTEMPTS_AT_ONCE:
+                if answer is not None or now - attempt[1] > ANSWER_SECONDS:
                     attempt[0].close()
                     attempts.remove(attempt)
-                if answer is not None:
-                    begin_at = min(begin_at, now + REFUSED_SECONDS)
+                if answer == b"":
+                    begin_at, pause = min(begin_at, now + REFUSED_SECONDS), ATTEMPT_SECONDS
             time.sleep(0.05)
     finally:
         sockets.close()

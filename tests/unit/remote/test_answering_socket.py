@@ -45,7 +45,11 @@ def connect(answers: list[bytes | None], seconds: float) -> bytes:
             return chosen.recv(100)
 
 
-@pytest.mark.parametrize("before", [[None], [None, None, b"", b"", None]], ids=["silence", "silence and refusals"])
+@pytest.mark.parametrize(
+    "before",
+    [[None], [None, b"", b"", None], [b"", b"Exceeded MaxStartups\r\n"]],
+    ids=["silence", "silence and refusals", "too many"],
+)
 def test_a_connection_that_is_left_waiting_keeps_no_other_from_being_tried(before: list[bytes | None]) -> None:
     assert connect([*before, BANNER], seconds=8) == BANNER
 
@@ -53,3 +57,19 @@ def test_a_connection_that_is_left_waiting_keeps_no_other_from_being_tried(befor
 def test_connections_that_are_left_waiting_are_given_up_in_time() -> None:
     with pytest.raises(MachineLostError, match="did not answer in time"):
         connect([None, None], seconds=1)
+
+
+def test_a_machine_that_takes_its_time_is_not_given_more_and_more_to_do() -> None:
+    tried: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
+        login = Login(endpoint, "root", Path("/nonexistent"), "ssh-ed25519 key")
+        with pytest.raises(MachineLostError):
+            answering_socket(login, time.monotonic() + 5, lambda: True, "machine")
+        listener.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                tried.append(listener.accept()[0])
+    for stream in tried:
+        stream.close()
+    assert 2 <= len(tried) <= 4  # after 0, 0.7, 2.1 and 4.9 seconds
