@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
+import threading
 from typing import Any
 
+# Both machines are probed at once: see provisioner/family/module.py.
+_PARSING = threading.Lock()
 PROMISED = ("neighbour ", "allowed ")
 
 
 def request_in(program: str) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
     call = program.splitlines()[-1]
-    request: dict[str, Any] = ast.literal_eval(call.removeprefix("main(").removesuffix(")"))
+    with _PARSING:
+        request: dict[str, Any] = ast.literal_eval(call.removeprefix("main(").removesuffix(")"))
     return request
 
 
