@@ -164,7 +164,7 @@ def survey(api: Api, region: str) -> list[EnvironmentResources]:
     for kind, row in _rows(api, region, filters):
         add(tag(row, ENVIRONMENT_TAG), f"{kind.name} {row[kind.id_key]}", row, row.get("CreateTime"))
     for name in schedules.names(api, region):
-        add(name, f"schedule {name}")
+        add(schedules.environment_of(name), f"schedule {name}")
     return list(surveyed.values())
 
 
