@@ -6,6 +6,7 @@
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - CreateServiceLinkedRole says InvalidInput where the role exists.
 - A spot instance has a request.
+- What CreateImage has made, and the stop before it, show only after a second.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
 It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
@@ -30,6 +31,7 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 from moto.iam.exceptions import EntityAlreadyExists, InvalidInput
 from moto.iam.models import IAMBackend
 
+from tests.aws.new_images import delay_new_images
 from tests.aws.spot_requests import add_spot_requests
 
 # AWS is no faster. The provider's SDK closes a request's body as soon as the answer begins; where the transport has not
@@ -53,6 +55,7 @@ def close_gaps() -> None:
     _own_tags()
     _spot_role()
     add_spot_requests()
+    delay_new_images()
     sold: Any = InstanceTypeBackend
     sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
     dispatch: Any = responses

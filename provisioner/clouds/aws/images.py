@@ -25,7 +25,11 @@ FILE = "ami.json"
 IMAGE_TAG = "provisioner:image"
 # A first snapshot of a few GiB takes two to ten minutes.
 AVAILABLE_SECONDS = 3600
+# What EC2 has just done may not show in its next answers (EC2 API reference, "Eventual consistency").
+SEEN_SECONDS = 120.0
 POLL_SECONDS = 2.0
+# CreateImage, of an instance that is being switched off (EC2 API reference, "Error codes").
+STILL_STOPPING = "IncorrectInstanceState"
 
 # distribution -> (owner, pattern of names).
 # https://wiki.debian.org/Cloud/AmazonEC2Image: Debian's account.
@@ -109,16 +113,21 @@ def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, s
     """
     our_tags = tags_of({**tags, IMAGE_TAG: name, "Name": name})
     kinds = [{"ResourceType": kind, "Tags": our_tags} for kind in ("image", "snapshot")]
-    with asking("Creating the AMI"):
-        try:
-            created = api.client("ec2", region).create_image(
-                InstanceId=instance_id, Name=name, Description="provisioner", TagSpecifications=kinds
-            )
-        except ClientError as error:
-            # The name is a hash of the contents: another controller was faster, or was killed after it got this far.
-            if code_of(error) == "InvalidAMIName.Duplicate" and (existing := find(api, region, name)):
-                return existing
-            raise
+    deadline = time.monotonic() + SEEN_SECONDS
+    while True:
+        with asking("Creating the AMI"):
+            try:
+                created = api.client("ec2", region).create_image(
+                    InstanceId=instance_id, Name=name, Description="provisioner", TagSpecifications=kinds
+                )
+                break
+            except ClientError as error:
+                # The name is a hash of the contents: another controller was faster, or was killed at this point.
+                if code_of(error) == "InvalidAMIName.Duplicate" and (existing := find(api, region, name)):
+                    return existing
+                if code_of(error) != STILL_STOPPING or time.monotonic() > deadline:
+                    raise
+        time.sleep(POLL_SECONDS)
     return wait_until_available(api, Ami(id=created["ImageId"], region=region, ours=True))
 
 
@@ -128,14 +137,17 @@ def wait_until_available(api: Api, ami: Ami) -> Ami:
     Raises:
         InfrastructureError: AWS could not create it, or not in time.
     """
-    deadline = time.monotonic() + AVAILABLE_SECONDS
+    begin = time.monotonic()
+    # Not by ImageIds: an id that does not show yet would be an error.
+    filters = [{"Name": "image-id", "Values": [ami.id]}]
     while True:
         with asking(f"Waiting for {ami.id}"):
-            images = api.client("ec2", ami.region).describe_images(ImageIds=[ami.id])["Images"]
+            images = api.client("ec2", ami.region).describe_images(Filters=filters)["Images"]
         state = images[0]["State"] if images else "missing"
         if state == "available":
             return ami
-        if state not in ("pending", "missing") or time.monotonic() > deadline:
+        patience = {"pending": AVAILABLE_SECONDS, "missing": SEEN_SECONDS}.get(state, 0)
+        if time.monotonic() - begin > patience:
             why = images[0].get("StateReason", {}).get("Message", "") if images else ""
             raise InfrastructureError(f"The AMI {ami.id} is {state}. {why}".strip())
         time.sleep(POLL_SECONDS)
