@@ -125,7 +125,7 @@ def test_a_spot_request_that_stays_is_named_with_the_reason(
     api.inject(Fault("CancelSpotInstanceRequests", "UnauthorizedOperation", status="403 Forbidden"))
     with monkeypatch.context() as patch:
         patch.setattr(SpotRequest, "state", "open")  # it could still start another instance
-        with pytest.raises(HostError, match="Cancelling the spot requests.*UnauthorizedOperation"):
+        with pytest.raises(HostError, match=r"Cancelling the spot requests.*UnauthorizedOperation"):
             tagged_resources.remove(Api(None, REGION), REGION, record.id)
         [request] = tagged_resources.remaining(Api(None, REGION), REGION, record.id)
         assert request.startswith("spot request sir-")

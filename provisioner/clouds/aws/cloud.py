@@ -55,6 +55,7 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         self.assigned_subnets = set()
         self.repeated = set()
         self.last_answers = {}
+        self.root_sizes = {}
 
     def problems(self) -> list[tuple[str, str]]:
         """Lists missing credentials or rights, and what an administrator has not set up."""

@@ -54,6 +54,18 @@ class Ami(Record):
     ours: bool
 
 
+class VendorAmi(Record):
+    """An AMI of a distribution.
+
+    Args:
+        root_gib: the size of its root volume. EC2 refuses a smaller one (EC2 API reference, "EbsBlockDevice").
+    """
+
+    id: str
+    name: str
+    root_gib: int
+
+
 def read(image: Path) -> Ami:
     """Reads which AMI an image's directory describes."""
     return strict_json.load_file(Ami, image / FILE)
@@ -64,8 +76,8 @@ def write(ami: Ami, image: Path) -> None:
     write_atomically(image / FILE, ami.model_dump_json(indent=2))
 
 
-def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
-    """Returns the id and name of the newest AMI of a distribution.
+def vendor_ami(api: Api, region: str, base: BaseImage) -> VendorAmi:
+    """Returns the newest AMI of a distribution.
 
     Raises:
         ImageBuildError: the region has none.
@@ -85,7 +97,9 @@ def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
             f"{region} has no AMI of {base.distribution} for {base.architecture}.", hint="Use another --region."
         )
     newest = max(answer["Images"], key=lambda image: str(image["CreationDate"]))
-    return str(newest["ImageId"]), str(newest["Name"])
+    devices = {device["DeviceName"]: device.get("Ebs", {}) for device in newest["BlockDeviceMappings"]}
+    root = devices.get(newest.get("RootDeviceName"), {})
+    return VendorAmi(id=newest["ImageId"], name=newest["Name"], root_gib=root.get("VolumeSize", 0))
 
 
 def exists(api: Api, ami: Ami) -> bool:
@@ -199,12 +213,12 @@ class AwsImages(Images):
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """Returns the name of the distribution's newest AMI, from which a builder makes the base image."""
         account = self.account
-        vendor_id, full_name = vendor_ami(account.api, account.region, base)
-        where = sha256(f"{account.identity.account} {account.region} {vendor_id}".encode()).hexdigest()[:8]
-        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', full_name.lower()).strip('-')[:60]}-{where}"
+        vendor = vendor_ami(account.api, account.region, base)
+        where = sha256(f"{account.identity.account} {account.region} {vendor.id}".encode()).hexdigest()[:8]
+        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', vendor.name.lower()).strip('-')[:60]}-{where}"
         with self.store.building(name, progress) as directory:
             if directory is not None:
-                write(Ami(id=vendor_id, region=account.region, ours=False), directory)
+                write(Ami(id=vendor.id, region=account.region, ours=False), directory)
                 self.store.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
         return name
 
