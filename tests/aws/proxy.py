@@ -1,4 +1,4 @@
-"""Serves moto's API, refuses what the printed policy does not allow, and makes chosen requests fail as AWS does."""
+"""Serves moto's API, refuses what the printed policy does not allow, keeps S3 to its regions, and makes chosen requests fail as AWS does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.aws import bucket_regions
 from tests.aws.moto_gaps import close_gaps, take_time
 from tests.aws.rights import calls
 from tests.aws.rights.judge import Judge, administer, refusal
@@ -82,6 +83,8 @@ class FaultyApi:
             return refusal(start_response)
         call = calls.read(environ, body)
         region = call.region if call else ""
+        if home := bucket_regions.region_of(call):
+            return bucket_regions.redirect(start_response, environ["REQUEST_METHOD"], home)
         if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
             if fault.done:
                 with self._one_at_a_time:
