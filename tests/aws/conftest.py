@@ -36,6 +36,7 @@ def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     api.faults.clear()
     api.requests.clear()
     api.judge.refused.clear()
+    api.throttle.reset()
     api.judge.keep_state_in(STATE)
     left = opened.everything()
     if left != NOTHING:  # the next test must not fail because of this one

@@ -7,7 +7,7 @@
 - CreateServiceLinkedRole says InvalidInput where the role exists.
 - A spot instance has a request.
 - A root volume is no smaller than its AMI's.
-- What CreateImage has made, and the stop before it, show only after a second.
+- What CreateImage has made, and the stop before it, show only when somebody asks again.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
 It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all

@@ -1,20 +1,17 @@
 """Makes moto as slow as EC2 about new images: what one request has changed, the next may not see yet.
 
-EC2 API reference, "Ensuring idempotency" and "Eventual consistency": DescribeImages may say for some seconds that a new
+EC2 API reference, "Ensuring idempotency" and "Eventual consistency": DescribeImages may say at first that a new
 image does not exist, and CreateImage that an instance that has just been stopped is neither running nor stopped.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError, InvalidAMIIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.amis import AmisResponse
-
-UNSEEN_SECONDS = 1.0
 
 
 class IncorrectInstanceStateError(EC2ClientError):
@@ -31,25 +28,25 @@ def delay_new_images() -> None:
     stop: Any = Instance.stop
 
     def patched_stop(self: Any) -> Any:
-        self.stopped_at = time.monotonic()
+        self.unseen = 1
         return stop(self)
 
     def patched_create(self: Any, instance_id: str, name: str, description: str, tag_specifications: list[Any]) -> Any:
         instance = self.get_instance(instance_id)
-        if instance.state not in ("running", "stopped") or _is_new(instance, "stopped_at"):
+        if instance.state not in ("running", "stopped") or _is_unseen(instance):
             raise IncorrectInstanceStateError(instance_id)
         # moto does not know the tags of snapshots.
         image_tags = [given for given in tag_specifications if given["ResourceType"] == "image"]
         image = create(self, instance_id, name, description, image_tags)
         for tag in (tag for given in tag_specifications if given not in image_tags for tag in given["Tags"]):
             image.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
-        image.created_at = time.monotonic()
+        image.unseen = 1
         return image
 
     def patched_describe(self: Any) -> Any:
         answer = describe(self)
         images = answer.result["Images"]
-        seen = [image for image in images if not _is_new(image, "created_at")]
+        seen = [image for image in images if not _is_unseen(image)]
         if self._get_param("ImageIds", []) and len(seen) < len(images):
             raise InvalidAMIIdError([image.id for image in images if image not in seen])
         answer.result["Images"] = seen
@@ -60,5 +57,8 @@ def delay_new_images() -> None:
     setattr(AmisResponse, "describe_images", patched_describe)  # noqa: B010
 
 
-def _is_new(resource: Any, attribute: str) -> bool:
-    return time.monotonic() - getattr(resource, attribute, -UNSEEN_SECONDS) < UNSEEN_SECONDS
+def _is_unseen(resource: Any) -> bool:
+    """Whether the news of a resource is not there yet: only the first who asks finds that."""
+    unseen = getattr(resource, "unseen", 0)
+    resource.unseen = 0
+    return bool(unseen)

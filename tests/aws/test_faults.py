@@ -226,6 +226,22 @@ def test_missing_rights_stop_at_once_and_name_the_policy(
     assert len(fault.hits) == 1
 
 
+def test_an_account_of_the_free_plan_is_told_what_to_do(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    refused = api.inject(
+        Fault(
+            "RunInstances", "InvalidParameterCombination",
+            message="The specified instance type is not eligible for Free Tier. For a list of Free Tier instance "
+            "types, run 'describe-instance-types' with the filter 'free-tier-eligible=true'.",
+        )
+    )  # fmt: skip
+    with pytest.raises(HostError, match=r"free plan, which does not include t3\.small") as caught:
+        create(session, environment(session, aux=False))
+    assert "paid plan" in (caught.value.hint or "")
+    assert len(refused.hits) == 1
+
+
 def test_any_other_failure_is_terraforms(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:

@@ -78,6 +78,6 @@ def test_a_builder_that_never_stops_and_an_image_that_never_shows_are_errors(
     fault = api.inject(Fault("CreateImage", "IncorrectInstanceState"))
     with pytest.raises(InfrastructureError, match="IncorrectInstanceState"):
         images.create(opened, REGION, builder, "family-never", TAGS)
-    assert len(fault.hits) > 1
+    assert fault.hits
     with pytest.raises(InfrastructureError, match="ami-00000000 is missing"):
         images.wait_until_available(opened, images.Ami(id="ami-00000000", region=REGION, ours=True))

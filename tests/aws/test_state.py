@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -42,6 +43,10 @@ def test_the_state_may_be_in_another_region_than_the_machines(
     session = account.session(state=f"s3://{bucket}/team")
     first, second = environment(session, aux=False), environment(session, aux=False)
     [first] = create_machines(session, [first])
+    backend = json.loads((session.home.stacks / first.stack / "backend.tf.json").read_text())
+    assert backend["terraform"]["required_version"] == ">= 1.10"
+    assert session.cloud.least_terraform == (1, 10)
+    assert account.session("local").cloud.least_terraform == (1, 9)
     [listed] = account.client("s3", region).list_objects_v2(Bucket=bucket)["Contents"]
     assert listed["Key"] == f"team/{first.stack}/terraform.tfstate"
     api.requests.clear()

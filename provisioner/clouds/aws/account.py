@@ -17,6 +17,9 @@ from provisioner.store.home import Home
 # The provider's own retries: by default it waits many minutes for capacity; what to try next is ours to decide.
 PROVIDER_RETRIES = 2
 
+# The first version that locks a state in S3 by a file beside it (Terraform's documentation, backend "s3").
+LOCKFILE_TERRAFORM = (1, 10)
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -102,5 +105,8 @@ class Account:
             key = "/".join(part for part in (prefix.strip("/"), stack, "terraform.tfstate") if part)
             own = {**login, "region": self._state_region}
             backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **own}
-            files["backend.tf.json"] = json.dumps({"terraform": {"backend": {"s3": backend}}}, indent=2)
+            # An older Terraform then says what it lacks, and not that `use_lockfile` is no argument.
+            needed = ">= {}.{}".format(*LOCKFILE_TERRAFORM)
+            terraform = {"required_version": needed, "backend": {"s3": backend}}
+            files["backend.tf.json"] = json.dumps({"terraform": terraform}, indent=2)
         return files
