@@ -13,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
 from botocore.parsers import ResponseParserError
 
-from provisioner.errors import HostError, InfrastructureError, UsageError
+from provisioner.errors import HostError, InfrastructureError, ThrottledError, UsageError
 
 REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 NO_LOGIN = (
@@ -28,6 +28,8 @@ NO_LOGIN = (
 LOGIN_HINT = (
     "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor --cloud aws`."
 )
+# EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
+THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
 BUCKET_REGION = "x-amz-bucket-region"
 RIGHTS_HINT = "`provisioner aws policy` prints the IAM policy with the rights that are needed."
 # When EC2 asks for a request to be repeated later, boto3 repeats it this often, with growing pauses.
@@ -54,6 +56,7 @@ class Api:
             raise UsageError(str(error), hint="`aws configure list-profiles` shows them.") from error
         if not self._session.region_name:
             raise UsageError("No AWS region is set.", hint="Give --region (in a suite: regions), or set AWS_REGION.")
+        self.profile = profile or ""
         self.region: str = self._session.region_name
         self.client = cache(self._client)
 
@@ -74,6 +77,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
 
     Raises:
         HostError: there are no credentials, or AWS does not accept them, or they lack a right.
+        ThrottledError: AWS asks for fewer requests, even after boto3's repetitions.
         InfrastructureError: any other failure.
     """
     try:
@@ -87,6 +91,8 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
             raise HostError(message, hint=rights_hint) from error
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
+        if code in THROTTLED:
+            raise ThrottledError(message) from error
         raise InfrastructureError(message) from error
     except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy or a broken server answered
         text = str(error).splitlines()[0][:300]

@@ -54,7 +54,6 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         self.regions_with_schedules = set()
         self.assigned_subnets = set()
         self.repeated = set()
-        self.last_answers = {}
         if self.account.state:
             self.least_terraform = LOCKFILE_TERRAFORM
         self.root_sizes = {}
