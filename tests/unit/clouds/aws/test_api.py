@@ -10,15 +10,13 @@ from provisioner.clouds.aws.api import Api
 from provisioner.errors import UsageError
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_region_is_the_one_given_or_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-
-
-def test_the_region_is_the_one_given_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="No AWS region") as caught:
         Api(None, None)
     assert "AWS_REGION" in (caught.value.hint or "")
