@@ -10,6 +10,7 @@ ProvisionerError                 1
 ├── HostError                    3   this controller lacks a program, memory or disk
 ├── ImageBuildError              4   a build step or install() failed
 ├── InfrastructureError          5   provisioner's side failed: Terraform, QEMU, SSH, the cloud
+│   ├── ThrottledError               the cloud asks for fewer requests
 │   ├── TerraformError
 │   ├── CapacityError                the cloud has no capacity
 │   ├── MachineLostError             a machine does not answer, or ended on its own
@@ -92,6 +93,10 @@ class InfrastructureError(ProvisionerError):
     """Provisioner's side failed, not the task: Terraform, QEMU, SSH or the cloud."""
 
     exit_code = 5
+
+
+class ThrottledError(InfrastructureError):
+    """The cloud asks for fewer requests. What was asked stays unknown."""
 
 
 class TerraformError(InfrastructureError):

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def doctor(*, where: Where) -> Result:
     """Shows what this machine lacks for the cloud."""
     opened = session(where=where)
-    problems = [*requirements.problems(), *opened.cloud.problems()]
+    problems = [*requirements.problems(opened.cloud.least_terraform), *opened.cloud.problems()]
     notes = opened.cloud.notes()
     data = {
         "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],

@@ -100,6 +100,9 @@ class EnvironmentResources:
 class Requirements:
     """What the controller needs before it can use the cloud."""
 
+    least_terraform: tuple[int, int] = (1, 9)
+    """The oldest version of Terraform that works here, as the modules' `required_version` says."""
+
     def problems(self) -> list[tuple[str, str]]:
         """Lists what this controller lacks, as (problem, remedy). By default, nothing."""
         return []

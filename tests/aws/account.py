@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import ClientError
+from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import AMIS
 
 from provisioner.clock import now
@@ -21,6 +24,7 @@ from provisioner.store.environments import new_id
 from provisioner.store.images import Image, ImageStore
 from provisioner.ttl import DEFAULT_TTL
 from tests.aws.rights.judge import inspector
+from tests.aws.rights.requests import ACCOUNT
 from tests.aws.rights.world import AMAZON
 from tests.homes import new_home
 
@@ -110,6 +114,28 @@ class Account:
                 if any(tag["Key"] == "provisioner:environment" for tag in s.get("Tags", []))
             ],
         }
+
+    def forget_ended_instances(self, region: str = REGION) -> None:
+        """Lets an hour pass: EC2 forgets the ids of terminated instances (EC2 user guide, "Terminate instances")."""
+        for reservation in ec2_backends[ACCOUNT][region].reservations.values():
+            reservation.instances = [one for one in reservation.instances if one.state != "terminated"]
+
+    def fire_schedules(self, region: str = REGION) -> list[str]:
+        """Does what the schedules do at their time.
+
+        Returns:
+            EC2's refusals. EventBridge Scheduler repeats what EC2 refused, in the same words, and tells nobody.
+        """
+        scheduler, ec2 = self.client("scheduler", region), self.client(region=region)
+        refusals = []
+        for name in self._schedules(region):
+            target = scheduler.get_schedule(GroupName="provisioner", Name=name)["Target"]
+            assert target["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
+            try:
+                ec2.terminate_instances(**json.loads(target["Input"]))
+            except ClientError as error:
+                refusals.append(error.response["Error"]["Code"])
+        return refusals
 
     def _schedules(self, region: str) -> list[str]:
         scheduler = self.client("scheduler", region)

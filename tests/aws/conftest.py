@@ -10,7 +10,7 @@ import pytest
 
 from tests.aws.account import NOTHING, Account, MakeEnvironment, make_environment
 from tests.aws.proxy import FaultyApi, serving
-from tests.aws.rights.judge import administer
+from tests.aws.rights.judge import STATE, administer
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +36,8 @@ def account(api: FaultyApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     api.faults.clear()
     api.requests.clear()
     api.judge.refused.clear()
+    api.throttle.reset()
+    api.judge.keep_state_in(STATE)
     left = opened.everything()
     if left != NOTHING:  # the next test must not fail because of this one
         urllib.request.urlopen(urllib.request.Request(f"{api.url}/moto-api/reset", method="POST")).close()

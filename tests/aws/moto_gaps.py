@@ -5,6 +5,9 @@
 - ModifyInstanceAttribute does not know what becomes of an instance that is switched off.
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - CreateServiceLinkedRole says InvalidInput where the role exists.
+- A spot instance has a request.
+- A root volume is no smaller than its AMI's.
+- What CreateImage has made, and the stop before it, show only when somebody asks again.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 
 It also makes moto faster, which took too long with hundreds of environments. Unpatched, moto searches the tags of all
@@ -29,6 +32,10 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 from moto.iam.exceptions import EntityAlreadyExists, InvalidInput
 from moto.iam.models import IAMBackend
 
+from tests.aws.new_images import delay_new_images
+from tests.aws.root_volumes import refuse_small_root_volumes
+from tests.aws.spot_requests import add_spot_requests
+
 # AWS is no faster. The provider's SDK closes a request's body as soon as the answer begins; where the transport has not
 # yet looked for the body's end, it takes that for a failure to send and drops the answer, and the SDK calls again.
 ANSWER_SECONDS = 0.01
@@ -49,6 +56,9 @@ def close_gaps() -> None:
     _deleted_subnets()
     _own_tags()
     _spot_role()
+    add_spot_requests()
+    refuse_small_root_volumes()
+    delay_new_images()
     sold: Any = InstanceTypeBackend
     sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
     dispatch: Any = responses

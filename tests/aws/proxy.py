@@ -1,4 +1,4 @@
-"""Serves moto's API, refuses what the printed policy does not allow, and makes chosen requests fail as AWS does."""
+"""Serves moto's API, refuses what the printed policy or S3 does not allow, and makes chosen requests fail as on AWS."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.aws import bucket_regions
 from tests.aws.moto_gaps import close_gaps, take_time
 from tests.aws.rights import calls
 from tests.aws.rights.judge import Judge, administer, refusal
+from tests.aws.throttling import Throttle
 
 Request = dict[str, str]
 ERROR = (
     '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
-    "<Message>injected by the tests</Message></Error></Errors><RequestID>fault</RequestID></Response>"
+    "<Message>{message}</Message></Error></Errors><RequestID>fault</RequestID></Response>"
 )
 
 
@@ -35,6 +37,7 @@ class Fault:
         times: how often at most.
         region: only there; empty: everywhere.
         done: the request is obeyed, and only its answer is replaced.
+        message: what the error says besides its code.
     """
 
     action: str
@@ -44,6 +47,7 @@ class Fault:
     region: str = ""
     when: Callable[[Request], bool] = lambda _: True
     done: bool = False
+    message: str = "injected by the tests"
     hits: list[Request] = field(default_factory=list)
 
 
@@ -54,6 +58,7 @@ class FaultyApi:
         faults: what is injected.
         requests: what came.
         judge: refuses what the policy does not allow.
+        throttle: refuses what is too much.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class FaultyApi:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.judge = Judge()
+        self.throttle = Throttle()
         self._lock = threading.Lock()
         # moto's backends are not made for threads: a request may fail half done, and is then repeated.
         self._one_at_a_time = threading.Lock()
@@ -81,15 +87,15 @@ class FaultyApi:
         if refused:
             return refusal(start_response)
         call = calls.read(environ, body)
+        if elsewhere := self._refused_by_service(call, environ["REQUEST_METHOD"], start_response):
+            return elsewhere
         region = call.region if call else ""
         if fault := self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], body, region):
             if fault.done:
                 with self._one_at_a_time:
                     for _ in self._moto(environ, lambda *_: None):
                         pass
-            answer = ERROR.format(code=fault.code).encode()
-            start_response(fault.status, [("Content-Type", "text/xml"), ("Content-Length", str(len(answer)))])
-            return [answer]
+            return answer(start_response, fault.status, fault.code, fault.message)
         if "/pricing/" in environ.get("HTTP_AUTHORIZATION", ""):  # moto does not have it, and says so at length
             start_response("501 Not Implemented", [("Content-Length", "0")])
             return []
@@ -99,6 +105,15 @@ class FaultyApi:
             excerpt = b"".join(chunks)[:2000]
             print(f"moto failed: {body[:300]!r}: {answered[0]}: {excerpt!r}", file=sys.stderr)
         return chunks
+
+    def _refused_by_service(
+        self, call: calls.Call | None, method: str, start_response: Callable[..., Any]
+    ) -> list[bytes] | None:
+        if self.throttle.refuses(call):
+            return answer(start_response, "503 Service Unavailable", "RequestLimitExceeded", "Request limit exceeded.")
+        if home := bucket_regions.region_of(call):
+            return bucket_regions.redirect(start_response, method, home)
+        return None
 
     def inject(self, fault: Fault) -> Fault:
         """Adds a fault."""
@@ -117,6 +132,13 @@ class FaultyApi:
                         fault.hits.append(request)
                         return fault
         return None
+
+
+def answer(start_response: Callable[..., Any], status: str, code: str, message: str) -> list[bytes]:
+    """Answers with an error, as EC2 does."""
+    body = ERROR.format(code=code, message=message).encode()
+    start_response(status, [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
+    return [body]
 
 
 @contextmanager

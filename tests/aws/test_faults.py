@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.clouds.aws import images
+from provisioner.clouds.aws import images, tagged_resources
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
 from provisioner.environment import lifecycle
@@ -19,8 +19,9 @@ from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
-from tests.aws.account import NOTHING, Account, MakeEnvironment
+from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi, Request
+from tests.aws.spot_requests import SpotRequest
 from tests.command_line import ROOT
 from tests.soak.processes import descendants
 
@@ -95,6 +96,40 @@ def test_spot_comes_first_and_on_demand_after_it(
     assert fault.hits
     assert created.placement["market"] == "on-demand"
     destroy_machines(session, created)
+
+
+def test_a_spot_request_that_cannot_be_cancelled_keeps_nothing_alive(
+    api: FaultyApi, account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session(spot=True)
+    created = create(session, environment(session, aux=False))
+    assert created.placement["market"] == "spot"
+    [request] = account.client().describe_spot_instance_requests()["SpotInstanceRequests"]
+    assert f"spot request {request['SpotInstanceRequestId']}" in session.cloud.remaining(created)
+    fault = api.inject(Fault("CancelSpotInstanceRequests", "UnauthorizedOperation", status="403 Forbidden"))
+    destroy_machines(session, created)
+    assert fault.hits
+    assert account.everything() == NOTHING
+    assert session.environments.all() == []
+
+
+def test_a_spot_request_that_stays_is_named_with_the_reason(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = environment(session, aux=False)
+    tags = [{"Key": tagged_resources.ENVIRONMENT_TAG, "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
+    account.client().run_instances(
+        ImageId=AMI, MinCount=1, MaxCount=1, InstanceMarketOptions={"MarketType": "spot"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )  # fmt: skip
+    api.inject(Fault("CancelSpotInstanceRequests", "UnauthorizedOperation", status="403 Forbidden"))
+    with monkeypatch.context() as patch:
+        patch.setattr(SpotRequest, "state", "open")  # it could still start another instance
+        with pytest.raises(HostError, match=r"Cancelling the spot requests.*UnauthorizedOperation"):
+            tagged_resources.remove(Api(None, REGION), REGION, record.id)
+        [request] = tagged_resources.remaining(Api(None, REGION), REGION, record.id)
+        assert request.startswith("spot request sir-")
+    assert account.everything() == NOTHING  # all that costs money is gone
 
 
 def test_without_capacity_anywhere_all_places_are_tried_and_named(
@@ -189,6 +224,22 @@ def test_missing_rights_stop_at_once_and_name_the_policy(
         create(session, environment(session, aux=False))
     assert "aws policy" in (caught.value.hint or "")
     assert len(fault.hits) == 1
+
+
+def test_an_account_of_the_free_plan_is_told_what_to_do(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    refused = api.inject(
+        Fault(
+            "RunInstances", "InvalidParameterCombination",
+            message="The specified instance type is not eligible for Free Tier. For a list of Free Tier instance "
+            "types, run 'describe-instance-types' with the filter 'free-tier-eligible=true'.",
+        )
+    )  # fmt: skip
+    with pytest.raises(HostError, match=r"free plan, which does not include t3\.small") as caught:
+        create(session, environment(session, aux=False))
+    assert "paid plan" in (caught.value.hint or "")
+    assert len(refused.hits) == 1
 
 
 def test_any_other_failure_is_terraforms(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
-from provisioner.errors import TerraformError
+from provisioner.errors import InfrastructureError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
@@ -28,6 +29,40 @@ def session(account: Account) -> Session:
 
 def objects(account: Account) -> list[str]:
     return sorted(item["Key"] for item in account.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", []))
+
+
+def test_the_state_may_be_in_another_region_than_the_machines(
+    api: FaultyApi, account: Account, environment: MakeEnvironment
+) -> None:
+    bucket, region = "provisioner-tests-abroad", "eu-west-1"
+    api.judge.keep_state_in(f"s3://{bucket}/team")
+    where = {"LocationConstraint": region}
+    account.client("s3", region).create_bucket(Bucket=bucket, CreateBucketConfiguration=where)
+    local = account.session()
+    create_shared_network(local, account.record(local, "us-east-1"))
+    session = account.session(state=f"s3://{bucket}/team")
+    first, second = environment(session, aux=False), environment(session, aux=False)
+    [first] = create_machines(session, [first])
+    backend = json.loads((session.home.stacks / first.stack / "backend.tf.json").read_text())
+    assert backend["terraform"]["required_version"] == ">= 1.10"
+    assert session.cloud.least_terraform == (1, 10)
+    assert account.session("local").cloud.least_terraform == (1, 9)
+    [listed] = account.client("s3", region).list_objects_v2(Bucket=bucket)["Contents"]
+    assert listed["Key"] == f"team/{first.stack}/terraform.tfstate"
+    api.requests.clear()
+    [second] = create_machines(session, [second])
+    destroy_machines(session, first)
+    destroy_machines(session, second)
+    # The region was asked once.
+    assert f"HEAD /{bucket}" not in [request["Action"] for request in api.requests]
+    assert account.everything() == NOTHING
+
+
+def test_a_bucket_that_does_not_exist_is_named(api: FaultyApi, account: Account) -> None:
+    api.judge.keep_state_in(f"s3://{BUCKET}-missing/team")
+    session = account.session(state=f"s3://{BUCKET}-missing/team")
+    with pytest.raises(InfrastructureError, match=f"the bucket {BUCKET}-missing"):
+        session.cloud.root_files(account.record(session, "us-east-1"))
 
 
 def test_two_controllers_on_one_stack_do_not_harm_each_other(

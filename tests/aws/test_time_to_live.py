@@ -36,13 +36,17 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     session = account.session()
     record = create(session, environment(session))
     scheduler = account.client("scheduler")
-    schedule = scheduler.get_schedule(GroupName="provisioner", Name=record.id)
+    names = {role: f"{record.id}.{role}" for role in record.machines}
+    assert set(session.cloud.remaining(record)[-2:]) == {f"schedule {name}" for name in names.values()}
+    for role, name in names.items():
+        target = scheduler.get_schedule(GroupName="provisioner", Name=name)["Target"]
+        assert json.loads(target["Input"]) == {"InstanceIds": [record.endpoints[role].instance_id]}
+    schedule = scheduler.get_schedule(GroupName="provisioner", Name=names["aux"])
     assert schedule["ScheduleExpression"] == f"at({record.expires_at:%Y-%m-%dT%H:%M:%S})"
     assert schedule["ScheduleExpressionTimezone"] == "UTC"
     assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
     ids = sorted(endpoint.instance_id or "" for endpoint in record.endpoints.values())
-    assert sorted(json.loads(schedule["Target"]["Input"])["InstanceIds"]) == ids
     role = account.client("iam").get_role(RoleName="provisioner-scheduler")["Role"]
     assert schedule["Target"]["RoleArn"] == role["Arn"]
     trusted = [s["Principal"]["Service"] for s in role["AssumeRolePolicyDocument"]["Statement"]]
@@ -54,9 +58,10 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
 
     later = session.environments.update(record, expires_at=record.expires_at + timedelta(hours=1))
     session.cloud.move_ttl(later)
-    moved = scheduler.get_schedule(GroupName="provisioner", Name=record.id)
-    assert moved["ScheduleExpression"] == f"at({later.expires_at:%Y-%m-%dT%H:%M:%S})"
-    assert moved["Target"]["Input"] == schedule["Target"]["Input"]
+    for name in names.values():
+        moved = scheduler.get_schedule(GroupName="provisioner", Name=name)
+        assert moved["ScheduleExpression"] == f"at({later.expires_at:%Y-%m-%dT%H:%M:%S})"
+    assert scheduler.get_schedule(GroupName="provisioner", Name=names["aux"])["Target"] == schedule["Target"]
     for reservation in account.client().describe_instances(InstanceIds=ids)["Reservations"]:
         for instance in reservation["Instances"]:
             tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
@@ -71,6 +76,22 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
 
     destroy_machines(session, later)
     assert scheduler.list_schedules(GroupName="provisioner")["Schedules"] == []
+    assert account.everything() == NOTHING
+
+
+def test_a_machine_that_ended_long_ago_does_not_keep_the_other_past_its_limit(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    record = create(session, environment(session))
+    # The agent switches the aux VM off, and an hour passes.
+    account.client().terminate_instances(InstanceIds=[record.endpoints["aux"].instance_id])
+    account.forget_ended_instances()
+    refusals = account.fire_schedules()
+    assert account.everything()["instances"] == []
+    assert refusals == ["InvalidInstanceID.NotFound"]  # the aux VM's own
+    assert [orphan.environment for orphan in session.cloud.survey([REGION])] == [record.id]
+    destroy_machines(session, record)
     assert account.everything() == NOTHING
 
 
@@ -144,7 +165,7 @@ def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnv
     assert behavior() == "terminate"
     session.cloud.keep_when_off(builder)
     assert behavior() == "stop"
-    assert account.client("scheduler").get_schedule(GroupName="provisioner", Name=builder.id)
+    assert account.client("scheduler").get_schedule(GroupName="provisioner", Name=f"{builder.id}.primary")
     destroy_machines(session, builder)
     assert account.everything() == NOTHING
 

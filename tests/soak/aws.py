@@ -81,7 +81,8 @@ class AwsWork:
                 timer = "systemctl poweroff" in base64.b64decode(attribute("userData", "UserData")).decode()
                 behavior = attribute("instanceInitiatedShutdownBehavior", "InstanceInitiatedShutdownBehavior")
                 ends = timer and behavior == "terminate"
-                if not ends and tags["provisioner:environment"] not in scheduled:
+                name = f"{tags['provisioner:environment']}.{tags['provisioner:role']}"
+                if not ends and name not in scheduled:
                     problems.append(f"{instance['InstanceId']} has no limit")
         return problems
 

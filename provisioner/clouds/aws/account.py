@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from provisioner.clouds.aws import tagged_resources
-from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.api import Api, asking, bucket_region
 from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG, controller_networks
 from provisioner.config import Settings
 from provisioner.models import Environment
@@ -16,6 +16,9 @@ from provisioner.store.home import Home
 
 # The provider's own retries: by default it waits many minutes for capacity; what to try next is ours to decide.
 PROVIDER_RETRIES = 2
+
+# The first version that locks a state in S3 by a file beside it (Terraform's documentation, backend "s3").
+LOCKFILE_TERRAFORM = (1, 10)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Account:
         except (KeyError, OSError):
             return "unknown"
 
+    @cached_property
+    def _state_region(self) -> str:
+        """The region of the state's bucket, which need not be that of the machines. S3 sends others away."""
+        return bucket_region(self.api, self.state.removeprefix("s3://").partition("/")[0])
+
     def tags(self, environment: Environment) -> dict[str, str]:
         """Returns the tags of everything that an environment consists of, besides its id."""
         return {
@@ -95,6 +103,10 @@ class Account:
         if self.state:
             bucket, _, prefix = self.state.removeprefix("s3://").partition("/")
             key = "/".join(part for part in (prefix.strip("/"), stack, "terraform.tfstate") if part)
-            backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **login}
-            files["backend.tf.json"] = json.dumps({"terraform": {"backend": {"s3": backend}}}, indent=2)
+            own = {**login, "region": self._state_region}
+            backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **own}
+            # An older Terraform then says what it lacks, and not that `use_lockfile` is no argument.
+            needed = ">= {}.{}".format(*LOCKFILE_TERRAFORM)
+            terraform = {"required_version": needed, "backend": {"s3": backend}}
+            files["backend.tf.json"] = json.dumps({"terraform": terraform}, indent=2)
         return files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
 from botocore.parsers import ResponseParserError
 
-from provisioner.errors import HostError, InfrastructureError, UsageError
+from provisioner.errors import HostError, InfrastructureError, ThrottledError, UsageError
 
 REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 NO_LOGIN = (
@@ -27,6 +28,9 @@ NO_LOGIN = (
 LOGIN_HINT = (
     "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor --cloud aws`."
 )
+# EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
+THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
+BUCKET_REGION = "x-amz-bucket-region"
 RIGHTS_HINT = "`provisioner aws policy` prints the IAM policy with the rights that are needed."
 # When EC2 asks for a request to be repeated later, boto3 repeats it this often, with growing pauses.
 CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
@@ -37,7 +41,7 @@ class Api:
 
     Args:
         profile: of the AWS configuration; None or empty for boto3's own choice.
-        region: None or empty for the one in the configuration.
+        region: None or empty for AWS_REGION, or else the one in the configuration.
 
     Raises:
         UsageError: there is no such profile, or no region is set.
@@ -45,11 +49,14 @@ class Api:
 
     def __init__(self, profile: str | None, region: str | None) -> None:
         try:
-            self._session = boto3.Session(profile_name=profile or None, region_name=region or None)
+            # Terraform and the other SDKs read AWS_REGION, boto3 does not (AWS SDKs and Tools, "AWS Region").
+            known = region or os.environ.get("AWS_REGION") or None
+            self._session = boto3.Session(profile_name=profile or None, region_name=known)
         except ProfileNotFound as error:
             raise UsageError(str(error), hint="`aws configure list-profiles` shows them.") from error
         if not self._session.region_name:
             raise UsageError("No AWS region is set.", hint="Give --region (in a suite: regions), or set AWS_REGION.")
+        self.profile = profile or ""
         self.region: str = self._session.region_name
         self.client = cache(self._client)
 
@@ -70,6 +77,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
 
     Raises:
         HostError: there are no credentials, or AWS does not accept them, or they lack a right.
+        ThrottledError: AWS asks for fewer requests, even after boto3's repetitions.
         InfrastructureError: any other failure.
     """
     try:
@@ -83,6 +91,8 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
             raise HostError(message, hint=rights_hint) from error
         if code in NO_LOGIN:
             raise HostError(message, hint=LOGIN_HINT) from error
+        if code in THROTTLED:
+            raise ThrottledError(message) from error
         raise InfrastructureError(message) from error
     except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy or a broken server answered
         text = str(error).splitlines()[0][:300]
@@ -92,6 +102,25 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
 def code_of(error: ClientError) -> str:
     """Returns AWS's code of an error, such as `UnauthorizedOperation`."""
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def bucket_region(api: Api, bucket: str) -> str:
+    """Returns the region of an S3 bucket.
+
+    S3 names it even in its refusals (Amazon S3 API reference, "HeadBucket": x-amz-bucket-region).
+
+    Raises:
+        HostError: AWS does not accept the credentials.
+        InfrastructureError: there is no such bucket, or S3 does not answer.
+    """
+    with asking(f"Looking for the bucket {bucket}"):
+        try:
+            answer = api.client("s3").head_bucket(Bucket=bucket)
+        except ClientError as error:
+            answer = error.response
+            if BUCKET_REGION not in answer["ResponseMetadata"]["HTTPHeaders"]:
+                raise
+    return str(answer["ResponseMetadata"]["HTTPHeaders"][BUCKET_REGION])
 
 
 def tags_of(tags: dict[str, str]) -> list[dict[str, str]]:

@@ -8,11 +8,12 @@ from functools import partial
 
 from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import asking
+from provisioner.clouds.aws.api import asking, tag
 from provisioner.clouds.cloud import CleanUp, EnvironmentResources
 from provisioner.errors import StillThereError
 from provisioner.models import Environment
 
+ROLE_TAG = "provisioner:role"
 # Regions surveyed at once.
 PARALLEL_SURVEYS = 8
 
@@ -38,16 +39,19 @@ class AwsCleanUp(CleanUp):
         """Removes everything that carries the environment's tag.
 
         Returns:
-            whether its schedule existed, which is created only after all its instances.
+            whether each of its machines had its schedule: they are created last, after all instances.
 
         Raises:
             StillThereError: a resource could not be removed.
         """
         api, region = self.account.api, resources.region
-        complete = bool(list(schedules.names(api, region, resources.environment)))
-        tagged_resources.remove(api, region, resources.environment)
-        if remaining := tagged_resources.remaining(api, region, resources.environment):
-            raise StillThereError(f"{resources.environment} is not gone: {', '.join(remaining)}")
+        name = resources.environment
+        scheduled = set(schedules.names(api, region, name))
+        roles = {tag(instance, ROLE_TAG) for instance in tagged_resources.instances(api, region, name)}
+        complete = bool(scheduled) and scheduled >= {schedules.name_of(name, role) for role in roles}
+        tagged_resources.remove(api, region, name)
+        if remaining := tagged_resources.remaining(api, region, name):
+            raise StillThereError(f"{name} is not gone: {', '.join(remaining)}")
         return complete
 
     def remaining(self, environment: Environment) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioner.clouds.aws import policy, schedules
-from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
 from provisioner.clouds.aws.clean_up import AwsCleanUp
 from provisioner.clouds.aws.images import AwsImages
@@ -54,7 +54,9 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         self.regions_with_schedules = set()
         self.assigned_subnets = set()
         self.repeated = set()
-        self.last_answers = {}
+        if self.account.state:
+            self.least_terraform = LOCKFILE_TERRAFORM
+        self.root_sizes = {}
 
     def problems(self) -> list[tuple[str, str]]:
         """Lists missing credentials or rights, and what an administrator has not set up."""

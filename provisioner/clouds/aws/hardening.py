@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.instance_watch import watch
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
@@ -40,12 +40,13 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         except TimeoutError as error:
             raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
         connection.write_file("/etc/hosts", _hosts(environment, role).encode())
-    instance_ids = [endpoint.instance_id for endpoint in environment.endpoints.values()]
+    instance_ids = [endpoint.instance_id or "" for endpoint in environment.endpoints.values()]
     with asking("Switching the metadata service off"):
         for instance_id in instance_ids:
             ec2.modify_instance_metadata_options(InstanceId=instance_id, HttpEndpoint="disabled")
     deadline = time.monotonic() + HARDEN_SECONDS
-    while not metadata_is_off(tagged_resources.instances(api, region, environment.id), instance_ids):
+    # Shared with all who wait: many environments boot at once.
+    while not metadata_is_off(watch(api, region).rows(api, instance_ids), instance_ids):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")
         time.sleep(0.5)

@@ -25,7 +25,11 @@ FILE = "ami.json"
 IMAGE_TAG = "provisioner:image"
 # A first snapshot of a few GiB takes two to ten minutes.
 AVAILABLE_SECONDS = 3600
+# What EC2 has just done may not show in its next answers (EC2 API reference, "Eventual consistency").
+SEEN_SECONDS = 120.0
 POLL_SECONDS = 2.0
+# CreateImage, of an instance that is being switched off (EC2 API reference, "Error codes").
+STILL_STOPPING = "IncorrectInstanceState"
 
 # distribution -> (owner, pattern of names).
 # https://wiki.debian.org/Cloud/AmazonEC2Image: Debian's account.
@@ -50,6 +54,18 @@ class Ami(Record):
     ours: bool
 
 
+class VendorAmi(Record):
+    """An AMI of a distribution.
+
+    Args:
+        root_gib: the size of its root volume. EC2 refuses a smaller one (EC2 API reference, "EbsBlockDevice").
+    """
+
+    id: str
+    name: str
+    root_gib: int
+
+
 def read(image: Path) -> Ami:
     """Reads which AMI an image's directory describes."""
     return strict_json.load_file(Ami, image / FILE)
@@ -60,8 +76,8 @@ def write(ami: Ami, image: Path) -> None:
     write_atomically(image / FILE, ami.model_dump_json(indent=2))
 
 
-def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
-    """Returns the id and name of the newest AMI of a distribution.
+def vendor_ami(api: Api, region: str, base: BaseImage) -> VendorAmi:
+    """Returns the newest AMI of a distribution.
 
     Raises:
         ImageBuildError: the region has none.
@@ -81,7 +97,9 @@ def vendor_ami(api: Api, region: str, base: BaseImage) -> tuple[str, str]:
             f"{region} has no AMI of {base.distribution} for {base.architecture}.", hint="Use another --region."
         )
     newest = max(answer["Images"], key=lambda image: str(image["CreationDate"]))
-    return str(newest["ImageId"]), str(newest["Name"])
+    devices = {device["DeviceName"]: device.get("Ebs", {}) for device in newest["BlockDeviceMappings"]}
+    root = devices.get(newest.get("RootDeviceName"), {})
+    return VendorAmi(id=newest["ImageId"], name=newest["Name"], root_gib=root.get("VolumeSize", 0))
 
 
 def exists(api: Api, ami: Ami) -> bool:
@@ -109,16 +127,21 @@ def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, s
     """
     our_tags = tags_of({**tags, IMAGE_TAG: name, "Name": name})
     kinds = [{"ResourceType": kind, "Tags": our_tags} for kind in ("image", "snapshot")]
-    with asking("Creating the AMI"):
-        try:
-            created = api.client("ec2", region).create_image(
-                InstanceId=instance_id, Name=name, Description="provisioner", TagSpecifications=kinds
-            )
-        except ClientError as error:
-            # The name is a hash of the contents: another controller was faster, or was killed after it got this far.
-            if code_of(error) == "InvalidAMIName.Duplicate" and (existing := find(api, region, name)):
-                return existing
-            raise
+    deadline = time.monotonic() + SEEN_SECONDS
+    while True:
+        with asking("Creating the AMI"):
+            try:
+                created = api.client("ec2", region).create_image(
+                    InstanceId=instance_id, Name=name, Description="provisioner", TagSpecifications=kinds
+                )
+                break
+            except ClientError as error:
+                # The name is a hash of the contents: another controller was faster, or was killed at this point.
+                if code_of(error) == "InvalidAMIName.Duplicate" and (existing := find(api, region, name)):
+                    return existing
+                if code_of(error) != STILL_STOPPING or time.monotonic() > deadline:
+                    raise
+        time.sleep(POLL_SECONDS)
     return wait_until_available(api, Ami(id=created["ImageId"], region=region, ours=True))
 
 
@@ -128,14 +151,17 @@ def wait_until_available(api: Api, ami: Ami) -> Ami:
     Raises:
         InfrastructureError: AWS could not create it, or not in time.
     """
-    deadline = time.monotonic() + AVAILABLE_SECONDS
+    begin = time.monotonic()
+    # Not by ImageIds: an id that does not show yet would be an error.
+    filters = [{"Name": "image-id", "Values": [ami.id]}]
     while True:
         with asking(f"Waiting for {ami.id}"):
-            images = api.client("ec2", ami.region).describe_images(ImageIds=[ami.id])["Images"]
+            images = api.client("ec2", ami.region).describe_images(Filters=filters)["Images"]
         state = images[0]["State"] if images else "missing"
         if state == "available":
             return ami
-        if state not in ("pending", "missing") or time.monotonic() > deadline:
+        patience = {"pending": AVAILABLE_SECONDS, "missing": SEEN_SECONDS}.get(state, 0)
+        if time.monotonic() - begin > patience:
             why = images[0].get("StateReason", {}).get("Message", "") if images else ""
             raise InfrastructureError(f"The AMI {ami.id} is {state}. {why}".strip())
         time.sleep(POLL_SECONDS)
@@ -187,12 +213,12 @@ class AwsImages(Images):
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """Returns the name of the distribution's newest AMI, from which a builder makes the base image."""
         account = self.account
-        vendor_id, full_name = vendor_ami(account.api, account.region, base)
-        where = sha256(f"{account.identity.account} {account.region} {vendor_id}".encode()).hexdigest()[:8]
-        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', full_name.lower()).strip('-')[:60]}-{where}"
+        vendor = vendor_ami(account.api, account.region, base)
+        where = sha256(f"{account.identity.account} {account.region} {vendor.id}".encode()).hexdigest()[:8]
+        name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', vendor.name.lower()).strip('-')[:60]}-{where}"
         with self.store.building(name, progress) as directory:
             if directory is not None:
-                write(Ami(id=vendor_id, region=account.region, ours=False), directory)
+                write(Ami(id=vendor.id, region=account.region, ours=False), directory)
                 self.store.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
         return name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +10,13 @@ from provisioner.clock import now
 from provisioner.clouds.aws import hardening, schedules, tagged_resources, user_data
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import asking
+from provisioner.clouds.aws.instance_watch import watch
 from provisioner.clouds.cloud import Machines, TerminationReason
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.store.leases import LEASE
 
-# EC2 is asked no more often whether a machine runs.
-ALIVE_SECONDS = 3.0
 # EC2 API reference, StateReason: the machine was shut down from within.
 SWITCHED_OFF = "Client.InstanceInitiatedShutdown"
 
@@ -27,8 +25,6 @@ class AwsMachines(Machines):
     """EC2 instances of one account."""
 
     account: Account
-    last_answers: dict[tuple[str, Role], tuple[float, bool]]
-    """By environment and role: when EC2 was last asked whether the machine runs, and its answer."""
 
     def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
         """Writes each machine's user data to the environment's directory."""
@@ -49,15 +45,11 @@ class AwsMachines(Machines):
         hardening.harden(self.account.api, environment, connections)
 
     def alive(self, environment: Environment, role: Role) -> bool:
-        """Whether EC2 calls the machine anything but stopped or terminated."""
-        key = (environment.id, role)
-        asked_at, answer = self.last_answers.get(key, (0.0, False))
-        if time.monotonic() - asked_at > ALIVE_SECONDS:
-            name = _instance_id(environment, role)
-            states = {instance["InstanceId"]: instance["State"]["Name"] for instance in self._instances(environment)}
-            answer = states.get(name, "terminated") not in ("stopped", "terminated")
-            self.last_answers[key] = (time.monotonic(), answer)
-        return answer
+        """Whether EC2 calls the machine anything but stopped or terminated, or does not say."""
+        name, region = _instance_id(environment, role), environment.placement.get("region")
+        if name is None or region is None:  # nothing was created
+            return False
+        return watch(self.account.api, region).state(self.account.api, name) not in ("stopped", "terminated")
 
     def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
         """Returns EC2's state reason, such as `Server.SpotInstanceTermination: ...`."""

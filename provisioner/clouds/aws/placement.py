@@ -35,12 +35,18 @@ class AwsPlacement(Placement):
 
         Raises:
             CapacityError: there is no other.
-            HostError: AWS refuses these credentials.
+            HostError: AWS refuses these credentials, or the account's plan does not include such machines.
         """
         for codes, hint in ((REFUSED, RIGHTS_HINT), (NO_LOGIN, LOGIN_HINT)):
             if code := next((code for code in codes if re.search(rf"\b{code}\b", error.said)), None):
                 raise HostError(f"{error.message} AWS said {code}.", hint=hint, details=error.details) from error
         current = environment.placement
+        if places.FREE_PLAN in error.said:
+            raise HostError(
+                f"The AWS account is on the free plan, which does not include {_types(current, environment)}.",
+                hint="Upgrade the account to the paid plan (AWS console, Billing and Cost Management), or use another.",
+                details=error.details,
+            ) from error
         if places.is_repetition(error.said) and environment.id not in self.repeated:
             self.repeated.add(environment.id)
             tagged_resources.remove(self.account.api, current["region"], environment.id)

@@ -34,9 +34,21 @@ REPETITIONS = (
 )  # fmt: skip
 
 
+# What EC2 says of an account of the free plan (AWS Billing user guide, "Free Tier": accounts since July 2025).
+FREE_PLAN = "not eligible for Free Tier"
+
+
+def _is_said(code: str, said: str) -> bool:
+    """Whether AWS's API says a code, or EC2 gives it as the reason of an instance's end.
+
+    Not whether Terraform uses the word: it also says "Unsupported argument".
+    """
+    return bool(re.search(rf"\b(?:api error |Server\.|Client\.){re.escape(code)}\b", said))
+
+
 def is_repetition(said: str) -> bool:
     """Whether a failure says that something exists already, which only a lost answer explains."""
-    return any(re.search(rf"\b{re.escape(code)}\b", said) for code in REPETITIONS)
+    return any(_is_said(code, said) for code in REPETITIONS)
 
 
 def places(sizes: Mapping[str, MachineSize], zones: Sequence[str], *, spot: bool) -> list[dict[str, str]]:
@@ -61,8 +73,7 @@ def shortage(said: str) -> tuple[Level, str] | None:
     None if the failure has another cause.
     """
     for code, explained in SHORTAGES.items():
-        # As a whole word: UnsupportedOperation is another error.
-        if re.search(rf"\b{code}\b", said):
+        if _is_said(code, said):
             return explained
     return None
 

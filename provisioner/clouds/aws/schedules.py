@@ -1,8 +1,8 @@
 """Ends machines from outside: EventBridge Scheduler terminates them, whatever their root or the controller does.
 
-Each environment has a one-time schedule of its name, in a group that all homes of the account share and none deletes.
-Terraform creates the schedule; this module moves it, and removes one that was forgotten. An administrator makes the
-role (setup.py).
+Each machine has a one-time schedule, in a group that all homes of the account share and none deletes. Terraform creates
+the schedules; this module moves them, and removes those that were forgotten. An administrator makes the role
+(setup.py).
 """
 
 from __future__ import annotations
@@ -64,11 +64,24 @@ def moment(when: datetime) -> str:
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+def name_of(environment_id: str, role: str) -> str:
+    """Returns the name that terraform/aws/environment gives the schedule of a machine."""
+    return f"{environment_id}.{role}"
+
+
+def environment_of(name: str) -> str:
+    """Returns the environment to which a schedule belongs.
+
+    Earlier versions made one schedule for a whole environment, and gave it the environment's id as its name.
+    """
+    return name.partition(".")[0]
+
+
 def names(api: Api, region: str, environment_id: str = "") -> Iterator[str]:
-    """Lists the environments that have a schedule.
+    """Lists the names of schedules.
 
     Args:
-        environment_id: look only for this one; empty for all.
+        environment_id: only those of this environment's machines; empty for all.
     """
     with asking("Listing schedules"):
         pages = api.client("scheduler", region).get_paginator("list_schedules")
@@ -76,44 +89,45 @@ def names(api: Api, region: str, environment_id: str = "") -> Iterator[str]:
         try:
             for page in pages.paginate(GroupName=GROUP, **only):
                 scheduled = [str(schedule["Name"]) for schedule in page["Schedules"]]
-                yield from (name for name in scheduled if environment_id in ("", name))
+                yield from (name for name in scheduled if environment_id in ("", environment_of(name)))
         except ClientError as error:
             if code_of(error) != NOT_FOUND:  # without the group there is no network of ours, and so nothing else
                 raise
 
 
 def move(api: Api, region: str, environment_id: str, when: datetime) -> None:
-    """Moves an environment's schedule.
+    """Moves the schedules of an environment's machines.
 
     Raises:
         InfrastructureError: it has none, or AWS refuses.
     """
     scheduler = api.client("scheduler", region)
-    with asking(f"Moving the schedule of {environment_id}"):
-        try:
-            schedule = scheduler.get_schedule(GroupName=GROUP, Name=environment_id)
-        except ClientError as error:
-            if code_of(error) == NOT_FOUND:
-                raise InfrastructureError(f"{environment_id} has no schedule to move.") from error
-            raise
-        scheduler.update_schedule(
-            GroupName=GROUP,
-            Name=environment_id,
-            ScheduleExpression=f"at({moment(when)})",
-            ScheduleExpressionTimezone="UTC",
-            FlexibleTimeWindow={"Mode": "OFF"},
-            # UpdateSchedule resets to its default whatever is not given again.
-            Description=schedule["Description"],
-            State=schedule["State"],
-            Target=schedule["Target"],
-        )
+    scheduled = list(names(api, region, environment_id))
+    if not scheduled:
+        raise InfrastructureError(f"{environment_id} has no schedule to move.")
+    with asking(f"Moving the schedules of {environment_id}"):
+        for name in scheduled:
+            schedule = scheduler.get_schedule(GroupName=GROUP, Name=name)
+            scheduler.update_schedule(
+                GroupName=GROUP,
+                Name=name,
+                ScheduleExpression=f"at({moment(when)})",
+                ScheduleExpressionTimezone="UTC",
+                FlexibleTimeWindow={"Mode": "OFF"},
+                # UpdateSchedule resets to its default whatever is not given again.
+                Description=schedule["Description"],
+                State=schedule["State"],
+                Target=schedule["Target"],
+            )
 
 
 def remove(api: Api, region: str, environment_id: str) -> None:
-    """Deletes an environment's schedule. Safe to repeat."""
-    with asking(f"Deleting the schedule of {environment_id}"):
-        try:
-            api.client("scheduler", region).delete_schedule(GroupName=GROUP, Name=environment_id)
-        except ClientError as error:
-            if code_of(error) != NOT_FOUND:
-                raise
+    """Deletes the schedules of an environment's machines. Safe to repeat."""
+    scheduler = api.client("scheduler", region)
+    for name in list(names(api, region, environment_id)):
+        with asking(f"Deleting the schedule {name}"):
+            try:
+                scheduler.delete_schedule(GroupName=GROUP, Name=name)
+            except ClientError as error:
+                if code_of(error) != NOT_FOUND:
+                    raise

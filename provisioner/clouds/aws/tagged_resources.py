@@ -14,6 +14,7 @@ from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG
 from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.errors import ProvisionerError
 
 ENVIRONMENT_TAG = "provisioner:environment"
 CREATED_TAG = "provisioner:created-at"
@@ -108,20 +109,18 @@ def remove(api: Api, region: str, environment_id: str) -> None:
     """Terminates an environment's instances, waits for their end, then deletes the rest. Safe to repeat.
 
     What cannot be deleted within five minutes stays, and `remaining` still lists it.
+
+    Raises:
+        HostError, InfrastructureError: AWS refuses; or a spot request could not be cancelled, and all else is gone.
     """
     ec2 = api.client("ec2", region)
     deadline = time.monotonic() + GONE_SECONDS
     known = instances(api, region, environment_id)
     alive = [instance["InstanceId"] for instance in known if _state(instance) not in ("terminated", "shutting-down")]
-    try:
-        # First: a request would start another instance.
-        if requests := _spot_requests(api, region, known):
-            with asking(f"Cancelling the spot requests of {environment_id}"):
-                ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
-    finally:
-        with asking(f"Terminating the machines of {environment_id}"):
-            for first in range(0, len(alive), TERMINATED_AT_ONCE):
-                ec2.terminate_instances(InstanceIds=alive[first : first + TERMINATED_AT_ONCE])
+    with asking(f"Terminating the machines of {environment_id}"):
+        for first in range(0, len(alive), TERMINATED_AT_ONCE):
+            ec2.terminate_instances(InstanceIds=alive[first : first + TERMINATED_AT_ONCE])
+    uncancelled = _cancel_spot_requests(api, region, environment_id, known)
     while time.monotonic() < deadline:
         states = {_state(instance) for instance in instances(api, region, environment_id)}
         if states <= {"terminated"}:
@@ -136,6 +135,8 @@ def remove(api: Api, region: str, environment_id: str) -> None:
         time.sleep(POLL_SECONDS)
     # Last: until now it would have ended the machines, had we been killed.
     schedules.remove(api, region, environment_id)
+    if uncancelled and _spot_requests(api, region, known):
+        raise uncancelled
 
 
 def survey(api: Api, region: str) -> list[EnvironmentResources]:
@@ -164,7 +165,7 @@ def survey(api: Api, region: str) -> list[EnvironmentResources]:
     for kind, row in _rows(api, region, filters):
         add(tag(row, ENVIRONMENT_TAG), f"{kind.name} {row[kind.id_key]}", row, row.get("CreateTime"))
     for name in schedules.names(api, region):
-        add(name, f"schedule {name}")
+        add(schedules.environment_of(name), f"schedule {name}")
     return list(surveyed.values())
 
 
@@ -205,6 +206,25 @@ def _spot_requests(api: Api, region: str, known: list[dict[str, Any]]) -> list[s
         filters = [{"Name": "spot-instance-request-id", "Values": ids}]
         rows = api.client("ec2", region).describe_spot_instance_requests(Filters=filters)["SpotInstanceRequests"]
     return [row["SpotInstanceRequestId"] for row in rows if row["State"] in _LIVE_SPOT_REQUESTS]
+
+
+def _cancel_spot_requests(
+    api: Api, region: str, environment_id: str, known: list[dict[str, Any]]
+) -> ProvisionerError | None:
+    """Cancels the spot requests that could still start another instance.
+
+    Only those: a one-time request closes with its instance (EC2 user guide, "Spot Instance request status").
+
+    Returns:
+        what went wrong, which must not keep the rest alive.
+    """
+    try:
+        if requests := _spot_requests(api, region, known):
+            with asking(f"Cancelling the spot requests of {environment_id}"):
+                api.client("ec2", region).cancel_spot_instance_requests(SpotInstanceRequestIds=requests)
+    except ProvisionerError as error:
+        return error
+    return None
 
 
 def _rows(api: Api, region: str, filters: Filters) -> Iterator[tuple[Kind, dict[str, Any]]]:

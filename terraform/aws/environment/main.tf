@@ -237,12 +237,16 @@ resource "aws_instance" "this" {
   ]
 }
 
-# The end of the time to live. It needs no controller, and root in a machine cannot cancel it.
+# The end of the time to live. It needs no controller, and root in a machine cannot cancel it. Each machine has its own:
+# TerminateInstances ends all that it names or none, and EC2 no longer knows the id of one that ended an hour ago (EC2
+# API reference, "TerminateInstances"). They come after all instances.
 resource "aws_scheduler_schedule" "limit" {
   #checkov:skip=CKV_AWS_297:It contains only instance ids and a time, which EC2 shows to the same readers.
-  name        = var.environment_id
+  for_each = var.machines
+
+  name        = "${var.environment_id}.${each.key}"
   group_name  = "provisioner"
-  description = "Time to live of the provisioner environment ${var.environment_id}"
+  description = "Time to live of the ${each.key} machine of the provisioner environment ${var.environment_id}"
 
   schedule_expression          = "at(${var.expires_at})"
   schedule_expression_timezone = "UTC"
@@ -254,6 +258,6 @@ resource "aws_scheduler_schedule" "limit" {
   target {
     arn      = "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances"
     role_arn = var.scheduler_role_arn
-    input    = jsonencode({ InstanceIds = [for role in sort(keys(var.machines)) : aws_instance.this[role].id] })
+    input    = jsonencode({ InstanceIds = [aws_instance.this[each.key].id] })
   }
 }

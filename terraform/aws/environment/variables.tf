@@ -4,8 +4,9 @@ variable "environment_id" {
   nullable    = false
 
   validation {
-    condition     = can(regex("^[a-z0-9][a-z0-9-]{0,63}$", var.environment_id))
-    error_message = "environment_id must be 1 to 64 lower-case letters, digits and hyphens."
+    # A schedule's name has 64 characters at most, and ends in the machine's role.
+    condition     = can(regex("^[a-z0-9][a-z0-9-]{0,55}$", var.environment_id))
+    error_message = "environment_id must be 1 to 56 lower-case letters, digits and hyphens."
   }
 }
 

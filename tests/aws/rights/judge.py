@@ -36,6 +36,10 @@ class Judge:
         self._policy = policy(STATE)
         self._world = MotoWorld()
 
+    def keep_state_in(self, state: str) -> None:
+        """Judges from now on by the policy for another place of Terraform's state."""
+        self._policy = policy(state)
+
     def refuses(self, environ: Mapping[str, Any], body: bytes) -> bool:
         """Returns whether the policy denies any of what IAM is asked about a call, and keeps what."""
         call = calls.read(environ, body)

@@ -27,3 +27,20 @@ def test_a_variable_that_names_no_program_is_to_blame_itself(tmp_path: Path, mon
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "missing"),
+    [("1.9.8", (1, 9), False), ("1.9.8", (1, 10), True), ("1.10.0-rc1", (1, 10), False), ("1.8.5", (1, 9), True)],
+)
+def test_a_terraform_that_is_too_old_for_the_cloud_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, least: tuple[int, int], missing: bool
+) -> None:
+    program = tmp_path / "terraform"
+    program.write_text(f'#!/bin/sh\necho \'{{"terraform_version": "{version}"}}\'\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PROVISIONER_TERRAFORM", str(program))
+    found = problems(least)
+    assert bool(found) is missing
+    if missing:
+        assert found[0][0] == f"Terraform {version} is too old: {least[0]}.{least[1]} or newer is needed here."

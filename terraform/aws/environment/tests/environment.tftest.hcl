@@ -62,14 +62,16 @@ run "offline" {
     error_message = "Metadata by token only, no rights, no remains."
   }
   assert {
-    condition = (
-      aws_scheduler_schedule.limit.schedule_expression == "at(2026-01-31T23:59:59)" &&
-      aws_scheduler_schedule.limit.schedule_expression_timezone == "UTC" &&
-      aws_scheduler_schedule.limit.target[0].arn == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances" &&
-      aws_scheduler_schedule.limit.target[0].role_arn == var.scheduler_role_arn &&
-      length(jsondecode(aws_scheduler_schedule.limit.target[0].input).InstanceIds) == 2
-    )
-    error_message = "A schedule ends all its machines at the limit, and nothing else."
+    condition = toset(keys(aws_scheduler_schedule.limit)) == toset(["primary", "aux"]) && alltrue([
+      for role, schedule in aws_scheduler_schedule.limit :
+      schedule.name == "family-task-bcdfgh.${role}" &&
+      schedule.schedule_expression == "at(2026-01-31T23:59:59)" &&
+      schedule.schedule_expression_timezone == "UTC" &&
+      schedule.target[0].arn == "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances" &&
+      schedule.target[0].role_arn == var.scheduler_role_arn &&
+      jsondecode(schedule.target[0].input).InstanceIds == [aws_instance.this[role].id]
+    ])
+    error_message = "Each machine has a schedule that ends it at the limit, and nothing else."
   }
   assert {
     condition = aws_instance.this["aux"].root_block_device[0].volume_size == 20 && alltrue([

@@ -18,6 +18,7 @@ FOUND = EnvironmentResources("env", region="eu-west-1")
 def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
     """The clean-up of an account in which nothing exists."""
     monkeypatch.setattr(schedules, "names", lambda *_: iter(()))
+    monkeypatch.setattr(tagged_resources, "instances", lambda *_: [])
     monkeypatch.setattr(tagged_resources, "remove", lambda *_: None)
     monkeypatch.setattr(tagged_resources, "remaining", lambda *_: [])
     clean_up = AwsCleanUp()
@@ -25,12 +26,27 @@ def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
     return clean_up
 
 
-def test_only_a_schedule_shows_that_an_environment_was_created_completely(
-    clean_up: AwsCleanUp, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("instances", "scheduled", "complete"),
+    [
+        ([], [], False),
+        (["primary", "aux"], [], False),
+        (["primary", "aux"], ["env.aux"], False),
+        (["primary", "aux"], ["env.aux", "env.primary"], True),
+        (["primary"], ["env.primary", "env.aux"], True),  # EC2 has forgotten the other, which ended long ago
+    ],
+)
+def test_only_the_schedules_show_that_an_environment_was_created_completely(
+    clean_up: AwsCleanUp,
+    monkeypatch: pytest.MonkeyPatch,
+    instances: list[str],
+    scheduled: list[str],
+    complete: bool,
 ) -> None:
-    assert clean_up.clear(FOUND) is False
-    monkeypatch.setattr(schedules, "names", lambda *_: iter(["env"]))
-    assert clean_up.clear(FOUND) is True
+    known = [{"Tags": [{"Key": "provisioner:role", "Value": role}]} for role in instances]
+    monkeypatch.setattr(tagged_resources, "instances", lambda *_: known)
+    monkeypatch.setattr(schedules, "names", lambda *_: iter(scheduled))
+    assert clean_up.clear(FOUND) is complete
 
 
 def test_what_cannot_be_removed_is_named(clean_up: AwsCleanUp, monkeypatch: pytest.MonkeyPatch) -> None:

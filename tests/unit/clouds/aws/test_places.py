@@ -51,7 +51,11 @@ def test_what_has_to_change_changes(at: int, level: Level, then: str | None) -> 
         ("api error VcpuLimitExceeded: You have requested more vCPU capacity", "type"),
         ("api error MaxSpotInstanceCountExceeded: Max spot instance count exceeded", "market"),
         ("api error Unsupported: The requested configuration is currently not supported", "zone"),
+        ("unexpected state 'terminated', last error: Server.InsufficientInstanceCapacity: no capacity", "zone"),
         ("api error UnsupportedOperation: no", None),
+        # Terraform's own words: 1.9 does not know `use_lockfile`.
+        ('Unsupported argument\nAn argument named "use_lockfile" is not expected here.', None),
+        ("Unsupported Terraform Core version", None),
         ("api error UnauthorizedOperation: You are not authorized", None),
         ("", None),
     ],
