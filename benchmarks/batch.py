@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Set
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,6 +34,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.aws import SAMPLE_SECONDS, descendants  # noqa: E402
 from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402
 from tests.provider_mirror import use_provider_mirror  # noqa: E402
+
+# Of the agents of examples/batch, one fails and one never ends.
+OUTCOMES = frozenset({"scored", "agent_failed", "timed_out"})
 
 
 def suite(directory: Path, count: int) -> Path:
@@ -86,14 +90,15 @@ def pss_mib(pid: int) -> float:
     return 0.0
 
 
-def run(path: Path, **variables: str) -> tuple[float, float, Memory, int]:
+def run(path: Path, outcomes: Set[str] = frozenset({"scored"}), **variables: str) -> tuple[float, float, Memory, int]:
     """Runs one batch; returns its wall seconds, CPU seconds, memory and number of runs.
 
     Args:
+        outcomes: those that its runs must have.
         variables: environment variables, beside this process's own.
 
     Raises:
-        SystemExit: a run was not scored.
+        SystemExit: a run had another outcome.
     """
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     argv = [sys.executable, str(ROOT / "cli.py"), "batch", "run", str(path), "--json"]
@@ -106,7 +111,7 @@ def run(path: Path, **variables: str) -> tuple[float, float, Memory, int]:
     wall = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = json.loads(out)
-    if process.returncode != 0 or set(result["outcomes"]) != {"scored"} or result["reserved_usd"]:
+    if process.returncode != 0 or set(result["outcomes"]) != outcomes or result["reserved_usd"]:
         raise SystemExit(f"{result['outcomes']}\n{err.decode()[-3000:]}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return wall, cpu, memory, sum(result["outcomes"].values())
@@ -120,7 +125,7 @@ def print_local() -> None:
         subprocess.run(build, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     rates = {}
     for way, templates in (("template", "true"), ("boot", "false")):
-        wall, _, _, runs = run(suite_file, PROVISIONER_TEMPLATES=templates)
+        wall, _, _, runs = run(suite_file, OUTCOMES, PROVISIONER_TEMPLATES=templates)
         rates[way] = runs / wall * 60
         print(f"{way:8} {runs} runs in {wall:5.1f} s wall, {rates[way]:4.2f} a minute", flush=True)
     print(f"template / boot {rates['template'] / rates['boot']:.2f}")
