@@ -111,6 +111,8 @@ def run(path: Path, outcomes: Set[str] = frozenset({"scored"}), **variables: str
     wall = time.monotonic() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = json.loads(out)
+    if "error" in result:
+        raise SystemExit(f"{result['error']['message']}\n{err.decode()[-3000:]}")
     if process.returncode != 0 or set(result["outcomes"]) != outcomes or result["reserved_usd"]:
         raise SystemExit(f"{result['outcomes']}\n{err.decode()[-3000:]}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

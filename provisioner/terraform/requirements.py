@@ -35,10 +35,14 @@ def problems(least: tuple[int, int] = LEAST) -> list[tuple[str, str]]:
 def _version(program: str) -> str:
     """Asks Terraform for its version; empty if it does not say."""
     try:
-        ours = child_environment.for_terraform(os.environ, ())
-        asked = [program, "version", "-json"]
-        said = subprocess.run(asked, env=ours, capture_output=True, timeout=VERSION_SECONDS, check=True).stdout
-        return str(strict_json.parse(said)["terraform_version"])
+        said = subprocess.run(
+            [program, "version", "-json"],
+            env=child_environment.for_terraform(os.environ, ()),
+            capture_output=True,
+            timeout=VERSION_SECONDS,
+            check=True,
+        )
+        return str(strict_json.parse(said.stdout)["terraform_version"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return ""
 

@@ -32,7 +32,7 @@ import paramiko
 from moto.core.responses import ActionResult
 from moto.core.types import Base64EncodedString
 from moto.core.utils import utcnow
-from moto.ec2.models import EC2Backend, ec2_backends, elastic_network_interfaces
+from moto.ec2.models import ec2_backends, elastic_network_interfaces
 from moto.ec2.models.instances import StateReason
 from moto.ec2.responses.general import General
 
@@ -257,14 +257,6 @@ def main() -> None:
 
     setattr(elastic_network_interfaces, "random_public_ip", machines.new_address)  # noqa: B010
     setattr(General, "get_console_output", get_console_output)  # noqa: B010
-    create_image: Any = EC2Backend.create_image
-
-    def create_tagged(self: Any, *arguments: Any, tag_specifications: list[dict[str, Any]]) -> Any:
-        # moto takes one tag specification; EC2 also takes one for the snapshots.
-        for_image = [tags for tags in tag_specifications if tags["ResourceType"] == "image"]
-        return create_image(self, *arguments, tag_specifications=for_image)
-
-    setattr(EC2Backend, "create_image", create_tagged)  # noqa: B010
     with serving() as api:
         print(api.url, flush=True)
         for line in sys.stdin:

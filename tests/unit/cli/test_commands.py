@@ -167,7 +167,7 @@ def test_debug_shows_where_an_error_came_from(provisioner: CommandLine) -> None:
 def test_what_nobody_expected_is_one_object_too(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail() -> NoReturn:
+    def fail(least: tuple[int, int]) -> NoReturn:
         raise error
 
     monkeypatch.setattr("provisioner.terraform.requirements.problems", fail)
