@@ -1,7 +1,7 @@
 """Keeps the family's interpreter ready, and forks a process of it for each later operation, as if it had just started.
 
 The interpreter that was started for an operation leaves a copy of itself behind before it imports anything of the
-family's: the warm interpreter. It waits on a socket that only root can reach. It never runs code of the family, and ends
+family's: the warm interpreter. It waits on a socket that only root can reach, never runs code of the family, and ends
 itself once an interpreter that starts now might be another one.
 """
 
@@ -104,6 +104,7 @@ class _Server:
         self._cwd = cwd
         self._files = files
         self._inode = 0
+        self._pid = 0
 
     def leave_behind(self, cgroup: str | None) -> bool:
         """Start the warm interpreter: not as this process's child, which the family's code would find.
@@ -154,6 +155,7 @@ class _Server:
         """Wait for calls. Return the connection of one, in a process of its own."""
         import _socket
 
+        self._pid = os.getpid()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets calls that are over
         listener.settimeout(LOOK_SECONDS)
         while True:
@@ -184,7 +186,6 @@ class _Server:
 
         It begins when the caller says so, which knows it by then. So nothing runs for a caller that waits no more.
         """
-        server = os.getppid()
         connection.settimeout(TALK_SECONDS)
         facts, stdin, stdout, stderr, *cgroup = _files_of(connection)
         fits = os.pread(facts, FACTS_BYTES, 0) == self._facts and self._files.are_unchanged()
@@ -193,7 +194,8 @@ class _Server:
             connection.send(b"unfit")
             if self._is_in_place():
                 os.unlink(self._path)
-            os.kill(server, signal.SIGKILL)
+            if os.getppid() == self._pid:
+                os.kill(self._pid, signal.SIGKILL)
             os._exit(0)
         if cgroup:
             _join(cgroup[0])

@@ -6,7 +6,6 @@ can put anything in its place, as it can in the place of the interpreter.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -131,7 +130,7 @@ class Caller:
             given = [facts, *streams]
             if cgroup is not None:
                 given.append(files.enter_context((cgroup / "cgroup.procs").open("wb", buffering=0)))
-            numbers = array.array("i", [file.fileno() for file in given])
+            numbers = struct.pack(f"{len(given)}i", *(file.fileno() for file in given))
             connection.sendmsg([b"call"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
 
 
@@ -177,9 +176,7 @@ def _connect(directory: Path) -> socket.socket | None:
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return the process and the user that listen at the other side, as the kernel knows them."""
     credentials = struct.Struct("3i")
-    pid, user, _ = credentials.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    )
+    pid, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
     return pid, user
 
 

@@ -10,7 +10,7 @@ import site
 import sys
 
 # How far the time of a change may lie before the moment of the change.
-TICK_SECONDS = 0.05
+TICK_SECONDS = 0.02
 # The code at an interpreter's start that does the same each time: setuptools' file, and what Debian's sitecustomize has.
 # What other code does may depend on the moment.
 KNOWN_PATH_FILES = frozenset({"distutils-precedence.pth"})
@@ -90,7 +90,8 @@ def _signature(path: str) -> Signature:
 
 def _paths() -> set[str]:
     modules = _modules()
-    paths = {*modules, *map(os.path.dirname, modules), *_mapped(), *sys.path, *_system()}
+    programs = {sys.orig_argv[0], sys.executable}
+    paths = {*programs, *modules, *map(os.path.dirname, modules), *_mapped(), *sys.path, *_system()}
     for directory in {*sys.path, *site.getsitepackages(), *([site.USER_SITE] if site.USER_SITE else [])}:
         paths.add(directory)
         paths.update(_path_files(directory))
