@@ -102,7 +102,7 @@ class Caller:
         }
 
     def process(self, stdin: BinaryIO, stdout: BinaryIO, stderr: BinaryIO) -> Process | None:
-        """Return a new process with these streams. None if there is no warm interpreter that a fresh one would equal."""
+        """Return a new process with these streams; None if no warm interpreter is like a fresh one."""
         connection = _connect(self._directory)
         if connection is None:
             return None

@@ -1,4 +1,4 @@
-"""Finds the files that an interpreter reads at its start, and tells whether they have changed. Never reads the family's.
+"""Finds the files that an interpreter reads at its start, and tells whether they have changed.
 
 Where this cannot tell, the answer is that they have: then an interpreter is started.
 """
@@ -11,7 +11,7 @@ import sys
 
 # How far the time of a change may lie before the moment of the change.
 TICK_SECONDS = 0.02
-# The code at an interpreter's start that does the same each time: setuptools' file, and what Debian's sitecustomize has.
+# Code at a start that does the same each time: setuptools' file, and the lines of Debian's sitecustomize.
 # What other code does may depend on the moment.
 KNOWN_PATH_FILES = frozenset({"distutils-precedence.pth"})
 KNOWN_LINES = frozenset({

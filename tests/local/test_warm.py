@@ -56,7 +56,7 @@ def seen(machine: Lab, name: str) -> dict[str, Any]:
 
 def is_warm(found: dict[str, Any]) -> bool:
     """Says whether who waits for the family's process is a fork of the warm interpreter."""
-    return found["parent"][-2:] == ["/usr/lib/provisioner/guest/helper.py", "child"]
+    return bool(found["parent"][-2:] == ["/usr/lib/provisioner/guest/helper.py", "child"])
 
 
 def test_later_operations_are_forked_from_the_interpreter_that_start_began(machine: Lab) -> None:

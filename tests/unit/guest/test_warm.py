@@ -15,6 +15,7 @@ import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def warm(machine: Machine) -> Machine:
     return machine
 
 
-def is_warm(machine: Machine, **keys: object) -> bool:
+def is_warm(machine: Machine, **keys: Any) -> bool:
     """Score, and return whether that was in a fork of a warm interpreter."""
     value = machine.score(f"return {WARM}", **keys).value
     assert isinstance(value, bool)

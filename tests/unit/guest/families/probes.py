@@ -25,6 +25,11 @@ import tracemalloc
 import warnings
 
 
+def _text(path):
+    with open(path) as file:
+        return file.read()
+
+
 def _status(*names):
     with open("/proc/self/status") as file:
         return [line.split() for line in file if line.partition(":")[0] in names]
@@ -72,8 +77,8 @@ def _main():
 PROBES = {
     "argv": lambda: sys.argv,
     "orig_argv": lambda: sys.orig_argv,
-    "command line": lambda: open("/proc/self/cmdline").read(),
-    "process name": lambda: open("/proc/self/comm").read(),
+    "command line": lambda: _text("/proc/self/cmdline"),
+    "process name": lambda: _text("/proc/self/comm"),
     "flags": lambda: repr(sys.flags),
     "x options": lambda: [sys._xoptions, sys.warnoptions],
     "version": lambda: [sys.version, sys.implementation.name, sys.hexversion],
@@ -85,7 +90,7 @@ PROBES = {
     "finder cache": lambda: sorted(name for name in sys.path_importer_cache),
     "environ": lambda: dict(os.environ),
     "environment of children": lambda: sorted(subprocess.check_output(["env", "-0"], text=True).split("\0")),
-    "first environment": lambda: sorted(open("/proc/self/environ").read().split("\0")),
+    "first environment": lambda: sorted(_text("/proc/self/environ").split("\0")),
     "putenv": lambda: [os.putenv("PUT", "1"), subprocess.check_output(["printenv", "PUT"], text=True, env=None)][1:],
     "directory": os.getcwd,
     "umask": lambda: [os.umask(0o022), os.umask(0o022)],
@@ -101,12 +106,12 @@ PROBES = {
     "timers": lambda: [signal.getitimer(kind) for kind in (0, 1, 2)] + [signal.alarm(0)],
     "limits": lambda: {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT" in name},
     "nice": lambda: [os.nice(0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))],
-    "out of memory": lambda: open("/proc/self/oom_score_adj").read(),
+    "out of memory": lambda: _text("/proc/self/oom_score_adj"),
     "rights": lambda: _status("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"),
     "seccomp": lambda: _status("Seccomp", "THP_enabled", "CoreDumping", "TracerPid"),
-    "personality": lambda: [open("/proc/self/personality").read(), open("/proc/self/coredump_filter").read()],
+    "personality": lambda: [_text("/proc/self/personality"), _text("/proc/self/coredump_filter")],
     "namespaces": lambda: sorted(os.readlink("/proc/self/ns/" + name) for name in os.listdir("/proc/self/ns")),
-    "cgroup": lambda: re.sub(r"call-[0-9-]+", "call", open("/proc/self/cgroup").read()),
+    "cgroup": lambda: re.sub(r"call-[0-9-]+", "call", _text("/proc/self/cgroup")),
     "session": lambda: [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), _error(lambda: os.tcgetpgrp(0))],
     "terminal": lambda: _error(lambda: os.open("/dev/tty", os.O_RDWR)),
     "children": lambda: _error(lambda: os.waitpid(-1, os.WNOHANG)),
