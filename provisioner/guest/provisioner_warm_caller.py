@@ -27,6 +27,7 @@ USERS = STARTERS | {"teardown"}
 # An operation waits no longer for a warm interpreter that does not answer.
 ANSWER_SECONDS = 5.0
 LONGEST_MESSAGE = 64
+MOST_PROCESSES = 1 << 22  # Linux knows no larger process id
 SOCKET = "socket"
 CGROUP = provisioner_leftovers.ROOT / "provisioner/warm"
 # What a process inherits from its parent, of the lines in /proc/self/status.
@@ -110,8 +111,8 @@ class Caller:
         try:
             self._call(connection, (stdin, stdout, stderr))
             message = connection.recv(LONGEST_MESSAGE)
-            process = re.fullmatch(rb"process ([1-9][0-9]{0,9})", message)
-            if process and int(process[1]) > 1:
+            process = re.fullmatch(rb"process ([1-9][0-9]{0,6})", message)
+            if process and 1 < int(process[1]) <= MOST_PROCESSES:
                 connection.send(b"go")
                 return Process(connection, int(process[1]))
         except OSError:

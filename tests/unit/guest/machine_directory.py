@@ -43,6 +43,8 @@ class Machine:
         self.family = root / "root"
         self.home = root / "home/agent"
         self.python = sys.executable
+        # What begins the helper's command line.
+        self.prefix: list[str] = []
         # Where the family's Python is: that of the tests.
         self.path = f"{Path(sys.executable).parent}:{os.defpath}"
         for directory in (self.family, self.home, root / "protected", root / "etc"):
@@ -83,7 +85,7 @@ class Machine:
         if self.path:
             request["environment"] = {"PATH": self.path, **request["environment"]}
         process = subprocess.Popen(
-            [self.python, "-B", str(GUEST / "helper.py")],
+            [*self.prefix, self.python, "-B", str(GUEST / "helper.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

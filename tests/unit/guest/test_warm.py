@@ -321,6 +321,14 @@ def test_another_environment_means_a_fresh_interpreter(warm: Machine, environmen
     assert is_warm(warm) is False
 
 
+@pytest.mark.parametrize("prefix", [["nice"], ["prlimit", "--nofile=500:600"], ["setpriv", "--no-new-privs"]], ids=str)
+def test_other_surroundings_mean_a_fresh_interpreter(warm: Machine, prefix: list[str]) -> None:
+    usual, warm.prefix = warm.prefix, prefix
+    assert [is_warm(warm), is_warm(warm)] == [False, True]
+    warm.prefix = usual
+    assert is_warm(warm) is False
+
+
 def test_a_loaded_module_that_changed_is_loaded_afresh(machine: Machine) -> None:
     with_python(machine)
     library = machine.root / "library"
@@ -398,7 +406,7 @@ while True:
     if len(sys.argv) > 3:
         connection.close()
 """
-WRONG = ["", "process 0", "process 1", "process -5", "process x", "ended 0", "go", "x" * 10_000, "process 99999999999"]
+WRONG = ["", "process 0", "process 1", "process -5", "process x", "ended 0", "go", "x" * 10_000, "process 9999999"]
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=lambda answer: answer[:20] or "nothing")
