@@ -125,10 +125,14 @@ class _Server:
                 os.makedirs(cgroup, exist_ok=True)
                 _join(os.open(f"{cgroup}/cgroup.procs", os.O_WRONLY))
             _become_idle()
-            listener = self._listen()
+            listens, tell = os.pipe()
             if os.fork():
+                os.close(tell)
+                os.read(listens, 1)
                 os._exit(0)
-            listener.listen(BACKLOG)  # again, so that the kernel tells callers this process's id
+            os.close(listens)
+            listener = self._listen()
+            os.close(tell)
             self._carry_out(self._call(listener))
         except BaseException:
             os._exit(1)
