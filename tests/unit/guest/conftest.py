@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.guest.machine_directory import Machine
+from tests.unit.guest.warm_machine import is_warm, with_python
 
 
 @pytest.fixture
@@ -16,3 +17,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
     machine.end()
+
+
+@pytest.fixture
+def warm(machine: Machine) -> Machine:
+    """Returns a machine with a Python of its own and a warm interpreter of it."""
+    with_python(machine)
+    assert is_warm(machine) is False
+    assert is_warm(machine) is True
+    return machine

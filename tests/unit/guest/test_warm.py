@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.unit.guest.families.probes import PROBES
 from tests.unit.guest.machine_directory import Answer, Machine
+from tests.unit.guest.warm_machine import is_there, is_warm, server, wait_until, with_python
 
 FAMILY = Path(__file__).parent / "families/probes.py"
-# The command line of whoever waits for this process: a fork of the warm interpreter, or the helper.
-WARM = "open(f'/proc/{__import__(\"os\").getppid()}/cmdline').read().endswith('child\\0')"
 PROBED = {
     "LANG": "C.UTF-8",
     "TZ": "Asia/Tokyo",
@@ -32,59 +22,6 @@ PROBED = {
     "PYTHONHASHSEED": "7",
     "PYTHONWARNINGS": "error::UserWarning",
 }
-
-
-def with_python(machine: Machine) -> Machine:
-    """Give a machine a Python of its own, which a test may change."""
-    venv.create(machine.root / "python", symlinks=True)
-    machine.path = f"{machine.root}/python/bin:{os.defpath}"
-    settle()
-    return machine
-
-
-def settle() -> None:
-    """Wait until what was just written is older than an interpreter that starts now, by a clock that ticks."""
-    time.sleep(0.05)
-
-
-@pytest.fixture
-def warm(machine: Machine) -> Machine:
-    """Returns a machine with a Python of its own and a warm interpreter of it."""
-    with_python(machine)
-    assert is_warm(machine) is False
-    assert is_warm(machine) is True
-    return machine
-
-
-def is_warm(machine: Machine, **keys: Any) -> bool:
-    """Score, and return whether that was in a fork of a warm interpreter."""
-    value = machine.score(f"return {WARM}", **keys).value
-    assert isinstance(value, bool)
-    return value
-
-
-def server(machine: Machine) -> int:
-    """Return the process of the warm interpreter."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        directory = os.open(machine.warm, os.O_RDONLY)
-        connection.connect(f"/proc/self/fd/{directory}/socket")
-        os.close(directory)
-        return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
-
-
-def is_there(pid: int) -> bool:
-    """Return whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -242,206 +179,6 @@ def test_operations_at_once(warm: Machine) -> None:
     assert len(list(warm.family.glob("at-*"))) == 3
 
 
-PREFIX = f"python/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-
-
-def touch_site_packages(machine: Machine) -> None:
-    (machine.root / PREFIX / "new.py").touch()
-
-
-def add_path_file(machine: Machine) -> None:
-    (machine.root / PREFIX / "new.pth").write_text("/tmp\n")
-
-
-def add_start_code(machine: Machine) -> None:
-    (machine.root / PREFIX / "sitecustomize.py").write_text("")
-
-
-def replace_interpreter(machine: Machine) -> None:
-    python = machine.root / "python/bin/python3"
-    target = python.resolve()
-    python.unlink()
-    shutil.copy(target, python)
-
-
-def change_configuration(machine: Machine) -> None:
-    with (machine.root / "python/pyvenv.cfg").open("a") as file:
-        file.write("\n")
-
-
-def shadow_in_path(machine: Machine) -> None:
-    (machine.root / "other").mkdir()
-    (machine.root / "other/python3").symlink_to((machine.root / "python/bin/python3").resolve())
-    machine.path = f"{machine.root}/other:{machine.path}"
-
-
-def kill_server(machine: Machine) -> None:
-    os.kill(server(machine), signal.SIGKILL)
-
-
-def remove_socket(machine: Machine) -> None:
-    (machine.warm / "socket").unlink()
-
-
-def open_directory(machine: Machine) -> None:
-    machine.warm.chmod(0o777)
-
-
-CHANGES = [
-    touch_site_packages, add_path_file, add_start_code, replace_interpreter, change_configuration, shadow_in_path,
-    kill_server, remove_socket, open_directory,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.replace("_", " "))
-def test_whatever_changes_at_an_interpreters_start_means_a_fresh_one(
-    warm: Machine, change: Callable[[Machine], None]
-) -> None:
-    pid = server(warm)
-    change(warm)
-
-    assert is_warm(warm) is False
-    if change not in (remove_socket, open_directory):
-        wait_until(lambda: not is_there(pid))
-    else:
-        os.kill(pid, signal.SIGKILL)  # it would end by itself within a minute
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"LANG": "C"}, {"PYTHONPATH": "/tmp"}, {"TZ": "Asia/Tokyo"}, {"PYTHONHASHSEED": "1"}, {"LC_ALL": "POSIX"},
-        {"LD_LIBRARY_PATH": "/tmp"}, {"MALLOC_ARENA_MAX": "1"}, {"ANY": "thing"}, {"PYTHONUTF8": "1"},
-    ],
-    ids=lambda environment: next(iter(environment)),
-)  # fmt: skip
-def test_another_environment_means_a_fresh_interpreter(warm: Machine, environment: dict[str, str]) -> None:
-    assert is_warm(warm, environment=environment) is False
-    assert is_warm(warm, environment=environment) is True
-    assert is_warm(warm) is False
-
-
-@pytest.mark.parametrize("prefix", [["nice"], ["prlimit", "--nofile=500:600"], ["setpriv", "--no-new-privs"]], ids=str)
-def test_other_surroundings_mean_a_fresh_interpreter(warm: Machine, prefix: list[str]) -> None:
-    usual, warm.prefix = warm.prefix, prefix
-    assert [is_warm(warm), is_warm(warm)] == [False, True]
-    warm.prefix = usual
-    assert is_warm(warm) is False
-
-
-def test_a_loaded_module_that_changed_is_loaded_afresh(machine: Machine) -> None:
-    with_python(machine)
-    library = machine.root / "library"
-    library.mkdir()
-    environment = {"PYTHONPATH": str(library)}
-    source = Path(json.__file__)
-    shutil.copytree(source.parent, library / "json", ignore=shutil.ignore_patterns("__pycache__"))
-    settle()
-    body = f"import json\nreturn [{WARM}, getattr(json, 'CHANGED', None)]"
-
-    answers = [machine.score(body, environment=environment).value for _ in range(2)]
-    text = (library / "json/__init__.py").read_text()
-    (library / "json/__init__.py").write_text(text + "CHANGED = 'x'\n")
-    answers.append(machine.score(body, environment=environment).value)
-
-    assert answers == [[False, None], [True, None], [False, "x"]]
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["import time", "print('noise')", "import os; os.open('/', 0)", "import threading; threading.Thread(target=input)"],
-    ids=["import", "print", "open file", "thread"],
-)
-def test_code_at_the_start_means_that_none_is_kept(machine: Machine, code: str) -> None:
-    with_python(machine)
-    (machine.root / PREFIX / "code.pth").write_text(f"import sys; {code}\n")
-    settle()
-
-    assert [is_warm(machine) for _ in range(2)] == [False, False]
-    assert not (machine.warm / "socket").exists()
-
-
-def test_setuptools_own_code_at_the_start_is_known(machine: Machine) -> None:
-    with_python(machine)
-    (machine.root / PREFIX / "distutils-precedence.pth").write_text("import os; os.environ.get('X')\n")
-    settle()
-
-    assert [is_warm(machine) for _ in range(2)] == [False, True]
-
-
-def test_a_script_in_the_interpreters_place_means_that_none_is_kept(machine: Machine, tmp_path: Path) -> None:
-    script = tmp_path / "bin/python3"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    machine.path = f"{script.parent}:{os.defpath}"
-
-    assert [is_warm(machine) for _ in range(2)] == [False, False]
-
-
-def test_a_server_that_hangs_is_ended_and_does_nothing_later(warm: Machine) -> None:
-    pid = server(warm)
-    os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-
-    answer = warm.score(f"open('times', 'a').write('x')\nreturn {WARM}")
-
-    assert answer.value is False
-    assert time.monotonic() - began < 30
-    wait_until(lambda: not is_there(pid))
-    assert (warm.family / "times").read_text() == "x"
-    assert is_warm(warm) is True
-
-
-FOREIGN = """
-import os, socket, sys, time
-os.chdir(sys.argv[1])
-listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind("socket")
-listener.listen()
-print("listens", flush=True)
-while True:
-    connection, _ = listener.accept()
-    connection.send(sys.argv[2].encode())
-    if len(sys.argv) > 3:
-        connection.close()
-"""
-WRONG = ["", "process 0", "process 1", "process -5", "process x", "ended 0", "go", "x" * 10_000, "process 9999999"]
-
-
-@pytest.mark.parametrize("answer", WRONG, ids=lambda answer: answer[:20] or "nothing")
-def test_a_server_that_answers_wrongly_is_ended(machine: Machine, answer: str) -> None:
-    with_python(machine)
-    machine.warm.mkdir(mode=0o700, parents=True)
-    argv = [sys.executable, "-c", FOREIGN, str(machine.warm), answer, *([] if answer else ["close"])]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as foreign:
-        assert foreign.stdout is not None
-        assert foreign.stdout.readline() == b"listens\n"
-        try:
-            assert is_warm(machine) is False
-            assert foreign.wait(30) == -signal.SIGKILL
-        finally:
-            foreign.kill()
-    assert is_warm(machine) is True
-
-
-def test_whoever_waits_for_a_fork_may_be_killed_by_it(warm: Machine) -> None:
-    answer = warm.score("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(300)")
-
-    assert (answer.result["kind"], answer.result["exit_code"]) == ("exit", -9)
-    assert is_warm(warm) is True
-
-
-def test_a_server_whose_place_is_taken_is_replaced_by_a_new_one(warm: Machine) -> None:
-    old = server(warm)
-    remove_socket(warm)
-    assert is_warm(warm) is False
-
-    assert server(warm) != old
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(old, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("operation", ["install", "setup", "pytest"])
 def test_operations_in_builders_leave_nothing_behind(machine: Machine, operation: str) -> None:
     with_python(machine)
@@ -450,39 +187,3 @@ def test_operations_in_builders_leave_nothing_behind(machine: Machine, operation
     machine.run(operation, given={}, arguments=[])
 
     assert not machine.warm.exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_reaches_nothing_of_it(warm: Machine) -> None:
-    pid = server(warm)
-    attack = f"""
-import ctypes, os, signal, socket
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-def reach():
-    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect({str(warm.warm / "socket")!r})
-def trace():
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.ptrace(16, {pid}, 0, 0):
-        raise OSError(ctypes.get_errno(), "ptrace")
-attempts = [
-    reach, trace, lambda: os.kill({pid}, signal.SIGTERM), lambda: os.readlink("/proc/{pid}/exe"),
-    lambda: open("/proc/{pid}/environ").read(), lambda: open("/proc/{pid}/mem", "r+b"),
-    lambda: os.listdir("/proc/{pid}/fd"), lambda: os.listdir({str(warm.warm)!r}),
-    lambda: os.pidfd_open({pid}) and signal.pidfd_send_signal(os.pidfd_open({pid}), signal.SIGTERM),
-]
-for attempt in attempts:
-    try:
-        attempt()
-        print("reached", attempts.index(attempt))
-    except PermissionError:
-        pass
-print("tried")
-"""
-    for path in (warm.root, *warm.root.parents):  # nothing but its own directory shall protect it
-        if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
-            path.chmod(0o755)
-
-    tried = subprocess.run([sys.executable, "-c", attack], capture_output=True, text=True, check=False)
-
-    assert (tried.stdout, tried.stderr) == ("tried\n", "")
-    assert is_warm(warm) is True
