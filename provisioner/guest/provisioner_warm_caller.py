@@ -135,14 +135,6 @@ class Caller:
             connection.sendmsg([b"call"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
 
 
-def end(directory: Path) -> None:
-    """End the warm interpreter, if there is one."""
-    connection = _connect(directory)
-    if connection is not None:
-        with connection:
-            _end(connection, directory)
-
-
 def _opened(directory: Path) -> int:
     """Open the directory of the socket.
 

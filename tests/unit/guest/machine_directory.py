@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 GUEST = Path(__file__).parents[3] / "provisioner/guest"
-sys.path.insert(0, str(GUEST))
-import provisioner_warm_caller  # type: ignore[import-not-found]  # noqa: E402
 
 MIB = 1024 * 1024
 
@@ -65,9 +66,21 @@ class Machine:
         """The directory of the warm interpreter's socket."""
         return self.root / "run/provisioner-warm"
 
+    def server(self) -> int:
+        """Return the process of the warm interpreter."""
+        directory = os.open(self.warm, os.O_RDONLY)  # a path of its own may be too long for a socket
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.connect(f"/proc/self/fd/{directory}/socket")
+                return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        finally:
+            os.close(directory)
+
     def end(self) -> None:
         """End the warm interpreter, if there is one."""
-        provisioner_warm_caller.end(self.warm)
+        with contextlib.suppress(OSError):
+            os.kill(self.server(), signal.SIGKILL)
+            (self.warm / "socket").unlink()
 
     def start(self, operation: str, **keys: Any) -> subprocess.Popen[bytes]:
         """Start the helper with a request."""

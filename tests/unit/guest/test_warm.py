@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.guest.families.probes import PROBES
 from tests.unit.guest.machine_directory import Answer, Machine
-from tests.unit.guest.warm_machine import is_there, is_warm, server, wait_until, with_python
+from tests.unit.guest.warm_machine import is_there, is_warm, wait_until, with_python
 
 FAMILY = Path(__file__).parent / "families/probes.py"
 PROBED = {
@@ -37,9 +37,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
         return found
 
     first = look()
-    forked_by = server(machine)
+    forked_by = machine.server()
     later = [look() for _ in range(2)][1]
-    assert server(machine) == forked_by
+    assert machine.server() == forked_by
     machine.end()
     machine.warm.chmod(0o755)
     yield {"first": first, "later": later, "fresh": look()}
@@ -57,12 +57,12 @@ def test_the_process_that_leaves_a_warm_one_behind_sees_it_too(seen: dict[str, d
 
 
 def test_a_fork_is_of_the_warm_interpreter(warm: Machine) -> None:
-    pid = server(warm)
+    pid = warm.server()
 
     assert [is_warm(warm) for _ in range(3)] == [True] * 3
-    assert server(warm) == pid
+    assert warm.server() == pid
     assert warm.run("intermediate_score").result["status"] == "error"  # the family has none, and says so
-    assert server(warm) == pid
+    assert warm.server() == pid
 
 
 @pytest.mark.parametrize(

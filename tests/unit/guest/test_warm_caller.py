@@ -12,11 +12,11 @@ import time
 import pytest
 
 from tests.unit.guest.machine_directory import Machine
-from tests.unit.guest.warm_machine import WARM, is_there, is_warm, server, wait_until, with_python
+from tests.unit.guest.warm_machine import WARM, is_there, is_warm, wait_until, with_python
 
 
 def test_a_server_that_hangs_is_ended_and_does_nothing_later(warm: Machine) -> None:
-    pid = server(warm)
+    pid = warm.server()
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
 
@@ -69,18 +69,18 @@ def test_whoever_waits_for_a_fork_may_be_killed_by_it(warm: Machine) -> None:
 
 
 def test_a_server_whose_place_is_taken_is_replaced_by_a_new_one(warm: Machine) -> None:
-    old = server(warm)
+    old = warm.server()
     (warm.warm / "socket").unlink()
     assert is_warm(warm) is False
 
-    assert server(warm) != old
+    assert warm.server() != old
     with contextlib.suppress(ProcessLookupError):
         os.kill(old, signal.SIGKILL)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_reaches_nothing_of_it(warm: Machine) -> None:
-    pid = server(warm)
+    pid = warm.server()
     attack = f"""
 import ctypes, os, signal, socket
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.guest.machine_directory import Machine
-from tests.unit.guest.warm_machine import WARM, is_there, is_warm, server, settle, wait_until, with_python
+from tests.unit.guest.warm_machine import WARM, is_there, is_warm, settle, wait_until, with_python
 
 PREFIX = f"python/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
@@ -49,7 +49,7 @@ def shadow_in_path(machine: Machine) -> None:
 
 
 def kill_server(machine: Machine) -> None:
-    os.kill(server(machine), signal.SIGKILL)
+    os.kill(machine.server(), signal.SIGKILL)
 
 
 def remove_socket(machine: Machine) -> None:
@@ -70,7 +70,7 @@ CHANGES = [
 def test_whatever_changes_at_an_interpreters_start_means_a_fresh_one(
     warm: Machine, change: Callable[[Machine], None]
 ) -> None:
-    pid = server(warm)
+    pid = warm.server()
     change(warm)
 
     assert is_warm(warm) is False

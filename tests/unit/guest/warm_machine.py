@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import time
 import venv
 from collections.abc import Callable
@@ -35,15 +33,6 @@ def is_warm(machine: Machine, **keys: Any) -> bool:
     value = machine.score(f"return {WARM}", **keys).value
     assert isinstance(value, bool)
     return value
-
-
-def server(machine: Machine) -> int:
-    """Return the process of the warm interpreter."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        directory = os.open(machine.warm, os.O_RDONLY)
-        connection.connect(f"/proc/self/fd/{directory}/socket")
-        os.close(directory)
-        return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
 
 def is_there(pid: int) -> bool:
