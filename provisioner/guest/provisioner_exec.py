@@ -23,8 +23,9 @@ from provisioner_exec_call import Call  # noqa: E402
 BACKLOG = 1024
 # What programs of ours import: they run in forks of this process, and an import takes a tenth of a second without KVM.
 WARM = (
-    "contextlib", "ctypes", "dataclasses", "datetime", "errno", "fcntl", "functools", "json", "pathlib", "pwd",
-    "select", "shutil", "stat", "struct", "subprocess", "tempfile", "traceback", "typing", "unicodedata",
+    "contextlib", "ctypes", "dataclasses", "datetime", "errno", "fcntl", "functools", "json", "pathlib",
+    "provisioner_parent", "pwd", "select", "shutil", "stat", "struct", "subprocess", "tempfile", "traceback", "typing",
+    "unicodedata",
 )  # fmt: skip
 
 

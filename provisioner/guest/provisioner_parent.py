@@ -15,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import provisioner_leftovers
 import provisioner_machine
 import provisioner_result
+import provisioner_warm_caller
 from provisioner_fork import Fork
 from provisioner_request import Request, family_python
 
@@ -29,6 +31,7 @@ POLL_SECONDS = 0.1
 CHUNK_BYTES = 64 * 1024
 # The operations that import no task code.
 OWN_OPERATIONS = frozenset({"shell", "settle_home", "read_submission"})
+Child = Fork | subprocess.Popen[bytes] | provisioner_warm_caller.Process
 
 
 def run(request: Request, *, program: str) -> None:
@@ -60,7 +63,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
     try:
         with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
             if request.operation in OWN_OPERATIONS:
-                child: Fork | subprocess.Popen[bytes] = _fork(request, program, environment, stdout, stderr)
+                child: Child = _fork(request, program, environment, stdout, stderr)
             else:
                 command = [*family_python(environment["PATH"]), "-u", program, "child"]
                 child = _start(request, command, environment, stdout, stderr)
@@ -99,16 +102,22 @@ def _fork(request: Request, program: str, environment: dict[str, str], stdout: B
 
 def _start(
     request: Request, command: list[str], environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO
-) -> subprocess.Popen[bytes]:
-    """Start the child in its own session. Its stdin is the request, kept in memory: never on disk or in arguments."""
-    memory = os.memfd_create("request")
-    with os.fdopen(memory, "wb") as file:
-        file.write(_as_json(request))
-        file.flush()
-        file.seek(0)
+) -> Child:
+    """Start the child in its own session: as a fork of the warm interpreter if there is one, or as a program."""
+    warm: dict[str, Any] | None = None
+    if request.operation in provisioner_warm_caller.USERS:
+        places = request.places
+        caller = provisioner_warm_caller.Caller(places.warm, command, environment, places.family)
+        with _memory(_as_json(request, None)) as stdin:
+            process = caller.process(stdin, stdout, stderr)
+        if process is not None:
+            return process
+        if request.operation in provisioner_warm_caller.STARTERS:
+            warm = caller.keeping()
+    with _memory(_as_json(request, warm)) as stdin:
         return subprocess.Popen(
             command,
-            stdin=file,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             cwd=request.places.family,
@@ -118,14 +127,26 @@ def _start(
         )
 
 
-def _as_json(request: Request) -> bytes:
+@contextlib.contextmanager
+def _memory(data: bytes) -> Iterator[BinaryIO]:
+    """Open a file with this content for reading. It is in memory: a request is never on disk or in arguments."""
+    with os.fdopen(os.memfd_create("request"), "w+b") as file:
+        file.write(data)
+        file.flush()
+        file.seek(0)
+        yield file
+
+
+def _as_json(request: Request, warm: dict[str, Any] | None) -> bytes:
     keys = asdict(request)
-    options = keys.pop("options")
+    options = {name: value for name, value in keys.pop("options").items() if name != "warm"}
+    if warm is not None:
+        options["warm"] = warm
     keys["root"] = str(keys.pop("places")["root"])
     return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
 
 
-def _wait(child: Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
+def _wait(child: Child, streams: list[_Stream], timeout_seconds: float | None) -> int | None:
     """Pass output on until the child has ended, even if processes that it started still run.
 
     Returns:
@@ -138,8 +159,9 @@ def _wait(child: Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout
         for stream in streams:
             stream.pass_on()
         if deadline is not None and time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # a fork may not lead a group yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(child.pid, signal.SIGKILL)
             child.wait()
             return None
 

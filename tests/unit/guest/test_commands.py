@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import pytest
-
-from tests.unit.guest.test_helper import Machine
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """Returns a machine without a family."""
-    return Machine(tmp_path)
+from tests.unit.guest.machine_directory import Machine
 
 
 def test_commands_run_as_one_script_that_stops_at_the_first_failure(machine: Machine) -> None:

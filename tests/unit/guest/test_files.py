@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.guest.test_helper import MIB, Machine
+from tests.unit.guest.machine_directory import MIB, Machine
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """Returns a machine without a family."""
-    return Machine(tmp_path)
 
 
 def read_submission(machine: Machine) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guest.test_helper import GUEST, Answer, Machine
+from tests.unit.guest.machine_directory import GUEST, Answer, Machine
 
 TESTS = """
 import os

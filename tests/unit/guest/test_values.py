@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from tests.unit.guest.test_helper import Machine
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """Returns a machine without a family."""
-    return Machine(tmp_path)
+from tests.unit.guest.machine_directory import Machine
 
 
 @pytest.mark.parametrize(
