@@ -46,7 +46,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Alternates tests that boot machines with tests that mostly wait, so that parallel tests share the CPU well.
 
-    Groups come first, since they take longest; quick tests come last.
+    What may take longest comes first, then large groups; quick tests come last.
     """
     if long_names := [item.name[:100] for item in items if not re.fullmatch(r"[ -~]{1,200}", item.name)]:
         raise pytest.UsageError(f"Test ids are short words, unlike: {long_names}")
@@ -56,12 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("xdist_group")
         groups.setdefault(marker.args[0] if marker else item.nodeid, []).append(item)
-    longest_first = sorted(groups.values(), key=len, reverse=True)
+    longest_first = sorted(groups.values(), key=lambda group: (max(map(_timeout, group)), len(group)), reverse=True)
     booting = [group for group in longest_first if group[0].get_closest_marker("vm")]
-    quick = [group for group in longest_first if {"unit", "ec2"} & set(group[0].path.parts)]
+    quick = [group for group in longest_first if {"unit", "attacks", "ec2"} & set(group[0].path.parts)]
     waiting = [group for group in longest_first if group not in booting and group not in quick]
     turns = [group for pair in zip_longest(booting, waiting) for group in pair if group]
     items[:] = [item for group in [*turns, *quick] for item in group]
+
+
+def _timeout(item: pytest.Item) -> float:
+    """The seconds that a test may take, if it says so itself."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
 
 
 @pytest.fixture(scope="session")
