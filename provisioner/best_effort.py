@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from provisioner.errors import ProvisionerError
+from provisioner.printable import beginning
 from provisioner.progress import Progress
 
 LINE_CHARACTERS = 300
@@ -62,7 +63,7 @@ def describe(error: BaseException) -> str:
     """Returns one bounded line about an error; never raises."""
     try:
         said = error.message if isinstance(error, ProvisionerError) else f"{type(error).__name__} {error}"
-        return " ".join(said.split())[:LINE_CHARACTERS]
+        return beginning(" ".join(said.split()), LINE_CHARACTERS)
     except Exception:
         return type(error).__name__
 

@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Iterator
 
+# Stands where the rest of a text was cut off.
+CUT = " [...]"
 # Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
@@ -35,6 +37,21 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Returns untrusted text with its lines, each made printable."""
     return "".join(_clean_block(block) for block in _blocks(text)).removesuffix("\n")
+
+
+def beginning(text: str, limit_characters: int) -> str:
+    """Returns a text that is too long up to its limit, with a mark that says so."""
+    return text if len(text) <= limit_characters else f"{text[: limit_characters - len(CUT)]}{CUT}"
+
+
+def last_lines(text: str, limit_characters: int) -> str:
+    """Returns the last whole lines of a text that is too long, below a mark that says so; the end of a longer line."""
+    text = text.strip()
+    if len(text) <= limit_characters:
+        return text
+    end = text[-limit_characters:]
+    _, newline, lines = end.partition("\n")
+    return f"{CUT.strip()}\n{lines if newline else end}"
 
 
 class PrintableStream:

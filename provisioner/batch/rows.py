@@ -12,6 +12,7 @@ from provisioner.batch.results import Outcome, Row
 from provisioner.batch.suite import Run
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.printable import beginning
 from provisioner.store.environments import derived_id
 from provisioner.version import __version__
 
@@ -58,7 +59,7 @@ def collect_rows(
 
 def failed_row(run: Run, reason: str) -> Row:
     """Returns the row of a run that could not be worked on."""
-    return _row_without_attempts(run, "infrastructure_failed", reason[:MESSAGE_CHARACTERS])
+    return _row_without_attempts(run, "infrastructure_failed", beginning(reason, MESSAGE_CHARACTERS))
 
 
 def _ended_row(run: Run, output: Json | str) -> Row:

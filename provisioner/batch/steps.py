@@ -18,6 +18,7 @@ from provisioner.errors import (
     TaskError,
 )
 from provisioner.models import Phase, Record
+from provisioner.printable import beginning
 
 MESSAGE_CHARACTERS = 500
 # What the host's disk says. What machines write there is bounded, so that it is no agent's doing.
@@ -169,4 +170,4 @@ def describe(error: Exception) -> str:
 
 def truncate(text: str) -> str:
     """Returns at most the first 500 characters: machines and clouds may say more than a row should keep."""
-    return text[:MESSAGE_CHARACTERS]
+    return beginning(text, MESSAGE_CHARACTERS)

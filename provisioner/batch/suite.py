@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -53,9 +54,9 @@ def _checked_name(value: str) -> str:
     return value
 
 
-def _checked_duration(value: str) -> str:
+def _checked_duration(value: object) -> object:
     try:
-        parse_duration(value)
+        parse_duration(value if isinstance(value, str) else shown(value))
     except UsageError as error:
         raise ValueError(f"{error.message} {error.hint or ''}".strip()) from error
     return value
@@ -81,10 +82,9 @@ def _checked_cloud(value: str) -> str:
 
 Name = Annotated[str, AfterValidator(_checked_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
 Duration = Annotated[
-    str,
-    AfterValidator(_checked_duration),
+    str, BeforeValidator(_checked_duration),
     WithJsonSchema({"type": "string", "pattern": r"^\s*(\d+[dD])?(\d+[hH])?(\d+[mM])?(\d+[sS])?\s*$"}),
-]
+]  # fmt: skip
 Text = Annotated[str, AfterValidator(_checked_text)]
 CloudName = Annotated[str, AfterValidator(_checked_cloud), WithJsonSchema({"type": "string", "enum": sorted(CLOUDS)})]
 NotEmpty = Annotated[str, AfterValidator(_checked_not_empty), WithJsonSchema({"type": "string", "pattern": r"\S"})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -128,7 +129,7 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
-        error: ProvisionerError = Interrupted("Interrupted.", hint="`provisioner list` shows what still exists.")
+        error: ProvisionerError = Interrupted("Interrupted.", hint=_what_still_exists())
         return _fail(error, as_json=as_json, debug=debug)
     except ProvisionerError as error:
         return _fail(error, as_json=as_json, debug=debug)
@@ -138,6 +139,16 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
             hint="This is a bug or a problem of this host; --debug shows a traceback.",
         )
         return _fail(unexpected, as_json=as_json, debug=debug)
+
+
+def _what_still_exists() -> str | None:
+    """Returns the hint after an interruption: none if no environment or image builder exists."""
+    from provisioner.cli.home import default_home  # which needs this module
+
+    with contextlib.suppress(OSError, ProvisionerError):
+        if not any(default_home().environments.glob("*/")):
+            return None
+    return "`provisioner list` shows what still exists."
 
 
 def _fail(error: ProvisionerError, *, as_json: bool, debug: bool) -> int:

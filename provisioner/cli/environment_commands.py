@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -41,12 +42,15 @@ from provisioner.errors import ProvisionerError, TaskError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
-from provisioner.models import Environment
+from provisioner.models import Environment, ScoreLogEntry
+from provisioner.printable import beginning, last_lines
 from provisioner.session import Session
 from provisioner.store.files import read_end
 
 # All logs together: a machine fills each with what costs the most to show.
 MAXIMUM_LOGS_BYTES = 8 << 20
+# Of the message and of the details of an intermediate score; --json has all of them.
+SHOWN_SCORE_CHARACTERS = 4000
 
 
 def register(app: typer.Typer) -> None:
@@ -173,7 +177,9 @@ def run(
 def _outcome_text(outcome: ScoreResult) -> str:
     if outcome.score is not None:
         return f"score: {outcome.score:g}"
-    return "\n".join(part for part in (f"no score: {outcome.kind}", outcome.message, outcome.details[-2000:]) if part)
+    return "\n".join(
+        part for part in (f"no score: {outcome.kind}", outcome.message, last_lines(outcome.details, 2000)) if part
+    )
 
 
 def _exit_code(outcome: ScoreResult) -> int:
@@ -215,8 +221,16 @@ def _intermediate(opened: Session, environment: Environment) -> Result:
         "stdout": result.stdout,
         "stderr": result.stderr,
     }
-    shown = "no score" if result.entry is None or result.entry.score is None else f"score: {result.entry.score:g}"
-    return Result(data, shown)
+    return Result(data, _entry_text(result.entry))
+
+
+def _entry_text(entry: ScoreLogEntry | None) -> str:
+    """Describes an intermediate score, with the beginnings of its message and details if it has any."""
+    lines = ["no score" if entry is None or entry.score is None else f"score: {entry.score:g}"]
+    for name, said in (("message", entry.message), ("details", entry.details)) if entry else ():
+        if said:
+            lines.append(f"{name}: {beginning(json.dumps(said, ensure_ascii=False), SHOWN_SCORE_CHARACTERS)}")
+    return "\n".join(lines)
 
 
 def run_tests(

@@ -21,6 +21,8 @@ TRANSIENT_PHASES = ("images",)
 MAXIMUM_LINE_CHARACTERS = 10_000
 # How much of a line fits beside the spinner.
 SPINNER_CHARACTERS = 100
+# Where there is no spinner, a phase says so often that it goes on.
+SIGN_OF_LIFE_SECONDS = 30.0
 
 
 def render_error(error: ProvisionerError, *, as_json: bool) -> None:
@@ -61,16 +63,23 @@ class TerminalProgress:
     _phase: str = ""
     _status: Status | None = None
     _half_line: str = ""
+    _last_line: str = ""
+    _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def phase_started(self, name: str) -> None:
         """Shows that a phase is running."""
         with self._lock:
-            self._phase = name
+            self._phase, self._last_line = name, ""
             if self.console.is_terminal:
                 self.stop()
                 self._status = self.console.status(Text(printable(name)))
                 self._status.start()
+            else:
+                self.stop()
+                self._line(f"{printable(name)} ...")
+                self._ended = threading.Event()
+                threading.Thread(target=self._give_signs_of_life, args=(name, self._ended), daemon=True).start()
 
     def phase_finished(self, name: str, seconds: float) -> None:
         """Shows how long a phase took."""
@@ -84,6 +93,9 @@ class TerminalProgress:
         """Shows a line of text."""
         with self._lock:
             self._flush()
+            self._last_line = ""
+            if self._status:  # what it showed belongs to what came before, such as another image
+                self._status.update(Text(printable(self._phase)))
             self._line(printable(text))
 
     def output(self, text: str) -> None:
@@ -94,18 +106,28 @@ class TerminalProgress:
                 lines.append(self._half_line)
                 self._half_line = ""
             if self._phase in TRANSIENT_PHASES:
+                if lines:
+                    self._last_line = printable(lines[-1])[:SPINNER_CHARACTERS]
                 if self._status and lines:
-                    shown = printable(lines[-1])[:SPINNER_CHARACTERS]
-                    self._status.update(Text.assemble(printable(self._phase), " ", (shown, "dim")))
+                    self._status.update(Text.assemble(printable(self._phase), " ", (self._last_line, "dim")))
                 return
             for line in lines:
                 self._output_line(line)
 
     def stop(self) -> None:
-        """Removes the spinner from the terminal."""
+        """Removes the spinner from the terminal, and ends the signs of life elsewhere."""
+        self._ended.set()
         if self._status:
             self._status.stop()
             self._status = None
+
+    def _give_signs_of_life(self, name: str, ended: threading.Event) -> None:
+        begin = time.monotonic()
+        while not ended.wait(SIGN_OF_LIFE_SECONDS):
+            with self._lock:
+                if not ended.is_set():
+                    seconds = time.monotonic() - begin
+                    self._line(f"{printable(name)} goes on ({seconds:.0f} s) ", (self._last_line, "dim"))
 
     def _flush(self) -> None:
         half, self._half_line = self._half_line, ""

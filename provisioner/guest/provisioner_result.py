@@ -5,10 +5,12 @@ The file is separate from the family's output, so no print can corrupt or forge 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import stat
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,13 +67,24 @@ def _exit_result(code: object) -> dict[str, Any]:
 
 def _exception_result(error: BaseException) -> dict[str, Any]:
     try:
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
     except Exception:  # the family's exception may fail even while it is formatted
         trace = ""
     if len(trace) > TRACEBACK_LIMIT:
         half = TRACEBACK_LIMIT // 2
         trace = f"{trace[:half]}\n[... {len(trace) - 2 * half} characters cut out ...]\n{trace[-half:]}"
     return OperationError("exception", _text(error), type=type(error).__name__, traceback=trace).result
+
+
+def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Leave out the first frames, up to the family's: our programs', and those of the import of its module."""
+    ours = os.path.dirname(_without_ours.__code__.co_filename)
+    while trace:
+        path = trace.tb_frame.f_code.co_filename
+        if os.path.dirname(path) != ours and not path.startswith("<frozen importlib") and path != importlib.__file__:
+            break
+        trace = trace.tb_next
+    return trace
 
 
 def _text(value: object) -> str:

@@ -15,6 +15,7 @@ from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData
+from provisioner.printable import last_lines
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import COPY_SECONDS, Connection
@@ -223,5 +224,5 @@ def _send_tree(
 def _require(exit_code: int, stderr: bytes, what: str) -> None:
     if exit_code != 0:
         raise ImageBuildError(
-            f"{what} failed with exit code {exit_code}.", details=stderr.decode(errors="replace")[-2000:]
+            f"{what} failed with exit code {exit_code}.", details=last_lines(stderr.decode(errors="replace"), 2000)
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from provisioner import strict_json
 from provisioner.errors import CommandTimeoutError, TaskError
+from provisioner.printable import beginning
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
@@ -88,7 +89,7 @@ def failure(result: object) -> str:
         return "gave no result that could be read"
     match result.get("kind"):
         case "exception":
-            return f"raised {str(result.get('type'))[:80]}: {str(result.get('message'))[:400]}"
+            return f"raised {str(result.get('type'))[:80]}: {beginning(str(result.get('message')), 400)}"
         case "exit":
             code = result.get("exit_code")
             if isinstance(code, int) and code < 0:

@@ -24,7 +24,7 @@ from provisioner import child_environment, strict_json
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
 from provisioner.store.locks import holders, is_locked
-from provisioner.terraform.requirements import terraform_program
+from provisioner.terraform.requirements import problems, terraform_program
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
@@ -163,7 +163,8 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     program = terraform_program(os.environ)
     if program is None:
-        raise HostError("Terraform is not installed.", hint="`provisioner doctor` says how to install it.")
+        [(problem, remedy)] = problems()
+        raise HostError(problem, hint=remedy)
     # Close our copy of the lock at once, so that only Terraform and its children keep it.
     with (directory / LOCK).open("w") as lock:
         try:

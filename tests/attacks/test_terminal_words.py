@@ -89,7 +89,7 @@ def test_notes_phases_and_output(words: str) -> None:
     progress.phase_finished(words, 1.0)
     assert_harmless(said_by(shown), words)
     # A note is one line, whatever it contains.
-    assert said_by(shown).count("\n") == 3
+    assert said_by(shown).count("\n") == 4
 
 
 @hostile

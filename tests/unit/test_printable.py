@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.printable import PrintableStream, printable, printable_lines, spreadsheet_cell
+from provisioner.printable import PrintableStream, beginning, last_lines, printable, printable_lines, spreadsheet_cell
 
 ORDINARY = "naïve 日本語 🙂\tx = {}[]\\"
 
@@ -50,3 +50,11 @@ def test_only_what_looks_like_a_formula_is_marked_in_a_cell() -> None:
         1.5, -2, None, True, "main", "a=b", "2024-01-01", "'-1", "'=x", "a; b, c = d", "a;\"'=x",
         '{"a": ["b;\'-1"]}',
     ]  # fmt: skip
+
+
+def test_a_text_that_is_cut_says_so() -> None:
+    assert beginning("short", 20) == "short"
+    assert beginning("x" * 30, 20) == "x" * 14 + " [...]"
+    assert last_lines("one\ntwo\n", 20) == "one\ntwo"
+    assert last_lines("the first line\nthe second\nthird\n", 20) == "[...]\nthe second\nthird"
+    assert last_lines("x" * 30, 20) == "[...]\n" + "x" * 20

@@ -61,6 +61,8 @@ def _hosts(environment: Environment, addresses: Mapping[Role, ipaddress.IPv4Inte
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     if len(environment.machines) > 1:
         lines += [f"{addresses[role].ip} {role}" for role in environment.machines]
+    else:
+        lines += [f"127.0.1.1 {role}" for role in environment.machines]  # sudo looks the machine's own name up
     for destination in environment.allowed_destinations:
         address = destination.cidr.split("/")[0]
         lines += [f"{address} {name}" for name in destination.host_names]

@@ -254,3 +254,16 @@ def test_secrets_do_not_lie_in_the_directory_of_an_agent_that_is_run_in_an_envir
     assert done.code == 2
     assert f"The env file {env_file} lies in the agent's directory {agent}" in " ".join(done.stderr.split())
     assert "very-secret" not in done.stderr
+
+
+def test_after_ctrl_c_only_what_still_exists_is_hinted_at(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("provisioner.store.environments.EnvironmentStore.readable", interrupted)
+    clean = provisioner("list")
+    (provisioner.home / "environments" / "env").mkdir(parents=True)
+    assert (clean.code, clean.stderr) == (130, "error: Interrupted.\n")
+    assert "hint: `provisioner list` shows what still exists." in provisioner("list").stderr

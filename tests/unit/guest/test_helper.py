@@ -47,6 +47,14 @@ def test_an_exception_comes_back_with_its_type_message_and_traceback(machine: Ma
     assert "fam.py" in result["traceback"]
 
 
+def test_a_traceback_begins_in_the_family(machine: Machine) -> None:
+    result = machine.score("raise ValueError('wrong')").result
+
+    first, frame, *_ = result["traceback"].splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert "fam.py" in frame
+
+
 def test_a_huge_exception_is_cut(machine: Machine) -> None:
     result = machine.score("raise ValueError('x' * 50_000_000)").result
 

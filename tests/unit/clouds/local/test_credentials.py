@@ -24,7 +24,7 @@ def test_an_offline_machine_alone_gets_no_address_at_all() -> None:
     values = credentials(environment(), "primary", "PRIVATE", {"agent": "ssh-ed25519 AAAA\n"})
     assert values == {
         "hostname": "primary",
-        "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+        "hosts": "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 primary\n",
         "host_key": "PRIVATE",
         "expires_at": "1767229200",
         "authorized_keys.agent": "ssh-ed25519 AAAA\n",
