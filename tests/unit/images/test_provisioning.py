@@ -166,7 +166,7 @@ def test_the_error_for_a_failed_package_shows_the_output(
     guest.package_exit_code = 100
     with pytest.raises(ImageBuildError, match="preparing the base image failed with exit code 100") as caught:
         prepare_base(session, BaseImage(role="aux"), machine[1])
-    assert (caught.value.details or "").endswith("E: no curl\n")
+    assert (caught.value.details or "").endswith("E: no curl")
 
 
 def test_the_preparation_digest_depends_on_the_machine_and_the_ca_bundle(session: Session, tmp_path: Path) -> None:
