@@ -17,6 +17,10 @@ rm -rf "$tree/etc/ssh/authorized_keys.d" "$tree"/etc/ssh/ssh_host_*
 rm -rf "$tree/var/lib/provisioner" "$tree/var/lib/provisioner-ttl" "$tree/run/provisioner" "$tree/root/.cache/pip"
 rm -f "$tree"/root/.bash_history "$tree"/home/*/.bash_history "$tree"/root/.python_history
 
+# What a builder does instead of cloud-init after a reboot (hardening.py).
+rm -f "$tree/etc/cloud/cloud-init.disabled" "$tree/etc/systemd/system/provisioner-later-boots.service" \
+    "$tree/etc/systemd/system/multi-user.target.wants/provisioner-later-boots.service"
+
 # What cloud-init was told, user data included, and what it did. A seed that is a link belongs to the vendor's image.
 for name in instance instances data sem; do rm -rf "$tree/var/lib/cloud/$name"; done
 if [ -d "$tree/var/lib/cloud/seed" ]; then find "$tree/var/lib/cloud/seed" -type f -delete; fi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -15,7 +16,7 @@ from provisioner.clock import now
 from provisioner.clouds.aws import user_data
 from provisioner.environment import extend, lifecycle
 from provisioner.environment.agent import Agent, run_agent
-from provisioner.errors import MachineLostError, UsageError
+from provisioner.errors import MachineLostError, ProvisionerError, UsageError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
@@ -51,6 +52,8 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"], user="agent").exit_code == 3
         longer = extend.extend(session, environment, timedelta(hours=1))
         assert longer.expires_at == environment.expires_at + timedelta(hours=1)
+        if session.cloud.name == "aws":  # tests/local/test_templates.py reboots local machines
+            _assert_a_rebooted_machine_is_the_same(session, longer)
         _end_at_its_limit(session, longer)
     finally:
         lifecycle.destroy(session, environment)
@@ -95,6 +98,29 @@ def _assert_no_builder_is_let_in(session: Session, environment: Environment) -> 
     controller = session.environments.key(environment.id, "controller").public.split()[1]
     assert [line for line in keys.splitlines() if line.strip() and controller not in line] == []
     assert instances == ([] if session.cloud.name == "local" else [environment.endpoints["primary"].instance_id])
+
+
+def _assert_a_rebooted_machine_is_the_same(session: Session, environment: Environment) -> None:
+    """Reboots the primary machine, whose metadata service is off, and logs in with the host key that was pinned."""
+    boot = ["cat", "/proc/sys/kernel/random/boot_id"]
+    users = ["sh", "-c", "cat /etc/passwd /etc/shadow /etc/sudoers.d/* /etc/hosts /root/.ssh/authorized_keys"]
+    with connect(session, environment, "primary") as connection:
+        before, known = connection.run(boot).stdout, connection.run(users).stdout
+        connection.run(["systemd-run", "--on-active=1", "systemctl", "reboot"])
+    deadline = time.monotonic() + 300
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ProvisionerError), connect(session, environment, "primary") as connection:
+            if connection.run(boot).stdout != before:
+                break
+        time.sleep(2)
+    with connect(session, environment, "primary") as connection:
+        assert connection.run(users).stdout == known
+        # cloud-init, which would find no metadata and so take it for another machine, took no part.
+        assert b"disabled" in connection.run(["cloud-init", "status"]).stdout
+        script = "until systemctl is-active -q provisioner-ttl.timer; do sleep 0.5; done; cat /var/lib/provisioner-ttl"
+        left = int(connection.run(["sh", "-c", script]).stdout) - environment.expires_at.timestamp()
+        assert abs(left) <= 1
 
 
 def _end_at_its_limit(session: Session, environment: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Completes a machine's boot: host key from the console, hosts file, metadata service switched off."""
+"""Completes a machine's boot: host key from the console, hosts file, later boots, metadata service switched off."""
 
 from __future__ import annotations
 
@@ -9,14 +9,38 @@ from typing import Any
 
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.instance_watch import watch
+from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
+from provisioner.printable import printable
 from provisioner.remote.ssh import Connection
 
 HARDEN_SECONDS = 180.0
 HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)
 HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
 CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
+# With the metadata service off, cloud-init would take a later boot for that of a new machine: it would make new host
+# keys and its vendor's user, who may become root, and forget the time to live (cloud-init, "Reporting" and "disabling
+# cloud-init": the file). So it runs once, and a unit does what must be done at each boot. seal.sh removes both.
+LATER_BOOTS = """
+set -eu
+umask 077
+mkdir -p /var/lib/provisioner /etc/systemd/system/multi-user.target.wants
+cat > /var/lib/provisioner/ttl.sh
+cat > /etc/systemd/system/provisioner-later-boots.service <<END
+[Unit]
+Description=Set the timer that ends this machine
+ConditionPathExists=/var/lib/provisioner/ttl.sh
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+KillMode=process
+ExecStart=/bin/sh /var/lib/provisioner/ttl.sh $1
+END
+ln -sf ../provisioner-later-boots.service /etc/systemd/system/multi-user.target.wants/
+touch /etc/cloud/cloud-init.disabled
+"""
 
 
 def host_key(console: str) -> str | None:
@@ -27,11 +51,12 @@ def host_key(console: str) -> str | None:
 
 
 def harden(api: Api, environment: Environment, connections: Mapping[Role, Connection]) -> None:
-    """Writes the hosts files, and switches the metadata service off once cloud-init no longer needs it.
+    """Writes the hosts files, prepares later boots, and switches the metadata service off.
 
     Raises:
-        InfrastructureError: AWS did not confirm that in time.
+        InfrastructureError: a machine could not be prepared, or AWS did not confirm that its service is off in time.
     """
+    expiry, program = str(int(environment.expires_at.timestamp())), (GUEST / "ttl.sh").read_bytes()
     region = environment.placement["region"]
     ec2 = api.client("ec2", region)
     for role, connection in connections.items():
@@ -40,6 +65,10 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         except TimeoutError as error:
             raise InfrastructureError(f"cloud-init did not end on the {role} machine.") from error
         connection.write_file("/etc/hosts", _hosts(environment, role).encode())
+        done = connection.run(["sh", "-c", LATER_BOOTS, "sh", expiry], stdin=program)
+        if done.exit_code != 0:
+            said = printable(done.stderr.decode(errors="replace"))[-500:]
+            raise InfrastructureError(f"The {role} machine could not be prepared for a reboot.", details=said)
     instance_ids = [endpoint.instance_id or "" for endpoint in environment.endpoints.values()]
     with asking("Switching the metadata service off"):
         for instance_id in instance_ids:

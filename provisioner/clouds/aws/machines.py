@@ -37,10 +37,10 @@ class AwsMachines(Machines):
         return hardening.host_key(self.console(environment, role))
 
     def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
-        """Writes the hosts files, and switches the metadata service off.
+        """Writes the hosts files, prepares later boots, and switches the metadata service off.
 
         Raises:
-            InfrastructureError: AWS did not confirm that in time.
+            InfrastructureError: a machine could not be prepared, or AWS did not confirm in time.
         """
         hardening.harden(self.account.api, environment, connections)
 

@@ -207,6 +207,10 @@ class Guest:
         if argv[-1] == "move":
             self.ttl_moved_to = None if self.ttl_refusal else int(argv[-2])
             return int(bool(self.ttl_refusal)), b"", self.ttl_refusal.encode()
+        if "provisioner-later-boots" in script:
+            assert argv[-1].isdigit(), "a later boot sets the time to live"
+            assert b"provisioner-ttl" in stdin
+            return 0, b"", b""
         if "cloud-init" in script:
             there, *later = self.cloud_init
             self.cloud_init = tuple(later) or (there,)
