@@ -249,6 +249,11 @@ class Environment(Record):
     started_at: AwareDatetime | None = None
     agent_at: AwareDatetime | None = None
 
+    @property
+    def has_way_out(self) -> bool:
+        """Whether the machines reach anything beside each other."""
+        return self.full_internet or bool(self.allowed_destinations)
+
     @field_validator("id", "stack")
     @classmethod
     def _is_a_safe_name(cls, value: str) -> str:

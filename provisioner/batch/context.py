@@ -140,7 +140,7 @@ class BatchContext:
                 family=family.name,
                 task=task,
                 runs=sum(run.task == task for run in runs),
-                forecast=forecast(self.session, family, task),
+                forecast=forecast(self.session, family, task, allowlist=bool(self.suite.allow)),
             )
             for task in dict.fromkeys(run.task for run in runs)
         ]

@@ -127,10 +127,11 @@ class Sizing(ABC):
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Chooses the machine in which an image is built."""
 
-    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+    def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
         """Estimates what an environment costs per hour. By default nothing: nobody sends a bill.
 
         Args:
+            has_way_out: whether its machines reach the internet or an allowlist.
             spot: whether the environment may use the spot market, if the operator asked for it.
 
         Raises:

@@ -42,8 +42,11 @@ class Forecast(Record):
     builder_micro_usd: int
 
 
-def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
+def forecast(session: Session, family: TaskFamily, task: str, *, allowlist: bool = False) -> Forecast:
     """Chooses the machines as `run` would, as far as that is possible without building anything.
+
+    Args:
+        allowlist: whether the environment is to have one.
 
     Raises:
         UsageError: the task is unknown, or the cloud cannot provide its machines.
@@ -57,11 +60,12 @@ def forecast(session: Session, family: TaskFamily, task: str) -> Forecast:
         sizes = session.cloud.choose(resources, setup.aux_vm_spec)
     sizes["primary"] = build.fitting_image(sizes["primary"], family)
     # Assume the more expensive case for what is not known yet.
-    lines = session.cloud.costs(sizes, full_internet=setup.full_internet if setup else True, spot=True)
+    has_way_out = allowlist or setup is None or setup.full_internet
+    lines = session.cloud.costs(sizes, has_way_out=has_way_out, spot=True)
     builder = session.cloud.builder_size(
         BaseImage(role="primary"), max(MINIMUM_DISK_GIB, *(size.disk_gib for size in sizes.values()))
     )
-    building = session.cloud.costs({"primary": builder}, full_internet=True, spot=False)
+    building = session.cloud.costs({"primary": builder}, has_way_out=True, spot=False)
     return Forecast(
         family=family.name,
         task=task,

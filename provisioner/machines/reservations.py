@@ -23,7 +23,7 @@ def reserve(session: Session, environment: Environment) -> Environment:
         UnavailableError: a price is not known.
     """
     sizes = {role: machine.size for role, machine in environment.machines.items()}
-    lines = session.cloud.costs(sizes, full_internet=environment.full_internet, spot=environment.kind == "task")
+    lines = session.cloud.costs(sizes, has_way_out=environment.has_way_out, spot=environment.kind == "task")
     environment = environment.model_copy(update={"worst_usd_per_hour": worst_hourly(lines)})
     session.home.make()
     take_lease(session, environment)

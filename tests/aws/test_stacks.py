@@ -155,6 +155,10 @@ def test_an_allowlist_opens_its_destinations_in_every_layer_and_nothing_else(
     allowing, other = environment(session, allowed=allowed, stack="shared"), environment(session, stack="shared")
     allowing, other = created(session, allowing, other)
     network = network_of(account, instances(account, allowing)["primary"])
+    # The internet gateway drops what comes from a machine without a public address.
+    assert "PublicIpAddress" in instances(account, allowing)["aux"]
+    assert "PublicIpAddress" not in instances(account, other)["aux"]
+    assert [each.endpoints["aux"].jump for each in (allowing, other)] == [None, "primary"]
     assert network["rules"] == ["192.0.2.0/24", "198.51.100.7/32"]
     assert network["routes"] == ["192.0.2.0/24", "198.51.100.7/32", CONTROLLER]
     assert network["acl"] == ["192.0.2.0/24 8080", "198.51.100.7/32 443", f"{CONTROLLER} 1024"]

@@ -29,7 +29,7 @@ def cost_lines(
     sizes: Mapping[Role, MachineSize],
     catalogue: Catalogue,
     *,
-    full_internet: bool,
+    has_way_out: bool,
     spot: Mapping[Role, Decimal] | None = None,
 ) -> tuple[CostLine, ...]:
     """Lists what costs money by the hour, one line for each item.
@@ -37,6 +37,7 @@ def cost_lines(
     Burstable types are counted as if their CPUs never rested, since load above their baseline costs extra.
 
     Args:
+        has_way_out: whether the machines reach the internet or an allowlist, for which each needs a public address.
         spot: the price of an hour on the spot market by role, if that market is tried first. The worst case stays the
             same, since the on-demand market is tried next.
 
@@ -72,7 +73,7 @@ def cost_lines(
         volume = _price(prices, STORAGE, "gp3 volumes")
         by_hour = volume.usd * size.disk_gib / HOURS_PER_MONTH
         lines.append(_same(f"{role}: {size.disk_gib} GiB volume", by_hour, volume))
-        if full_internet or role == "primary":
+        if has_way_out or role == "primary":
             address = _price(prices, ADDRESS, "public IPv4 addresses")
             lines.append(_same(f"{role}: public IPv4 address", address.usd, address))
     return tuple(lines)

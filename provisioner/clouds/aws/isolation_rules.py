@@ -129,7 +129,7 @@ def _instances(seen: Seen, environment: Environment, network: Network) -> Iterab
         return
     for instance in seen.instances:
         role = roles[instance["InstanceId"]]
-        public = environment.full_internet or role == "primary"
+        public = environment.has_way_out or role == "primary"
         interfaces = instance["NetworkInterfaces"]
         facts = {
             "is in another VPC": instance["VpcId"] != network.vpcs[kind],

@@ -49,7 +49,7 @@ class Pricing:
         return "; ".join(f"{source} ({as_of})" for as_of, source in sources) or "none known for this region"
 
     def costs(
-        self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot_zone: str | None
+        self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot_zone: str | None
     ) -> tuple[CostLine, ...]:
         """Estimates what an environment costs by the hour.
 
@@ -60,7 +60,7 @@ class Pricing:
             UnavailableError: a price is not known.
         """
         spot = self._spot(self._region, spot_zone, {role: size.types[0] for role, size in sizes.items()})
-        return cost_lines(sizes, self.catalogue, full_internet=full_internet, spot=spot)
+        return cost_lines(sizes, self.catalogue, has_way_out=has_way_out, spot=spot)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns what a placed environment costs by the hour where it is, in US dollars.
@@ -72,7 +72,7 @@ class Pricing:
         zone = placement["zone"] if placement["market"] == "spot" else None
         spot = self._spot(placement["region"], zone, {role: placement[role] for role in sizes})
         try:
-            lines = cost_lines(sizes, self.catalogue, full_internet=environment.full_internet, spot=spot)
+            lines = cost_lines(sizes, self.catalogue, has_way_out=environment.has_way_out, spot=spot)
         except UnavailableError:
             return environment.worst_usd_per_hour
         return min(hourly(lines), environment.worst_usd_per_hour)

@@ -56,14 +56,14 @@ class AwsSizing(Sizing):
                 self.root_sizes[base] = vendor_ami(self.account.api, self.account.region, base).root_gib
         return self.root_sizes.get(base, 0)
 
-    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+    def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
         """Estimates the hourly costs of instances, volumes and public addresses.
 
         Raises:
             UnavailableError: a price is not known.
         """
         zone = min(self.networks.zones(self.account.region)) if spot and self.spot else None
-        return self.pricing.costs(sizes, full_internet=full_internet, spot_zone=zone)
+        return self.pricing.costs(sizes, has_way_out=has_way_out, spot_zone=zone)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.

@@ -5,8 +5,9 @@ locals {
   tags = merge(var.tags, { "provisioner:environment" = var.environment_id })
   # The controller moves it with the schedule.
   limit = { "provisioner:expires-at" = "${var.expires_at}Z" }
-  # Without internet, only the primary machine can be reached from outside; the aux VM is reached through it.
-  public = { for role in keys(var.machines) : role => var.full_internet || role == "primary" }
+  # Without a way out, only the primary machine can be reached from outside; the aux VM is reached through it. The
+  # internet gateway drops the packets of a machine without a public address, also to an allowed destination.
+  public = { for role in keys(var.machines) : role => var.full_internet || var.allowlist != null || role == "primary" }
   # Only allowed destinations have a route: the offline VPC's shared table has routes to the controllers alone.
   ways_out  = var.allowlist == null ? toset([]) : toset(concat(tolist(var.controller_cidrs), var.allowed_destinations[*].cidr))
   subnet_id = var.allowlist == null ? var.subnet_id : aws_subnet.allowlist[0].id

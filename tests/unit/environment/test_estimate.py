@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.costs.prices import CostLine
 from provisioner.environment import lifecycle
 from provisioner.environment.estimate import forecast
 from provisioner.errors import UsageError
+from provisioner.models import MachineSize, Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
@@ -63,3 +66,22 @@ def test_the_disk_fits_the_familys_largest_task(session: Session, tmp_path: Path
     manifest = "tasks: {main: {resources: {cpus: 2}}, large: {resources: {storage_gb: 99.5}}}"
     estimate = forecast(session, family(tmp_path, **{"manifest.yaml": manifest}), "main")
     assert (estimate.machines["primary"].cpus, estimate.machines["primary"].disk_gib) == (2, 100)
+
+
+def test_an_allowlist_is_a_way_out_that_is_paid_for(
+    session: Session, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fam = family(tmp_path)
+    cloud.vendor_images = True
+    lifecycle.plan(session, fam, "main")  # builds the image, which says that the task is offline
+    asked: list[bool] = []
+    costs = cloud.costs
+
+    def note(sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
+        asked.append(has_way_out)
+        return costs(sizes, has_way_out=has_way_out, spot=spot)
+
+    monkeypatch.setattr(cloud, "costs", note)
+    forecast(session, fam, "main")
+    forecast(session, fam, "main", allowlist=True)
+    assert asked[::2] == [False, True]  # the second of each is the builder's

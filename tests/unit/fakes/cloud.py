@@ -182,7 +182,7 @@ class FakeCloud(Cloud):
         sizes: dict[Role, MachineSize] = {"primary": size_of_primary(resources)}
         return sizes | ({"aux": size_of_aux_vm(aux)} if aux else {})
 
-    def costs(self, sizes: Mapping[Role, MachineSize], *, full_internet: bool, spot: bool) -> tuple[CostLine, ...]:
+    def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
         if not self.usd:
             return ()
         return tuple(

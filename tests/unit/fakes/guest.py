@@ -207,14 +207,8 @@ class Guest:
         if argv[-1] == "move":
             self.ttl_moved_to = None if self.ttl_refusal else int(argv[-2])
             return int(bool(self.ttl_refusal)), b"", self.ttl_refusal.encode()
-        if "provisioner-later-boots" in script:
-            assert argv[-1].isdigit(), "a later boot sets the time to live"
-            assert b"provisioner-ttl" in stdin
-            return 0, b"", b""
         if "cloud-init" in script:
-            there, *later = self.cloud_init
-            self.cloud_init = tuple(later) or (there,)
-            return int(not there), b"", b""
+            return self._follow_cloud_init(argv, stdin), b"", b""
         if argv[3:4] == ["renew"]:
             if self.renewal is None:
                 return 1, b"", b"the port is busy"
@@ -236,6 +230,16 @@ class Guest:
         assert "cat > " in script, f"nobody expects {call.command[:300]}"
         self.files[argv[4]] = stdin
         return 0, b"", b""
+
+    def _follow_cloud_init(self, argv: list[str], stdin: bytes) -> int:
+        """Waits for its end, or takes its place at later boots; returns the exit code."""
+        if "provisioner-later-boots" in argv[2]:
+            assert argv[-1].isdigit(), "a later boot sets the time to live"
+            assert b"provisioner-ttl" in stdin
+            return 0
+        there, *later = self.cloud_init
+        self.cloud_init = tuple(later) or (there,)
+        return int(not there)
 
     def _help(self, request: dict[str, Any]) -> tuple[bytes, bytes]:
         operation = request["operation"]

@@ -33,10 +33,10 @@ VOLUMES = Decimal("0.08") * 100 / 672
 
 
 def test_instances_volumes_and_addresses_are_counted_at_their_worst() -> None:
-    offline = cost_lines(SIZES, MARKET, full_internet=False)
+    offline = cost_lines(SIZES, MARKET, has_way_out=False)
     assert hourly(offline) == Decimal("0.0208") + Decimal("0.0416") + Decimal("0.005") + VOLUMES + CREDITS
     assert worst_hourly(offline) == 2 * Decimal("0.0416") + Decimal("0.005") + VOLUMES + CREDITS
-    online = cost_lines(SIZES, MARKET, full_internet=True)
+    online = cost_lines(SIZES, MARKET, has_way_out=True)
     assert hourly(online) - hourly(offline) == Decimal("0.005")
     assert [line.what for line in offline] == [
         "primary: t3.small", "primary: CPU credits at full load", "primary: 16 GiB volume",
@@ -47,18 +47,18 @@ def test_instances_volumes_and_addresses_are_counted_at_their_worst() -> None:
 
 def test_what_cannot_burst_costs_no_credits() -> None:
     steady: dict[Role, MachineSize] = {"primary": MachineSize(cpus=2, memory_gib=4, disk_gib=16, types=("c5.large",))}
-    assert not [line for line in cost_lines(steady, MARKET, full_internet=False) if "credits" in line.what]
+    assert not [line for line in cost_lines(steady, MARKET, has_way_out=False) if "credits" in line.what]
 
 
 def test_the_spot_market_makes_nothing_cheaper_at_the_worst() -> None:
-    spot = cost_lines(SIZES, MARKET, full_internet=False, spot={"primary": Decimal("0.006")})
+    spot = cost_lines(SIZES, MARKET, has_way_out=False, spot={"primary": Decimal("0.006")})
     assert spot[0].what == "primary: t3.small (spot)"
     assert (spot[0].usd_per_hour, spot[0].worst_usd_per_hour) == (Decimal("0.006"), Decimal("0.0416"))
     assert spot[0].source == "EC2 spot price history"
 
 
 def test_where_it_ended_up_decides_what_it_cost() -> None:
-    lines = cost_lines(placed(SIZES, {"primary": "t3.medium", "aux": "t3.medium"}), MARKET, full_internet=False)
+    lines = cost_lines(placed(SIZES, {"primary": "t3.medium", "aux": "t3.medium"}), MARKET, has_way_out=False)
     assert hourly(lines) == worst_hourly(lines) == 2 * Decimal("0.0416") + Decimal("0.005") + VOLUMES + CREDITS
 
 
@@ -67,7 +67,7 @@ def test_an_unknown_price_refuses(unknown: str) -> None:
     prices = {name: price for name, price in MARKET.prices.items() if name != unknown}
     known = MARKET.model_copy(update={"prices": prices})
     with pytest.raises(UnavailableError, match="never counts as zero"):
-        cost_lines(SIZES, known, full_internet=False)
+        cost_lines(SIZES, known, has_way_out=False)
 
 
 @pytest.mark.parametrize("usd", ["0", "-1", "NaN", "x"])

@@ -134,7 +134,7 @@ def test_terraform_gets_the_directory_and_the_images_as_files(cloud: LocalCloud,
 
 def test_what_the_local_cloud_has_not_is_answered_by_the_defaults(cloud: LocalCloud, tmp_path: Path) -> None:
     sizes = {"primary": ENVIRONMENT.machines["primary"].size}
-    assert cloud.costs(sizes, full_internet=True, spot=False) == ()  # type: ignore[arg-type]
+    assert cloud.costs(sizes, has_way_out=True, spot=False) == ()  # type: ignore[arg-type]
     assert cloud.usd_per_hour(ENVIRONMENT) == Decimal(0)
     assert (cloud.region, cloud.place(ENVIRONMENT), cloud.fallback()) == ("", {}, None)
     assert cloud.next_place(ENVIRONMENT, TerraformError("InsufficientInstanceCapacity")) is None
