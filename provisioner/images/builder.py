@@ -26,7 +26,8 @@ from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id
 
-POWER_OFF_SECONDS = 120
+# EC2 takes minutes at times to stop a machine that has powered off.
+POWER_OFF_SECONDS = 600
 # Enough to boot, read the image and end: the reservation should be no larger than that.
 INSPECTION_TTL = timedelta(minutes=20)
 # Shorter values would match by accident.
