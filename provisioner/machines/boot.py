@@ -12,8 +12,9 @@ from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 
-# Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
-BOOT_SECONDS = 300
+# Two emulated machines on one busy core need about a minute, a first boot with GPU drivers on EC2 more than five. No
+# healthy machine needs this long.
+BOOT_SECONDS = 600
 POLL_SECONDS = 1.0
 
 
