@@ -7,10 +7,10 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,10 @@ from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
-from provisioner.store.home import TEMPLATES, UNFINISHED
+from provisioner.store.files import remove_tree
+from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.locks import is_locked
+from tests.homes import new_home
 from tests.local.clones import in_directory, planned, remove, running, started, starting
 from tests.soak import moments
 
@@ -74,16 +76,27 @@ systemctl show --property=ActiveEnterTimestamp --value --timestamp=unix '*.timer
 
 
 @pytest.fixture
-def session(open_session: Callable[[Mapping[str, str]], Session]) -> Session:
-    opened = open_session({})
+def session(test_home: Home) -> Iterator[Session]:
+    home = new_home(test_home.root / "templates")
     # None of these machines writes much, and the soak test has many.
     settings = load_settings().model_copy(update={"disk_overcommit": 1000})
-    return replace(opened, cloud=LocalCloud(opened.home, settings))
+    yield Session(home=home, cloud=LocalCloud(home, settings))
+    assert not any(home.environments.iterdir())
 
 
 @pytest.fixture
-def image(session: Session) -> str:
-    return session.cloud.base_image(BaseImage(role="primary"), Silence())
+def image(session: Session, test_home: Home) -> str:
+    """An image in a home of its own: of those that all tests share, others make templates meanwhile."""
+    image = LocalCloud(test_home, load_settings()).base_image(BaseImage(role="primary"), Silence())
+    if not session.images.path(image).exists():
+        for earlier in session.home.images.iterdir():
+            remove_tree(earlier)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(test_home.root / KVM_ANSWER, session.home.root)
+        shutil.copytree(
+            test_home.images / image, session.images.path(image), copy_function=os.link, ignore=lambda *_: [TEMPLATES]
+        )
+    return image
 
 
 def text(connection: Connection, *argv: str) -> str:
