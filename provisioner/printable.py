@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 # Stands where the rest of a text was cut off.
 CUT = " [...]"
+# How much of one line first_and_last_lines() shows.
+LINE_CHARACTERS = 400
 # Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
@@ -52,6 +54,17 @@ def last_lines(text: str, limit_characters: int) -> str:
     end = text[-limit_characters:]
     _, newline, lines = end.partition("\n")
     return f"{CUT.strip()}\n{lines if newline else end}"
+
+
+def first_and_last_lines(text: str, first: int, last: int) -> str:
+    """Returns the first and the last lines of a text that has more, with a mark between them; cuts long lines."""
+    if len(text) > _BLOCK_CHARACTERS:
+        half = _BLOCK_CHARACTERS // 2
+        text = f"{text[:half]}\n{CUT.strip()}\n{text[-half:]}"
+    lines = [beginning(line, LINE_CHARACTERS) for line in text.splitlines()]
+    if len(lines) > first + last:
+        lines[first:-last] = [CUT.strip()]
+    return "\n".join(lines)
 
 
 class PrintableStream:

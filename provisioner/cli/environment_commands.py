@@ -43,7 +43,7 @@ from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment, ScoreLogEntry
-from provisioner.printable import beginning, last_lines
+from provisioner.printable import beginning, first_and_last_lines
 from provisioner.session import Session
 from provisioner.store.files import read_end
 
@@ -177,9 +177,8 @@ def run(
 def _outcome_text(outcome: ScoreResult) -> str:
     if outcome.score is not None:
         return f"score: {outcome.score:g}"
-    return "\n".join(
-        part for part in (f"no score: {outcome.kind}", outcome.message, last_lines(outcome.details, 2000)) if part
-    )
+    traceback = first_and_last_lines(outcome.details, 4, 20)
+    return "\n".join(part for part in (f"no score: {outcome.kind}", outcome.message, traceback) if part)
 
 
 def _exit_code(outcome: ScoreResult) -> int:

@@ -14,8 +14,10 @@ from rich.text import Text
 from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.errors import HostError, ProvisionerError
-from provisioner.printable import printable, printable_lines
+from provisioner.printable import CUT, printable, printable_lines
 
+# How many lines of an error's details are shown: about one screen.
+DETAIL_LINES = 25
 TRANSIENT_PHASES = ("images",)
 # A machine's line that is longer is shown in pieces, and never collected whole.
 MAXIMUM_LINE_CHARACTERS = 10_000
@@ -45,7 +47,9 @@ def _console() -> Console:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-25:])
+    lines = text.strip().splitlines()
+    cut = [CUT.strip()] if len(lines) > DETAIL_LINES else []
+    return "\n".join(f"  {printable(line)}" for line in [*cut, *lines[-DETAIL_LINES:]])
 
 
 @dataclass
@@ -71,12 +75,11 @@ class TerminalProgress:
         """Shows that a phase is running."""
         with self._lock:
             self._phase, self._last_line = name, ""
+            self.stop()
             if self.console.is_terminal:
-                self.stop()
                 self._status = self.console.status(Text(printable(name)))
                 self._status.start()
             else:
-                self.stop()
                 self._line(f"{printable(name)} ...")
                 self._ended = threading.Event()
                 threading.Thread(target=self._give_signs_of_life, args=(name, self._ended), daemon=True).start()
@@ -127,7 +130,8 @@ class TerminalProgress:
             with self._lock:
                 if not ended.is_set():
                     seconds = time.monotonic() - begin
-                    self._line(f"{printable(name)} goes on ({seconds:.0f} s) ", (self._last_line, "dim"))
+                    last_line = f" {self._last_line}" if self._last_line else ""
+                    self._line(f"{printable(name)} goes on ({seconds:.0f} s)", (last_line, "dim"))
 
     def _flush(self) -> None:
         half, self._half_line = self._half_line, ""

@@ -27,6 +27,7 @@ from provisioner.errors import (
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
+from provisioner.printable import last_lines
 from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.remote.output_buffer import BoundedBuffer
 from provisioner.remote.output_tee import OutputTee
@@ -215,7 +216,9 @@ class _Following:
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
         if sent.exit_code != 0:
-            raise TaskError("The agent could not be copied.", details=sent.stderr.decode(errors="replace")[-1000:])
+            raise TaskError(
+                "The agent could not be copied.", details=last_lines(sent.stderr.decode(errors="replace"), 1000)
+            )
         # Before it starts: from here on a fresh machine could be a second chance.
         self._environment = self._record_beginning()
         self._is_new, self._is_copied = False, True
@@ -266,7 +269,7 @@ class _Following:
         self._failures += 1
         if self._failures < PROGRAM_FAILURES:
             return None
-        said = done.stderr.decode(errors="replace").strip()[-300:]
+        said = last_lines(done.stderr.decode(errors="replace"), 300)
         self._session.progress.note(f"The program that follows the agent failed in the machine: {said}")
         return AgentEnd()
 
@@ -323,5 +326,5 @@ def _ask_cgroup(connection: Connection, action: str, problem: str) -> None:
     except TimeoutError as error:
         raise MachineLostError(f"{problem} in time.") from error
     if done.exit_code != 0:
-        said = done.stderr.decode(errors="replace").strip()[-300:]
+        said = last_lines(done.stderr.decode(errors="replace"), 300)
         raise MachineLostError(f"{problem}: {said}")

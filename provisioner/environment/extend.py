@@ -12,6 +12,7 @@ from provisioner.machines import reservations
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
+from provisioner.printable import last_lines
 from provisioner.session import Session
 from provisioner.ttl import extended
 
@@ -73,7 +74,7 @@ def _move_timers(session: Session, environment: Environment) -> None:
         try:
             with connect(session, environment, role) as connection:
                 done = connection.run(["sh", "-c", program, "ttl", moment, "move"], timeout_seconds=60)
-            said = done.stderr.decode(errors="replace").strip()[-500:] if done.exit_code else ""
+            said = last_lines(done.stderr.decode(errors="replace"), 500) if done.exit_code else ""
         except (Interrupted, LivenessLostError):
             raise
         except (ProvisionerError, TimeoutError) as error:

@@ -77,14 +77,19 @@ def _exception_result(error: BaseException) -> dict[str, Any]:
 
 
 def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Leave out the first frames, up to the family's: our programs', and those of the import of its module."""
-    ours = os.path.dirname(_without_ours.__code__.co_filename)
-    while trace:
-        path = trace.tb_frame.f_code.co_filename
-        if os.path.dirname(path) != ours and not path.startswith("<frozen importlib") and path != importlib.__file__:
-            break
-        trace = trace.tb_next
-    return trace
+    """Leave out the first frames, up to the family's: our programs', and those of the import of its module.
+
+    All of them stay if the exception comes from our programs.
+    """
+    directory = os.path.dirname(_without_ours.__code__.co_filename)
+    frame, ours = trace, False
+    while frame:
+        path = frame.tb_frame.f_code.co_filename
+        ours = os.path.dirname(path) == directory
+        if not ours and not path.startswith("<frozen importlib") and path != importlib.__file__:
+            return frame
+        frame = frame.tb_next
+    return trace if ours else None
 
 
 def _text(value: object) -> str:

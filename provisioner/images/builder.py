@@ -21,6 +21,7 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import creation_lock
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
+from provisioner.printable import last_lines
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -166,7 +167,8 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
     )
     if search.exit_code != 0:
         raise MachineLostError(
-            "The builder could not be searched for secrets.", details=search.stderr.decode(errors="replace")[-500:]
+            "The builder could not be searched for secrets.",
+            details=last_lines(search.stderr.decode(errors="replace"), 500),
         )
     lines = search.stdout.decode(errors="replace").splitlines()
     if lines:
@@ -193,7 +195,7 @@ def _seal_and_power_off(session: Session, builder: Environment, connection: Conn
     if sealed.exit_code != 0:
         raise ImageBuildError(
             "The builder's own keys and logs could not be removed from the image.",
-            details=sealed.stderr.decode(errors="replace")[-500:],
+            details=last_lines(sealed.stderr.decode(errors="replace"), 500),
         )
     connection.run(["sh", "-c", "sync; systemctl --no-block poweroff"])
 
@@ -203,6 +205,6 @@ def _wait_until_off(session: Session, builder: Environment) -> None:
     while session.cloud.alive(builder, "primary"):
         if time.monotonic() > deadline:
             raise MachineLostError(
-                "The builder did not power off.", details=session.cloud.console(builder, "primary")[-1500:]
+                "The builder did not power off.", details=last_lines(session.cloud.console(builder, "primary"), 1500)
             )
         time.sleep(0.2)

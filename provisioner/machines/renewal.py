@@ -16,6 +16,7 @@ from provisioner.errors import MachineLostError, TaskError
 from provisioner.machines.connect import connect
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, Role
+from provisioner.printable import last_lines
 from provisioner.remote.login import Login
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -88,7 +89,7 @@ def renew(session: Session, environment: Environment) -> None:
             raise TaskError(
                 f"The {role} machine did not take its new keys.",
                 hint="Whoever was root in it when it was frozen can bring that about.",
-                details=done.stderr.decode(errors="replace").strip()[-1000:],
+                details=last_lines(done.stderr.decode(errors="replace"), 1000),
             )
 
     on_all_machines(environment.machines, renew_one)
@@ -119,7 +120,7 @@ def move_clocks(session: Session, environment: Environment, seconds: Mapping[Rol
         if done.exit_code != 0:
             raise TaskError(
                 f"The clock of the {role} machine is slow by {seconds[role]:.1f} seconds.",
-                details=done.stderr.decode(errors="replace").strip()[-1000:],
+                details=last_lines(done.stderr.decode(errors="replace"), 1000),
             )
 
     on_all_machines(environment.machines, move)

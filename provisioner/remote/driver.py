@@ -14,7 +14,7 @@ from typing import Any
 
 from provisioner import strict_json
 from provisioner.errors import CommandTimeoutError, TaskError
-from provisioner.printable import beginning
+from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
@@ -77,10 +77,12 @@ class Answer:
         )
 
     def tail(self, result: object = None) -> str:
-        """Returns the end of the output, and of the traceback if there is one: about one screen."""
+        """Returns the end of the output, and both ends of the traceback if there is one: about one screen."""
         traceback = str(result.get("traceback") or "") if isinstance(result, dict) else ""
-        ends = (text[-_END_CHARACTERS:].splitlines()[-12:] for text in (self.stdout, self.stderr, traceback))
-        return "\n".join(line[:400] for end in ends for line in end)
+        ends = (text[-_END_CHARACTERS:].splitlines()[-12:] for text in (self.stdout, self.stderr))
+        lines = [beginning(line, LINE_CHARACTERS) for end in ends for line in end]
+        # It begins in the family, and may end deep in a library.
+        return "\n".join([*lines, *first_and_last_lines(traceback, 4, 7).splitlines()])
 
 
 def failure(result: object) -> str:
@@ -98,7 +100,7 @@ def failure(result: object) -> str:
         case "timeout":
             return "did not end in time"
         case _:
-            return f"failed: {str(result.get('message') or 'no reason given')[:400]}"
+            return f"failed: {beginning(str(result.get('message') or 'no reason given'), 400)}"
 
 
 def _error(kind: str, message: str) -> dict[str, str]:

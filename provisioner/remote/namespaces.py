@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from provisioner import child_environment
+from provisioner.printable import last_lines
 
 PROGRAM = Path(__file__).with_name("namespace_program.py")
 # One process opens this many, as a machine that boots is tried many times.
@@ -68,7 +69,7 @@ def _open_sockets(pidfile: Path) -> list[socket.socket]:
         except subprocess.TimeoutExpired as error:
             raise ConnectionError("the machine's network could not be entered in time") from error
         if done.returncode != 0:
-            raise ConnectionError(done.stderr.decode(errors="replace").strip()[-300:])
+            raise ConnectionError(last_lines(done.stderr.decode(errors="replace"), 300))
         _, descriptors, _, _ = socket.recv_fds(ours, 1, SOCKETS_AT_ONCE)
     return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.errors import HostError, TaskError, UsageError
+from provisioner.printable import last_lines
 from provisioner.remote import copy_program, directories
 from provisioner.remote.copy_program import TOP
 from provisioner.remote.directories import open_destination, working_directory
@@ -64,7 +65,8 @@ def upload(connection: Connection, source: Path, destination: str, user: str = "
     sent = connection.send_tree(argv, fill, user=user, program=_program())
     if sent.exit_code != 0:
         raise UsageError(
-            f"{destination} could not be written in the machine.", details=sent.stderr.decode(errors="replace")[-1000:]
+            f"{destination} could not be written in the machine.",
+            details=last_lines(sent.stderr.decode(errors="replace"), 1000),
         )
     return count
 
@@ -132,7 +134,8 @@ def _receive(connection: Connection, source: str, work: int, user: str) -> TreeR
             )
             if done.exit_code != 0:
                 raise UsageError(
-                    f"{source} could not be read in the machine.", details=done.stderr.decode(errors="replace")[-1000:]
+                    f"{source} could not be read in the machine.",
+                    details=last_lines(done.stderr.decode(errors="replace"), 1000),
                 )
             reader.finish()
         except TreeError as error:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from provisioner import strict_json
 from provisioner.errors import TerraformError
+from provisioner.printable import beginning
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.signals import go_on
 from provisioner.store.files import read_end, write_atomically
@@ -345,7 +346,7 @@ class _Transcript:
             self._errors.append(diagnostic)
 
     def _note(self, line: str) -> None:
-        note = line.removeprefix(NOTE_OF_A_PROGRAM)[:LINE_CHARACTERS]
+        note = beginning(line.removeprefix(NOTE_OF_A_PROGRAM), LINE_CHARACTERS)
         if note != line and note not in self._told:
             self._told.add(note)
             self._tell(note)
@@ -373,7 +374,7 @@ class _Transcript:
             return TerraformError(
                 f"terraform {command} did nothing: another controller is working on this stack.",
                 hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
-                details="\n".join(line[:LINE_CHARACTERS] for line in shown),
+                details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
                 said=said,
             )
         if any(words in said.lower() for words in FOREIGN_PROVIDER):
@@ -383,12 +384,12 @@ class _Transcript:
                 "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
                 hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
                 "`terraform init` by hand: it would install that provider.",
-                details="\n".join(line[:LINE_CHARACTERS] for line in names),
+                details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
                 said=said,
             )
         return TerraformError(
             f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
-            details="\n".join(line[:LINE_CHARACTERS] for line in shown),
+            details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
             environments=self._environments,
             said=said,
         )

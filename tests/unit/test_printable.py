@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.printable import PrintableStream, beginning, last_lines, printable, printable_lines, spreadsheet_cell
+from provisioner.printable import (
+    PrintableStream,
+    beginning,
+    first_and_last_lines,
+    last_lines,
+    printable,
+    printable_lines,
+    spreadsheet_cell,
+)
 
 ORDINARY = "naïve 日本語 🙂\tx = {}[]\\"
 
@@ -58,3 +66,8 @@ def test_a_text_that_is_cut_says_so() -> None:
     assert last_lines("one\ntwo\n", 20) == "one\ntwo"
     assert last_lines("the first line\nthe second\nthird\n", 20) == "[...]\nthe second\nthird"
     assert last_lines("x" * 30, 20) == "[...]\n" + "x" * 20
+    assert first_and_last_lines("1\n2\n3\n4\n", 1, 3) == "1\n2\n3\n4"
+    assert first_and_last_lines("1\n2\n3\n4\n5\n", 1, 3) == "1\n[...]\n3\n4\n5"
+    huge = first_and_last_lines(f"first\n{'x' * 10**6}\n{'y' * 10**6}\nlast", 2, 2).splitlines()
+    assert (huge[0], huge[2], huge[-1]) == ("first", "[...]", "last")
+    assert max(map(len, huge)) == 400

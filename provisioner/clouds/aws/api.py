@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from provisioner.errors import HostError, InfrastructureError, ThrottledError, UsageError
+from provisioner.printable import beginning
 
 REFUSED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 NO_LOGIN = (
@@ -86,7 +87,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
         raise HostError("No AWS credentials were found.", hint=LOGIN_HINT) from error
     except ClientError as error:
         code = code_of(error)
-        message = f"{what} failed: {code}: {str(error.response['Error'].get('Message', ''))[:300]}"
+        message = f"{what} failed: {code}: {beginning(str(error.response['Error'].get('Message', '')), 300)}"
         if code in REFUSED:
             raise HostError(message, hint=rights_hint) from error
         if code in NO_LOGIN:
@@ -95,7 +96,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
             raise ThrottledError(message) from error
         raise InfrastructureError(message) from error
     except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy or a broken server answered
-        text = str(error).splitlines()[0][:300]
+        text = beginning(str(error).splitlines()[0], 300)
         raise InfrastructureError(f"{what} failed: {text}", hint="Can this machine reach AWS?") from error
 
 

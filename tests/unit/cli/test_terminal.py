@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -29,9 +30,9 @@ def test_a_phase_in_a_pipe_says_that_it_begins_and_that_it_goes_on(monkeypatch: 
     assert said_by(shown).endswith(" images ...\n")
     progress.output("step 7\x1b[2J\n")
     deadline = time.monotonic() + 30
-    while "images goes on (0 s) step 7\n" not in said_by(shown) and time.monotonic() < deadline:
+    while "step 7" not in said_by(shown) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "images goes on (0 s) step 7\n" in said_by(shown)
+    assert re.search(r" images goes on \(\d+ s\) step 7\n", said_by(shown))
     progress.phase_finished("images", 1.0)
     ended = said_by(shown)
     time.sleep(0.05)

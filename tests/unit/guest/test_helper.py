@@ -55,6 +55,37 @@ def test_a_traceback_begins_in_the_family(machine: Machine) -> None:
     assert "fam.py" in frame
 
 
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("def check():\n    raise KeyError('traceback')\ncheck()\n", "    check()"),
+        ("import a_module_that_is_missing\n", "    import a_module_that_is_missing"),
+        ("numbers = (\n", "    numbers = ("),
+    ],
+    ids=["raises", "imports", "syntax"],
+)
+@pytest.mark.parametrize("operation", ["setup", "start"])
+def test_a_module_that_cannot_be_imported_is_shown_where_it_fails(
+    machine: Machine, before: str, line: str, operation: str
+) -> None:
+    machine.write_family("pass\n", before=before)
+
+    trace = machine.run(operation, given={}).result["traceback"].removeprefix("Traceback (most recent call last):\n")
+
+    frame, code, *_ = trace.splitlines()
+    assert "fam.py" in frame
+    assert code == line
+
+
+def test_an_exception_of_the_helpers_own_keeps_its_traceback(machine: Machine) -> None:
+    machine.write_family("pass\n")
+
+    result = machine.run("score", submission=str(machine.root / "missing")).result
+
+    assert result["type"] == "FileNotFoundError"
+    assert "provisioner_family.py" in result["traceback"]
+
+
 def test_a_huge_exception_is_cut(machine: Machine) -> None:
     result = machine.score("raise ValueError('x' * 50_000_000)").result
 

@@ -66,6 +66,21 @@ def test_a_valid_result_is_returned_without_secrets() -> None:
     assert answer.value("score()") == {"said": ["with [redacted:TOKEN]"]}
 
 
+def test_a_failure_shows_the_familys_frame_and_the_exception_below_a_librarys_many_frames() -> None:
+    frames = [f'  File "/usr/lib/library.py", line {line}, in call\n    call()' for line in range(50)]
+    trace = ["Traceback (most recent call last):", '  File "/root/fam.py", line 3, in start', "    train()", *frames]
+    result = {"status": "error", "kind": "exception", "type": "KeyError", "message": "'x'"}
+    text = "\n".join([*trace, "KeyError: 'x'", ""])
+    answer = driver(json.dumps({**result, "traceback": text}).encode()).call("start", timeout_seconds=60)
+    with pytest.raises(TaskError) as failure:
+        answer.value("start()")
+    lines = (failure.value.details or "").splitlines()
+    assert lines[:3] == trace[:3]
+    assert lines[4] == "[...]"
+    assert lines[-1] == "KeyError: 'x'"
+    assert len(lines) == 12
+
+
 def test_endless_output_is_refused_and_does_not_fill_the_disk(tmp_path: Path) -> None:
     def endless() -> Iterator[bytes]:
         while True:

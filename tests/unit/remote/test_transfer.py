@@ -166,6 +166,6 @@ def test_a_file_goes_up_to_a_directory_a_new_one_or_in_the_place_of_anything(ori
 def test_what_cannot_go_up_is_said_in_one_line(origin: Path, inside: Path) -> None:
     with pytest.raises(UsageError, match="could not be written in the machine") as raised:
         upload(origin, inside / "missing" / "copy")
-    assert raised.value.details == "missing: No such file or directory\n"
+    assert raised.value.details == "missing: No such file or directory"
     with pytest.raises(UsageError, match="does not exist"):
         upload(origin / "missing", inside)
