@@ -12,7 +12,7 @@ from provisioner.clouds.aws.instance_watch import watch
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
-from provisioner.printable import printable
+from provisioner.printable import last_lines
 from provisioner.remote.ssh import Connection
 
 HARDEN_SECONDS = 180.0
@@ -67,7 +67,7 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         connection.write_file("/etc/hosts", _hosts(environment, role).encode())
         done = connection.run(["sh", "-c", LATER_BOOTS, "sh", expiry], stdin=program)
         if done.exit_code != 0:
-            said = printable(done.stderr.decode(errors="replace"))[-500:]
+            said = last_lines(done.stderr.decode(errors="replace"), 500)
             raise InfrastructureError(f"The {role} machine could not be prepared for a reboot.", details=said)
     instance_ids = [endpoint.instance_id or "" for endpoint in environment.endpoints.values()]
     with asking("Switching the metadata service off"):
