@@ -185,7 +185,7 @@ def test_a_link_of_the_agents_is_not_followed_by_root_but_by_the_agent(place: Pl
     place.swap()
     with pytest.raises(UsageError) as raised:
         transfer.upload(ThisHost().connection, place.mine / "new", str(place.home / "work" / "new"))
-    assert raised.value.details == "work: is a symbolic link that others could have placed\n"
+    assert raised.value.details == "work: is a symbolic link that others could have placed"
     with pytest.raises(UsageError) as raised:
         transfer.download(ThisHost().connection, str(place.home / "work" / "file"), place.mine)
     assert "work: is a symbolic link that others could have placed" in str(raised.value.details)
