@@ -20,8 +20,8 @@ HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY 
 HOST_KEY = re.compile(r"^(ssh-ed25519) ([A-Za-z0-9+/=]+)", re.MULTILINE)
 CLOUD_INIT_DONE = "until [ -e /run/cloud-init/result.json ]; do sleep 0.2; done"
 # With the metadata service off, cloud-init would take a later boot for that of a new machine: it would make new host
-# keys and its vendor's user, who may become root, and forget the time to live (cloud-init, "Reporting" and "disabling
-# cloud-init": the file). So it runs once, and a unit does what must be done at each boot. seal.sh removes both.
+# keys and its vendor's user, who may become root, and forget the time to live. So it runs once (cloud-init's
+# documentation, "Disable cloud-init"), and a unit does what must be done at each boot. seal.sh removes both.
 LATER_BOOTS = """
 set -eu
 umask 077
