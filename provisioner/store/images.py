@@ -172,7 +172,8 @@ class ImageStore:
         root = self._home.images
         locks = {path: self._lock(path.name.removeprefix(UNFINISHED)) for path in root.glob(f"{UNFINISHED}*")}
         for path in root.glob(f"*/{TEMPLATES}/{UNFINISHED}*"):
-            locks[path] = path.with_name(f"{path.name.removeprefix(UNFINISHED)}.lock")
+            if path.is_dir():  # no lock of one
+                locks[path] = path.with_name(f"{path.name.removeprefix(UNFINISHED)}.lock")
         removed = []
         for path, lock in locks.items():
             # What is locked is being made.

@@ -14,7 +14,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.errors import UsageError
 from provisioner.progress import Silence
-from provisioner.store.home import Home
+from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.images import Image, ImageStore, Kind
 from provisioner.store.locks import locked
 
@@ -149,3 +149,15 @@ def test_prune_keeps_images_that_are_newest_in_use_or_needed(home: Home) -> None
 def test_a_missing_image_is_a_usage_error(home: Home) -> None:
     with pytest.raises(UsageError, match="no image nothing"):
         ImageStore(home).load("nothing")
+
+
+def test_what_an_interrupted_template_left_is_removed_and_a_lock_beside_it_stays(home: Home) -> None:
+    templates = home.images / "family-a-1" / TEMPLATES
+    left = templates / f"{UNFINISHED}12345678-a"
+    left.mkdir(parents=True)
+    (left / "memory").write_bytes(b"x")
+    lock = templates / f"{UNFINISHED}12345678-b.lock"
+    lock.touch()
+    assert ImageStore(home).remove_unfinished() == [str(left.relative_to(home.images))]
+    assert not left.exists()
+    assert lock.exists()
