@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import io
 import json
 import os
 import select
@@ -98,7 +99,7 @@ def answer(server: socket.socket, said: bytes) -> None:
                 visitor.recv(512)
                 visitor.sendall(said)
             elif word := visitor.recv(64):
-                print(f"tcp {word.decode()}", flush=True)
+                sys.stdout.write(f"tcp {word.decode()}\n")  # not print, which writes line and end apart
 
 
 def hear(receiver: socket.socket, *, answers: bool) -> None:
@@ -108,7 +109,7 @@ def hear(receiver: socket.socket, *, answers: bool) -> None:
         if answers:
             receiver.sendto(data, sender)
         else:
-            print(f"udp {data.decode()}", flush=True)
+            sys.stdout.write(f"udp {data.decode()}\n")
 
 
 def offer() -> None:
@@ -122,7 +123,9 @@ def offer() -> None:
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         receiver.bind(("", port))
         threading.Thread(target=hear, args=(receiver,), kwargs={"answers": port == 53}, daemon=True).start()
-    print("ready", flush=True)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
+    print("ready")
     sys.stdin.read()
 
 

@@ -39,7 +39,7 @@ def listening(address: str) -> Iterator[tuple[int, list[bytes]]]:
                     visitor, _ = server.accept()
                 except OSError:
                     return
-                with visitor:
+                with visitor, contextlib.suppress(ConnectionResetError):  # its machine may be torn down
                     visitor.settimeout(60)  # what it sends crosses an emulated machine that shares its CPU
                     visitor.sendall(b"welcome")
                     visitors.append(visitor.recv(16))
