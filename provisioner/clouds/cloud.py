@@ -8,7 +8,7 @@ and no cloud imports the registry that lists it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -229,6 +229,18 @@ class Stacks(ABC):
     """How many resources Terraform may create at once; None for Terraform's default."""
     terraform_variables: Sequence[str] = ()
     """How the names of the environment variables begin that this cloud's provider and state backend read."""
+
+    def await_turn(
+        self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        """Waits until the cloud takes so many launches from this controller. By default it takes them at once.
+
+        Args:
+            environment: one of those that an apply creates.
+            machines: how many machines the apply launches.
+            tell: receives a line if it takes long.
+            check: called regularly while it waits; an exception that it raises ends the wait.
+        """
 
     @abstractmethod
     def stack_values(self, environment: Environment) -> StackValues:

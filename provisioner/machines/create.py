@@ -57,14 +57,19 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
         each.id: session.environments.update(each, placement=each.placement or cloud.place(each))
         for each in environments
     }
-    create_shared_network(session, next(iter(placed.values())))
+    first = next(iter(placed.values()))
+    create_shared_network(session, first)
+    new = [each for each in placed.values() if not each.endpoints]
     while True:
         stack.write(root_files(session, list(placed.values())))
+        cloud.await_turn(first, sum(len(each.machines) for each in new), session.progress.note, session.check)
         try:
             outputs = stack.apply(session.progress.note, cloud.parallelism)
             break
         except TerraformError as error:
-            placed |= _moved(session, placed, error)
+            moved = _moved(session, placed, error)
+            placed |= moved
+            new = list(moved.values())
     created = [
         session.environments.update(each, endpoints=_endpoints(outputs, each), usd_per_hour=cloud.usd_per_hour(each))
         for each in placed.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -30,10 +31,11 @@ from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG, Message
 from provisioner.terraform.render import VALUES
 
+THROTTLED = "the cloud throttles requests"
 # Temporary errors: (text in Terraform's message, explanation for the operator).
 RETRYABLE = (
-    ("requestlimitexceeded", "the cloud throttles requests"),
-    ("throttling", "the cloud throttles requests"),
+    ("requestlimitexceeded", THROTTLED),
+    ("throttling", THROTTLED),
     ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
     ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
     # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.
@@ -44,6 +46,9 @@ RETRYABLE = (
 )
 # Pauses before the second and the third attempt; there is no fourth.
 RETRY_SECONDS = (1.0, 5.0)
+# What a cloud throttles, it takes later. Its rate is shared with everybody else in the account.
+THROTTLED_SECONDS = (1.0, 5.0, 10.0, 20.0, 40.0)
+CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
 DETAIL_LINES = 20
 LINE_CHARACTERS = 300
@@ -299,7 +304,7 @@ class Stack:
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
-        for pause_seconds in (*RETRY_SECONDS, None):
+        for attempt in itertools.count():
             transcript = _Transcript(tell)
             code = process.run(
                 self._directory,
@@ -313,11 +318,18 @@ class Stack:
             if code == 0:
                 return transcript
             reason = transcript.passing
-            if reason is None or pause_seconds is None:
+            pauses = THROTTLED_SECONDS if reason == THROTTLED else RETRY_SECONDS
+            if reason is None or attempt >= len(pauses):
                 raise transcript.error(command, code)
-            tell(f"terraform {command} failed: {reason}; trying again")
-            time.sleep(pause_seconds)
+            tell(f"terraform {command} failed: {reason}; trying again in {pauses[attempt]:.0f} s")
+            self._pause(pauses[attempt])
         raise AssertionError("the last attempt returns or raises")
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(left, CHECK_SECONDS))
 
 
 class _Transcript:

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -156,6 +158,18 @@ def test_throttling_is_repeated_and_told(
     assert len(fault.hits) == 4
     assert created.endpoints
     assert any("throttles requests" in note for note in account.progress.notes)
+
+
+def test_stacks_that_start_together_ask_for_machines_as_fast_as_ec2_takes_them(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    stacks = [[environment(session, aux=False, stack=name) for _ in range(5)] for name in ("one", "other")]
+    create_shared_network(session, account.record(session, REGION))
+    api.throttle.enabled = True
+    with ThreadPoolExecutor(len(stacks)) as pool:
+        created = [one for stack in pool.map(partial(create_machines, session), stacks) for one in stack]
+    assert all(one.endpoints for one in created)
+    assert "RunInstances" not in api.throttle.refused
 
 
 def test_a_rule_whose_answer_was_lost_is_made_again(

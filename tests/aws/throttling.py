@@ -1,7 +1,7 @@
 """Throttles EC2's API as AWS does, by a bucket of tokens for each action of a region.
 
 Amazon EC2 developer guide, "Request throttling for the Amazon EC2 API": requests that change nothing have buckets of
-100 that get 20 tokens a second, RunInstances one of 5 that gets 2. The other actions are not throttled here.
+100 that get 20 tokens a second, those that change something 50 and 5, and some have their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from tests.aws.rights.calls import Call
 
 READING = (100, 20.0)
-BUCKETS = {"RunInstances": (5, 2.0)}
+CHANGING = (50, 5.0)
+BUCKETS = {"CreateTags": (100, 10.0), "RunInstances": (5, 2.0), "TerminateInstances": (100, 5.0)}
 
 
 @dataclass
@@ -33,9 +34,8 @@ class Throttle:
         """Takes a token for a call, or returns that there is none."""
         if not self.enabled or call is None or call.service != "ec2":
             return False
-        size, refill = BUCKETS.get(call.action) or (READING if call.action.startswith(("Describe", "Get")) else (0, 0))
-        if not size:
-            return False
+        reads = call.action.startswith(("Describe", "Get"))
+        size, refill = BUCKETS.get(call.action) or (READING if reads else CHANGING)
         with self._lock:
             now = time.monotonic()
             tokens, at = self._buckets.get((call.region, call.action), (size, now))

@@ -72,6 +72,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud
     directory = tmp_path / "moon"
     use_fake_terraform(directory, monkeypatch)
     monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("provisioner.terraform.stack.THROTTLED_SECONDS", (0.0, 0.0))
     monkeypatch.setattr("provisioner.machines.destroy.SECOND_LOOK_SECONDS", 0.0)
     monkeypatch.setattr("provisioner.machines.boot.POLL_SECONDS", 0.01)
     home = Home(tmp_path / "home")

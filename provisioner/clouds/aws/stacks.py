@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
-from provisioner.clouds.aws import images, schedules, user_data
+from provisioner.clouds.aws import images, launch_rate, schedules, user_data
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.network import (
     HOME_TAG,
@@ -21,8 +22,8 @@ from provisioner.errors import HostError
 from provisioner.models import Environment, Record, Role
 from provisioner.store.images import ImageStore
 
-# RunInstances: a bucket of five requests, refilled twice a second (EC2 API request throttling).
-PARALLELISM = 5
+# No apply asks for more at once than EC2 takes at once.
+PARALLELISM = launch_rate.BUCKET
 
 
 class AllowlistSubnet(Record):
@@ -66,6 +67,13 @@ class AwsStacks(Stacks):
     """Where this process knows that the schedules' role and group exist."""
     module_variables = AwsVariables
     parallelism = PARALLELISM
+
+    def await_turn(
+        self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        """Keeps the launches of all commands of this home within EC2's rate for the region."""
+        name = f"launches-{self.account.identity.account}-{environment.placement['region']}"
+        launch_rate.await_turn(self.account.home.locks / name, machines, tell, check)
 
     def stack_values(self, environment: Environment) -> StackValues:
         """Returns the AMIs, network, instance types, user data, schedule and tags."""

@@ -33,6 +33,7 @@ def error_line(summary: str, detail: str = "") -> str:
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Makes a shell script Terraform: `init` works, the rest is the script's. It counts its runs in `runs`."""
     monkeypatch.setattr("provisioner.terraform.stack.RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("provisioner.terraform.stack.THROTTLED_SECONDS", (0.0, 0.0))
 
     def make(script: str) -> Stack:
         path = tmp_path / "terraform"
