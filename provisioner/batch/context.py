@@ -88,6 +88,7 @@ class BatchContext:
         self._families: dict[str, TaskFamily] = {}
         self._mutex = threading.Lock()
         self._allowed = resolve([parse_destination(text) for text in suite.allow])
+        self.session.cloud.check_allowlist(self._allowed)
 
     def family(self, path: str) -> TaskFamily:
         """Returns the family in a directory, which is read only once.

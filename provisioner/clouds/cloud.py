@@ -8,7 +8,7 @@ and no cloud imports the registry that lists it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from provisioner.costs.prices import CostLine
     from provisioner.errors import TerraformError
     from provisioner.family.manifest import Resources
-    from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+    from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
     from provisioner.progress import Progress
     from provisioner.remote.ssh import Connection
 
@@ -233,14 +233,16 @@ class Stacks(ABC):
     def await_turn(
         self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
     ) -> None:
-        """Waits until the cloud takes so many launches from this controller. By default it takes them at once.
+        """Waits until the cloud takes the launches of an apply. By default it takes them at once.
 
         Args:
-            environment: one of those that an apply creates.
-            machines: how many machines the apply launches.
+            environment: one of the apply's; all its `machines` are in one place.
             tell: receives a line if it takes long.
-            check: called regularly while it waits; an exception that it raises ends the wait.
+            check: called while it waits; raises to end that.
         """
+
+    def check_allowlist(self, allowed: Collection[Destination]) -> None:
+        """Raises UsageError if an allowlist is too long for the cloud. By default none is."""
 
     @abstractmethod
     def stack_values(self, environment: Environment) -> StackValues:

@@ -94,6 +94,7 @@ def plan(session: Session, family: TaskFamily, task: str, allowed: tuple[Destina
     resources = family.manifest.resources(task)
     # The manifest can be read without the family's code, so impossible resources are refused before a build.
     sizes = session.cloud.choose(resources, None)
+    session.cloud.check_allowlist(allowed)
     family_image, setup_data = build.family_image(session, family)
     setup = require_task(setup_data, family.name, task)
     check_required(session.variables, setup)

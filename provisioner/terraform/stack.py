@@ -11,47 +11,29 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from provisioner import strict_json
 from provisioner.errors import TerraformError
-from provisioner.printable import beginning
-from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.signals import go_on
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
 from provisioner.terraform import process
-from provisioner.terraform.process import LOCK, LOG, Message
+from provisioner.terraform.process import LOCK, LOG
 from provisioner.terraform.render import VALUES
+from provisioner.terraform.transcript import THROTTLED, Tell, Transcript
 
-THROTTLED = "the cloud throttles requests"
-# Temporary errors: (text in Terraform's message, explanation for the operator).
-RETRYABLE = (
-    ("requestlimitexceeded", THROTTLED),
-    ("throttling", THROTTLED),
-    ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
-    ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
-    # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.
-    ("networkaclentryalreadyexists", "a reply from the cloud was lost"),
-    ("text file busy", "another process is installing the provider"),
-    ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
-    ("connection reset by peer", "the network dropped a connection"),
-)
 # Pauses before the second and the third attempt; there is no fourth.
 RETRY_SECONDS = (1.0, 5.0)
 # What a cloud throttles, it takes later. Its rate is shared with everybody else in the account.
 THROTTLED_SECONDS = (1.0, 5.0, 10.0, 20.0, 40.0)
 CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
-DETAIL_LINES = 20
-LINE_CHARACTERS = 300
 LOG_LIMIT_BYTES = 1 << 20
 ROOT = "main.tf"
 INITIALISED = ".terraform"
@@ -64,12 +46,6 @@ LOCK_FILE = ".terraform.lock.hcl"
 LENT_BYTES = 1 << 20
 # The state that Terraform could not write to its backend.
 ERRORED_STATE = "errored.tfstate"
-STATE_LOCKED = "error acquiring the state lock"
-# Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
-FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
-_ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
-
-Tell = Callable[[str], None]
 
 
 class Stack:
@@ -303,9 +279,9 @@ class Stack:
         ]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
-    def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> _Transcript:
+    def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> Transcript:
         for attempt in itertools.count():
-            transcript = _Transcript(tell)
+            transcript = Transcript(tell)
             code = process.run(
                 self._directory,
                 command,
@@ -330,78 +306,3 @@ class Stack:
         while (left := end - time.monotonic()) > 0:
             self._check()
             time.sleep(min(left, CHECK_SECONDS))
-
-
-class _Transcript:
-    """Keeps a run's outputs, errors and last lines. The log has everything.
-
-    Args:
-        tell: receives the notes of the programs that Terraform runs, each once.
-    """
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._told: set[str] = set()
-        self.outputs: dict[str, Any] = {}
-        self._errors: list[dict[str, Any]] = []
-        self._last: deque[str] = deque(maxlen=DETAIL_LINES)
-
-    def take(self, message: Message) -> None:
-        """Stores the outputs or the error of a message, and its text."""
-        self._last.append(str(message.get("@message", "")))
-        if message.get("type") == "outputs":
-            self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
-        if message.get("type") == "provision_progress":
-            self._note(str(message["hook"].get("output", "")))
-        diagnostic = message.get("diagnostic") or {}
-        if diagnostic.get("severity") == "error":
-            self._errors.append(diagnostic)
-
-    def _note(self, line: str) -> None:
-        note = beginning(line.removeprefix(NOTE_OF_A_PROGRAM), LINE_CHARACTERS)
-        if note != line and note not in self._told:
-            self._told.add(note)
-            self._tell(note)
-
-    @property
-    def passing(self) -> str | None:
-        """The explanation of a temporary error, or None if another attempt is pointless."""
-        said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors] or list(self._last)
-        text = "\n".join(said).lower()
-        return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
-
-    @property
-    def _environments(self) -> frozenset[str]:
-        addresses = [str(error.get("address", "")) for error in self._errors]
-        return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
-
-    def error(self, command: str, code: int) -> TerraformError:
-        """Returns the error to raise: Terraform's summaries, and as details at most one screen of its last lines."""
-        whole = dict.fromkeys(str(error.get("summary", "")) for error in self._errors)
-        summaries = dict.fromkeys(summary[:200] for summary in whole)
-        lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
-        shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
-        said = "\n".join([*whole, *lines])
-        if STATE_LOCKED in said.lower():
-            return TerraformError(
-                f"terraform {command} did nothing: another controller is working on this stack.",
-                hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
-                details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
-                said=said,
-            )
-        if any(words in said.lower() for words in FOREIGN_PROVIDER):
-            # Terraform's advice would install it.
-            names = [line for line in (*self._last, *lines) if "lockfile" not in line][-DETAIL_LINES:]
-            return TerraformError(
-                "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
-                hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
-                "`terraform init` by hand: it would install that provider.",
-                details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
-                said=said,
-            )
-        return TerraformError(
-            f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
-            details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
-            environments=self._environments,
-            said=said,
-        )

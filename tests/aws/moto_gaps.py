@@ -6,6 +6,7 @@
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - CreateServiceLinkedRole says InvalidInput where the role exists.
 - A spot instance has a request.
+- A network ACL holds 20 rules in each direction.
 - A root volume is no smaller than its AMI's.
 - What CreateImage has made, and the stop before it, show only when somebody asks again.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
@@ -32,6 +33,7 @@ from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 from moto.iam.exceptions import EntityAlreadyExists, InvalidInput
 from moto.iam.models import IAMBackend
 
+from tests.aws.acl_limits import refuse_long_acls
 from tests.aws.new_images import delay_new_images
 from tests.aws.root_volumes import refuse_small_root_volumes
 from tests.aws.spot_requests import add_spot_requests
@@ -58,6 +60,7 @@ def close_gaps() -> None:
     _spot_role()
     add_spot_requests()
     refuse_small_root_volumes()
+    refuse_long_acls()
     delay_new_images()
     sold: Any = InstanceTypeBackend
     sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]

@@ -41,7 +41,7 @@ def state() -> str:
 def test_what_keeps_everybodys_time_limits_is_left_alone(tmp_path: Path) -> None:
     values = {
         "region": "eu-west-1", "availability_zones": ["eu-west-1a", "eu-west-1b"],
-        "controller_cidrs": ["203.0.113.10/32"], "tags": {},
+        "controllers": {"203.0.113.10/32": 100}, "tags": {},
     }  # fmt: skip
     for name, text in {**render_network("aws", values), "provider.tf": PROVIDER, "terraform.tfstate": state()}.items():
         path = tmp_path / name

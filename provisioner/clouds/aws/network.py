@@ -31,6 +31,7 @@ class Network(Record):
     Args:
         subnets: zone -> subnet id.
         controllers: networks from which controllers reach machines.
+        numbers: the rules that these networks have in the offline VPC's ACL.
         taken: networks of the offline VPC's subnets.
         home: the identity of the provisioner home that created it.
         owner: that home's operator.
@@ -40,6 +41,7 @@ class Network(Record):
     gateways: dict[str, str]
     subnets: dict[str, dict[str, str]]
     controllers: frozenset[str]
+    numbers: dict[str, int]
     taken: tuple[str, ...]
     home: str
     owner: str
@@ -59,6 +61,7 @@ def find_network(api: Api, region: str) -> Network | None:
         subnets = [subnet for page in pages for subnet in page["Subnets"]]
         gateways = ec2.describe_internet_gateways(Filters=of_region)["InternetGateways"]
         tables = ec2.describe_route_tables(Filters=of_region)["RouteTables"]
+        acls = ec2.describe_network_acls(Filters=of_region)["NetworkAcls"]
     kinds = {vpc: kind for kind, vpc in vpcs.items()}
     routes = [
         route
@@ -67,6 +70,7 @@ def find_network(api: Api, region: str) -> Network | None:
         for route in table["Routes"]
         if "GatewayId" in route and "DestinationCidrBlock" in route
     ]
+    controllers = frozenset(route["DestinationCidrBlock"] for route in routes if route["GatewayId"].startswith("igw-"))
     network = Network(
         vpcs=vpcs,
         gateways={
@@ -82,9 +86,13 @@ def find_network(api: Api, region: str) -> Network | None:
             }
             for kind in vpcs
         },
-        controllers=frozenset(
-            route["DestinationCidrBlock"] for route in routes if route["GatewayId"].startswith("igw-")
-        ),
+        controllers=controllers,
+        numbers={
+            entry["CidrBlock"]: entry["RuleNumber"]
+            for acl in acls
+            for entry in acl["Entries"]
+            if entry.get("CidrBlock") in controllers and not entry["Egress"]
+        },
         taken=tuple(subnet["CidrBlock"] for subnet in subnets if subnet["VpcId"] == vpcs["offline"]),
         home=tag(found[0], HOME_TAG),
         owner=tag(found[0], OWNER_TAG),
@@ -127,6 +135,11 @@ class Networks:
         """Returns the zones that have subnets, or that will get them."""
         network = self._find(region)
         return list(network.subnets["online"]) if network else zones_of(self._api, region)
+
+    def controllers(self, region: str) -> frozenset[str]:
+        """Returns the networks from which controllers reach a region's machines; none before the network exists."""
+        network = self._find(region)
+        return network.controllers if network else frozenset()
 
     def taken(self, region: str) -> tuple[str, ...]:
         """Returns the networks of the offline VPC's subnets, as far as they are known without asking."""
@@ -172,6 +185,12 @@ def remove_network(api: Api, region: str, home: str) -> None:
             ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
         for vpc in vpcs:
             ec2.delete_vpc(VpcId=vpc)
+
+
+def users_of(api: Api, region: str, network: Network) -> list[str]:
+    """Lists what environments, of any home, have in a region's network."""
+    with asking(f"Looking for environments in {region}"):
+        return _users(api.client("ec2", region), list(network.vpcs.values()))
 
 
 def _users(ec2: Any, vpcs: list[str]) -> list[str]:

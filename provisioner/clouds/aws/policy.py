@@ -28,6 +28,7 @@ READ = (
     "ec2:DescribeSecurityGroupRules", "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots",
     "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeTags",
     "ec2:DescribeVolumes", "ec2:DescribeVpcs", "pricing:GetProducts", "scheduler:ListSchedules",
+    "servicequotas:GetServiceQuota",
 )  # fmt: skip
 # Actions that look into, join, change or delete what exists: every resource that they name must be ours.
 CHANGE = (

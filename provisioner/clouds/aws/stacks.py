@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated
 
-from provisioner.clouds.aws import images, launch_rate, schedules, user_data
+from provisioner.clouds.aws import acl_rules, images, launch_rate, schedules, user_data
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.network import (
     HOME_TAG,
     NETWORK_TAG,
     OWNER_TAG,
+    Network,
     Networks,
     find_network,
     remove_network,
+    users_of,
     zones_of,
 )
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.errors import HostError
-from provisioner.models import Environment, Record, Role
+from provisioner.models import Destination, Environment, Record, Role
 from provisioner.store.images import ImageStore
 
 # No apply asks for more at once than EC2 takes at once.
@@ -136,11 +138,12 @@ class AwsStacks(Stacks):
                 hint="Share its Terraform state (--state s3://bucket/prefix), or let that controller add "
                 f"{', '.join(sorted(account.controllers))} to its controller_cidrs.",
             )
+        controllers = self._controllers(region, network)
         self.networks.forget(region)  # it is about to change
         values = {
             "region": region,
             "availability_zones": zones_of(account.api, region),
-            "controller_cidrs": sorted(known | account.controllers),
+            "controllers": acl_rules.numbered(controllers, network.numbers if network else {}),
             "tags": {
                 NETWORK_TAG: region,
                 # Whoever adds an address does not take the network over.
@@ -154,6 +157,36 @@ class AwsStacks(Stacks):
             root_files=account.root_files(region, stack),
             new=network is None,
         )
+
+    def _controllers(self, region: str, network: Network | None) -> frozenset[str]:
+        """Returns whom the network lets in from now on: this controller, and the others as long as there is room.
+
+        Raises:
+            HostError: its ACL holds no more, and environments run there.
+        """
+        known, own = network.controllers if network else frozenset(), self.account.controllers
+        rules = acl_rules.shared_rules(known | own)
+        if network is None or acl_rules.fits(self.account.api, region, rules):
+            return known | own
+        if users := users_of(self.account.api, region, network):
+            raise HostError(
+                f"The network in {region} lets in {len(known)} addresses of controllers, and its ACL holds no more.",
+                hint=f"Without environments there, the next `up` forgets the others. Now there are: "
+                f"{', '.join(users[:5])}.",
+            )
+        return own  # whoever comes back is let in again
+
+    def check_allowlist(self, allowed: Collection[Destination]) -> None:
+        """Makes sure that a network ACL holds it.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if not allowed:
+            return
+        account, region = self.account, self.account.region
+        controllers = account.controllers | self.networks.controllers(region)
+        acl_rules.require_room(account.api, region, len(controllers), len(allowed))
 
     def _require_schedules(self, region: str) -> None:
         """Makes sure, once, that machines in a region can be ended from outside."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +32,12 @@ from provisioner.clouds.local import (
     watchdog,
 )
 from provisioner.clouds.local.credentials import credentials
-from provisioner.clouds.local.egress_rules import GATEWAY
+from provisioner.clouds.local.egress_rules import GATEWAY, MAX_RULES
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError, StillThereError, UsageError
-from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.store.files import read_end, write_atomically
@@ -258,6 +258,18 @@ class LocalCloud(Cloud):
                 _write_ttl(directory, environment)
 
     # Isolation
+
+    def check_allowlist(self, allowed: Collection[Destination]) -> None:
+        """Makes sure that the egress proxy takes it.
+
+        Raises:
+            UsageError: it is too long.
+        """
+        if len(allowed) > MAX_RULES:
+            raise UsageError(
+                f"An allowlist of {len(allowed)} addresses is too long: {MAX_RULES} are possible.",
+                hint="A name counts once for each of its addresses.",
+            )
 
     def isolation_differences(self, environment: Environment) -> list[str]:
         """Looks at each machine's cards, user networking and egress proxy from this host."""

@@ -12,9 +12,7 @@ locals {
       "${kind}-${zone}" => { kind = kind, zone = zone, cidr = cidrsubnet(vpc.cidr, 4, index) }
     }
   ]...)
-  # A network ACL may have 20 rules by default.
-  controllers = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => 100 + index }
-  tags        = merge(var.tags, { "provisioner:network" = var.region })
+  tags = merge(var.tags, { "provisioner:network" = var.region })
 }
 
 resource "aws_vpc" "this" {
@@ -63,11 +61,11 @@ resource "aws_route" "internet" {
 }
 
 resource "aws_route" "controller" {
-  for_each = var.controller_cidrs
+  for_each = var.controllers
 
   route_table_id         = aws_route_table.this["offline"].id
   gateway_id             = aws_internet_gateway.this["offline"].id
-  destination_cidr_block = each.value
+  destination_cidr_block = each.key
 }
 
 resource "aws_route_table_association" "this" {
@@ -77,8 +75,8 @@ resource "aws_route_table_association" "this" {
   subnet_id      = aws_subnet.this[each.key].id
 }
 
-# The third layer of "offline": only packets between neighbours and the controllers' SSH. The rules are inline, since
-# another controller may renumber them, and separate rules could not be created before the old ones are removed.
+# The third layer of "offline": only packets between neighbours and the controllers' SSH. Each
+# controller's rules keep their number, so that nobody loses packets while another one comes or goes.
 resource "aws_network_acl" "offline" {
   vpc_id     = aws_vpc.this["offline"].id
   subnet_ids = [for name, subnet in local.subnets : aws_subnet.this[name].id if subnet.kind == "offline"]
@@ -103,7 +101,7 @@ resource "aws_network_acl" "offline" {
   }
 
   dynamic "ingress" {
-    for_each = local.controllers
+    for_each = var.controllers
     content {
       rule_no    = ingress.value
       action     = "allow"
@@ -116,7 +114,7 @@ resource "aws_network_acl" "offline" {
 
   # Network ACLs are stateless: replies go to whatever port the controller's client chose.
   dynamic "egress" {
-    for_each = local.controllers
+    for_each = var.controllers
     content {
       rule_no    = egress.value
       action     = "allow"

@@ -20,19 +20,24 @@ variable "availability_zones" {
   }
 }
 
-variable "controller_cidrs" {
-  description = "IPv4 networks from which controllers reach machines by SSH, the only networks that the offline VPC has routes to."
-  type        = set(string)
+variable "controllers" {
+  description = "IPv4 networks from which controllers reach machines by SSH, the only networks that the offline VPC has routes to, each with the number of its rules in the network ACL."
+  type        = map(number)
   nullable    = false
 
   validation {
-    condition     = length(var.controller_cidrs) > 0 && alltrue([for cidr in var.controller_cidrs : can(cidrhost(cidr, 0)) && !strcontains(cidr, ":")])
-    error_message = "controller_cidrs must name at least one IPv4 network in CIDR form."
+    condition     = length(var.controllers) > 0 && alltrue([for cidr in keys(var.controllers) : can(cidrhost(cidr, 0)) && !strcontains(cidr, ":")])
+    error_message = "controllers must name at least one IPv4 network in CIDR form."
   }
 
   validation {
-    condition     = alltrue([for cidr in var.controller_cidrs : tonumber(split("/", cidr)[1]) >= 8])
+    condition     = alltrue([for cidr in keys(var.controllers) : tonumber(split("/", cidr)[1]) >= 8])
     error_message = "A controller's network must be a /8 or smaller: offline means no public egress."
+  }
+
+  validation {
+    condition     = length(distinct(values(var.controllers))) == length(var.controllers) && alltrue([for number in values(var.controllers) : number >= 100 && number <= 32766 && floor(number) == number])
+    error_message = "Each controller needs a number of its own, from 100 to 32766."
   }
 }
 

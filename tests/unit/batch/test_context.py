@@ -33,6 +33,8 @@ class Place:
     def __init__(self, *regions: str) -> None:
         self.region, *self._others = regions
 
+    def check_allowlist(self, allowed: object) -> None: ...
+
     def fallback(self) -> Place | None:
         return Place(*self._others) if self._others else None
 

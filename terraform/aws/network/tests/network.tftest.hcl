@@ -3,7 +3,7 @@ mock_provider "aws" {}
 variables {
   region             = "eu-west-1"
   availability_zones = ["eu-west-1a", "eu-west-1b"]
-  controller_cidrs   = ["203.0.113.10/32", "198.51.100.0/24"]
+  controllers        = { "203.0.113.10/32" = 100, "198.51.100.0/24" = 101 }
   tags               = { "provisioner:network" = "eu-west-1", "provisioner:owner" = "tests" }
 }
 
@@ -62,18 +62,28 @@ run "a_controller_has_a_network" {
   command = plan
 
   variables {
-    controller_cidrs = []
+    controllers = {}
   }
 
-  expect_failures = [var.controller_cidrs]
+  expect_failures = [var.controllers]
 }
 
 run "half_the_internet_is_no_controller" {
   command = plan
 
   variables {
-    controller_cidrs = ["128.0.0.0/1"]
+    controllers = { "128.0.0.0/1" = 100 }
   }
 
-  expect_failures = [var.controller_cidrs]
+  expect_failures = [var.controllers]
+}
+
+run "two_controllers_share_no_number" {
+  command = plan
+
+  variables {
+    controllers = { "203.0.113.10/32" = 100, "198.51.100.0/24" = 100 }
+  }
+
+  expect_failures = [var.controllers]
 }

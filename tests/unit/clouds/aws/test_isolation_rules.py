@@ -25,6 +25,7 @@ NETWORK = Network(
     gateways={"online": "igw-on", "offline": "igw-off"},
     subnets={"online": {}, "offline": {}},
     controllers=frozenset([CONTROLLER]),
+    numbers={CONTROLLER: 100},
     taken=(),
 )
 RECORD = environment(endpoints={"primary": Endpoint(host="198.51.100.1", port=22, instance_id="i-1")})

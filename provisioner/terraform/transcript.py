@@ -1,0 +1,110 @@
+"""Reads what a run of Terraform says: its outputs, whether a failure passes by itself, and the error to raise."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from provisioner.errors import TerraformError
+from provisioner.printable import beginning
+from provisioner.progress import NOTE_OF_A_PROGRAM
+from provisioner.terraform.process import Message
+
+THROTTLED = "the cloud throttles requests"
+# Temporary errors: (text in Terraform's message, explanation for the operator).
+RETRYABLE = (
+    ("requestlimitexceeded", THROTTLED),
+    ("throttling", THROTTLED),
+    ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
+    ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
+    # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.
+    ("networkaclentryalreadyexists", "a reply from the cloud was lost"),
+    ("text file busy", "another process is installing the provider"),
+    ("timeout while waiting for plugin to start", "the host is too busy to start the provider in time"),
+    ("connection reset by peer", "the network dropped a connection"),
+)
+DETAIL_LINES = 20
+LINE_CHARACTERS = 300
+STATE_LOCKED = "error acquiring the state lock"
+# Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
+FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
+_ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
+
+Tell = Callable[[str], None]
+
+
+class Transcript:
+    """Keeps a run's outputs, errors and last lines. The log has everything.
+
+    Args:
+        tell: receives the notes of the programs that Terraform runs, each once.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._told: set[str] = set()
+        self.outputs: dict[str, Any] = {}
+        self._errors: list[dict[str, Any]] = []
+        self._last: deque[str] = deque(maxlen=DETAIL_LINES)
+
+    def take(self, message: Message) -> None:
+        """Stores the outputs or the error of a message, and its text."""
+        self._last.append(str(message.get("@message", "")))
+        if message.get("type") == "outputs":
+            self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
+        if message.get("type") == "provision_progress":
+            self._note(str(message["hook"].get("output", "")))
+        diagnostic = message.get("diagnostic") or {}
+        if diagnostic.get("severity") == "error":
+            self._errors.append(diagnostic)
+
+    def _note(self, line: str) -> None:
+        note = beginning(line.removeprefix(NOTE_OF_A_PROGRAM), LINE_CHARACTERS)
+        if note != line and note not in self._told:
+            self._told.add(note)
+            self._tell(note)
+
+    @property
+    def passing(self) -> str | None:
+        """The explanation of a temporary error, or None if another attempt is pointless."""
+        said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors] or list(self._last)
+        text = "\n".join(said).lower()
+        return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
+
+    @property
+    def _environments(self) -> frozenset[str]:
+        addresses = [str(error.get("address", "")) for error in self._errors]
+        return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
+
+    def error(self, command: str, code: int) -> TerraformError:
+        """Returns the error to raise: Terraform's summaries, and as details at most one screen of its last lines."""
+        whole = dict.fromkeys(str(error.get("summary", "")) for error in self._errors)
+        summaries = dict.fromkeys(summary[:200] for summary in whole)
+        lines = [line for error in self._errors for line in str(error.get("detail", "")).splitlines()]
+        shown = (lines if self._errors else list(self._last))[-DETAIL_LINES:]
+        said = "\n".join([*whole, *lines])
+        if STATE_LOCKED in said.lower():
+            return TerraformError(
+                f"terraform {command} did nothing: another controller is working on this stack.",
+                hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
+                details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
+                said=said,
+            )
+        if any(words in said.lower() for words in FOREIGN_PROVIDER):
+            # Terraform's advice would install it.
+            names = [line for line in (*self._last, *lines) if "lockfile" not in line][-DETAIL_LINES:]
+            return TerraformError(
+                "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
+                hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
+                "`terraform init` by hand: it would install that provider.",
+                details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
+                said=said,
+            )
+        return TerraformError(
+            f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
+            details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
+            environments=self._environments,
+            said=said,
+        )

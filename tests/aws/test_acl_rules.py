@@ -1,0 +1,62 @@
+"""Network ACLs hold 20 rules: what does not fit is refused before anything is created, or makes room."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.network import Network, find_network
+from provisioner.errors import HostError, UsageError
+from provisioner.machines.create import create_shared_network
+from provisioner.models import Destination
+from tests.aws.account import Account
+from tests.aws.proxy import Fault, FaultyApi
+
+REGION = "ca-central-1"
+
+
+def destinations(count: int) -> tuple[Destination, ...]:
+    return tuple(Destination(cidr=f"198.51.100.{number}/32", port=443) for number in range(1, count + 1))
+
+
+def controllers(first: int, count: int) -> tuple[str, ...]:
+    return tuple(f"192.0.2.{number}/32" for number in range(first, first + count))
+
+
+def joined(account: Account, *own: str) -> Network:
+    """Lets a controller with these networks in, and returns the region's network as it is then."""
+    session = account.session(regions=(REGION,), controller_cidrs=own)
+    create_shared_network(session, account.record(session, REGION))
+    network = find_network(Api(None, REGION), REGION)
+    assert network
+    return network
+
+
+def test_an_allowlist_that_no_acl_holds_is_refused(api: FaultyApi, account: Account) -> None:
+    cloud = account.session(regions=("sa-east-1",)).cloud
+    cloud.check_allowlist(destinations(18))
+    with pytest.raises(UsageError, match="needs 21 rules, and the account's quota is 20") as caught:
+        cloud.check_allowlist(destinations(19))
+    assert "Service Quotas" in (caught.value.hint or "")
+    # Without the right to ask, the default counts.
+    fault = api.inject(Fault("POST /", "AccessDeniedException", when=lambda request: not request))
+    with pytest.raises(UsageError, match="quota is 20"):
+        cloud.check_allowlist(destinations(19))
+    assert fault.hits
+
+
+def test_controllers_join_without_renumbering_and_the_network_forgets_others_only_when_it_is_empty(
+    account: Account,
+) -> None:
+    first = joined(account, *controllers(20, 2))
+    assert set(first.numbers) == first.controllers == set(controllers(20, 2))
+    full = joined(account, *controllers(1, 16))
+    assert len(full.controllers) == 18
+    assert first.numbers.items() < full.numbers.items()
+    ec2 = account.client(region=REGION)
+    group = ec2.create_security_group(VpcId=full.vpcs["online"], GroupName="tests-main-abc", Description="one's")
+    with pytest.raises(HostError, match="lets in 18 addresses of controllers, and its ACL holds no more") as caught:
+        joined(account, "192.0.2.100/32")
+    assert "tests-main-abc" in (caught.value.hint or "")
+    ec2.delete_security_group(GroupId=group["GroupId"])
+    assert joined(account, "192.0.2.100/32").controllers == {"192.0.2.100/32"}
