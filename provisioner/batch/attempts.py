@@ -37,7 +37,7 @@ from provisioner.batch.steps import (
 from provisioner.batch.suite import Run, Suite
 from provisioner.batch.turns import Turn
 from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.environment import agent as environment_agent
 from provisioner.environment import lifecycle
 from provisioner.environment.selection import destroy_damaged

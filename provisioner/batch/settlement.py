@@ -7,7 +7,7 @@ from datetime import timedelta
 from provisioner import signals
 from provisioner.batch.steps import Costs, describe
 from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import Interrupted, ProvisionerError
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN

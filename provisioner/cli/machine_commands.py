@@ -17,6 +17,7 @@ from provisioner.cli.sessions import environment_session
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
+from provisioner.machines.admission import readmit
 from provisioner.machines.connect import connect
 from provisioner.models import Role
 from provisioner.printable import PrintableStream
@@ -99,6 +100,7 @@ def _write(descriptor: int, data: bytes) -> None:
 def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
     """Replaces this process with OpenSSH's client, which handles terminals well."""
     opened, environment = environment_session(env)
+    readmit(opened, environment)
     login = opened.environments.login(environment, machine, _user(user, machine))
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{machine}"
     try:

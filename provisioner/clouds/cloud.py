@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.errors import UnavailableError
 
@@ -59,42 +59,6 @@ class SharedNetwork:
     values: dict[str, Any]
     root_files: dict[str, str]
     new: bool
-
-
-@dataclass(frozen=True)
-class TerminationReason:
-    """Why a machine no longer runs, as far as the cloud says.
-
-    Args:
-        message: in the cloud's words; empty where it gives none.
-        from_within: whether the machine was switched off from inside, or may itself have made its host end it.
-    """
-
-    message: str = ""
-    from_within: bool = False
-
-
-@dataclass(frozen=True)
-class EnvironmentResources:
-    """What exists in a cloud under the id of one environment, however it got there.
-
-    Args:
-        environment: the id that the resources' tags or paths name.
-        resources: a description of each.
-        region: where they are; empty where a cloud has no regions.
-        home: the identity of the provisioner home that created them; empty where it is not known.
-        owner: who created them.
-        created_at, expires_at, leased_until: as the tags and the cloud say; None where they do not.
-    """
-
-    environment: str
-    resources: tuple[str, ...] = ()
-    region: str = ""
-    home: str = ""
-    owner: str = ""
-    created_at: datetime | None = None
-    expires_at: datetime | None = None
-    leased_until: datetime | None = None
 
 
 class Requirements:
@@ -310,6 +274,13 @@ class Machines(ABC):
     @abstractmethod
     def move_ttl(self, environment: Environment) -> None:
         """Moves what ends the machines from outside to the record's `expires_at`. Safe to repeat."""
+
+    def is_locked_out(self, environment: Environment) -> bool:
+        """Whether the machines let in other addresses than this controller has now. By default they never do."""
+        return False
+
+    def admit(self, environment: Environment) -> None:
+        """Lets this controller's present address in. Safe to repeat. By default nothing."""
 
     def renew_lease(self, environment: Environment) -> None:
         """Tells other controllers that this one looks after the environment. By default there are no others."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry
 from provisioner.errors import DamagedRecordError
 from provisioner.models import Environment

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from provisioner.best_effort import describe
 from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment.selection import launches
 from provisioner.machines.destroy import clear_away

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from provisioner.clock import now
-from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.findings import TerminationReason
 from provisioner.errors import AgentError, InfrastructureError, LivenessLostError, MachineLostError, ProvisionerError
 from provisioner.models import Environment, Role
 from provisioner.session import Session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from provisioner.clock import now
 from provisioner.errors import MachineLostError
+from provisioner.machines.admission import readmit
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -13,8 +14,10 @@ def connect(session: Session, environment: Environment, role: Role) -> Connectio
     """Opens root's SSH connection to a machine that is up.
 
     Raises:
+        HostError, InfrastructureError: this controller's address has changed, and cannot be let in.
         MachineLostError: the machine does not answer, or has ended.
     """
+    readmit(session, environment)
     login = session.environments.login(environment, role, "root")
     try:
         return Connection(login, 60, lambda: session.cloud.alive(environment, role), session.check)

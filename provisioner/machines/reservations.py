@@ -7,6 +7,7 @@ from provisioner.clock import now
 from provisioner.costs.ledger import Entry
 from provisioner.costs.prices import cost_between, worst_hourly
 from provisioner.errors import ProvisionerError
+from provisioner.machines.admission import readmit
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
@@ -85,6 +86,7 @@ def _renew(session: Session, environment: Environment) -> None:
     current = session.environments.reread(environment)
     if current.endpoints:
         session.cloud.renew_lease(current)
+        readmit(session, current)
 
 
 def still_runs(session: Session, environment: Environment) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.findings import TerminationReason
 from provisioner.clouds.local import disk, kvm, qemu
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +12,15 @@ from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import Api, asking, bucket_region
 from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG, controller_networks
 from provisioner.config import Settings
+from provisioner.errors import HostError
 from provisioner.models import Environment
 from provisioner.store.home import Home
 
 # The provider's own retries: by default it waits many minutes for capacity; what to try next is ours to decide.
 PROVIDER_RETRIES = 2
 
+# Between two questions for the own public address.
+LOOK_UP_SECONDS = 60.0
 # The first version that locks a state in S3 by a file beside it (Terraform's documentation, backend "s3").
 LOCKFILE_TERRAFORM = (1, 10)
 
@@ -57,6 +61,8 @@ class Account:
         self.state = settings.state if state is None else state
         self.api = Api(self.profile, region or settings.region)
         self.region = self.api.region
+        self._own_networks: frozenset[str] = frozenset()
+        self._look_up_at = 0.0
 
     @cached_property
     def identity(self) -> Identity:
@@ -65,10 +71,21 @@ class Account:
             answer = self.api.client("sts").get_caller_identity()
         return Identity(account=str(answer["Account"]), arn=str(answer["Arn"]))
 
-    @cached_property
+    @property
     def controllers(self) -> frozenset[str]:
-        """The networks from which this controller reaches machines."""
-        return controller_networks(self.settings.controller_cidrs)
+        """The networks from which this controller reaches machines.
+
+        Its own address may change while a command runs, so it is looked up again from time to time. If it cannot be,
+        the last one counts.
+        """
+        if time.monotonic() >= self._look_up_at:
+            try:
+                self._own_networks = controller_networks(self.settings.controller_cidrs)
+            except HostError:
+                if not self._own_networks:
+                    raise
+            self._look_up_at = time.monotonic() + LOOK_UP_SECONDS
+        return self._own_networks
 
     @cached_property
     def owner(self) -> str:

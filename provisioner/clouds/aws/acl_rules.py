@@ -17,6 +17,8 @@ SERVICE, QUOTA = "vpc", "L-2AEEBF1A"
 DENIES = 1
 NEIGHBOURS = 1
 FIRST_NUMBER = 100
+# In the ACL of an environment with an allowlist, as terraform/aws/environment numbers it.
+FIRST_OF_ALLOWLIST = 200
 
 
 def fits(api: Api, region: str, rules: int) -> bool:

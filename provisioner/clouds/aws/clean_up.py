@@ -9,7 +9,8 @@ from functools import partial
 from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import asking, tag
-from provisioner.clouds.cloud import CleanUp, EnvironmentResources
+from provisioner.clouds.cloud import CleanUp
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
 from provisioner.models import Environment
 

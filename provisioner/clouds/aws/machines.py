@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds.aws import hardening, schedules, tagged_resources, user_data
+from provisioner.clouds.aws import admission, hardening, schedules, tagged_resources, user_data
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import asking
 from provisioner.clouds.aws.instance_watch import watch
-from provisioner.clouds.cloud import Machines, TerminationReason
-from provisioner.errors import InfrastructureError
+from provisioner.clouds.cloud import Machines
+from provisioner.clouds.findings import TerminationReason
+from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.remote.ssh import Connection
 from provisioner.store.leases import LEASE
@@ -101,6 +102,17 @@ class AwsMachines(Machines):
         schedules.move(api, region, environment.id, environment.expires_at)
         expiry = {tagged_resources.EXPIRY_TAG: tagged_resources.timestamp(environment.expires_at)}
         tagged_resources.retag(api, region, environment.id, expiry)
+
+    def is_locked_out(self, environment: Environment) -> bool:
+        """Whether this controller has another address than when the environment was created."""
+        try:
+            return admission.is_locked_out(environment.placement, self.account.controllers)
+        except HostError:  # its address cannot be determined now
+            return False
+
+    def admit(self, environment: Environment) -> None:
+        """Opens the group and the environment's own subnet. The region's network is Terraform's."""
+        admission.admit(self.account.api, environment, self.account.controllers)
 
     def renew_lease(self, environment: Environment) -> None:
         """Records in a tag until when other controllers should assume that this one is alive."""

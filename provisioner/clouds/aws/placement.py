@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from provisioner.clouds.aws import places, tagged_resources
 from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.admission import CONTROLLERS
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT
 from provisioner.clouds.aws.network import Networks, allowlist_subnet
 from provisioner.clouds.cloud import Placement
@@ -28,7 +29,7 @@ class AwsPlacement(Placement):
 
     def place(self, environment: Environment) -> dict[str, str]:
         """Chooses the cheapest types in a zone; zones take turns from environment to environment."""
-        return self._places(environment)[0]
+        return {**self._places(environment)[0], CONTROLLERS: " ".join(sorted(self.account.controllers))}
 
     def next_place(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
         """Chooses the next zone, type or market, depending on what EC2 says it lacks.
@@ -64,7 +65,7 @@ class AwsPlacement(Placement):
                 details=error.details,
             )
         where = f"{_types(following, environment)} in {following['zone']} ({following['market']})"
-        return f"{reason}; trying {where}", following
+        return f"{reason}; trying {where}", {**following, CONTROLLERS: current.get(CONTROLLERS, "")}
 
     def _places(self, environment: Environment) -> list[dict[str, str]]:
         """All places for an environment, in the order in which they are tried."""

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from provisioner.clouds.aws import schedules
 from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import ProvisionerError
 
 ENVIRONMENT_TAG = "provisioner:environment"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from provisioner import child_environment
-from provisioner.clouds.cloud import Cloud, EnvironmentResources, StackValues, TerminationReason
+from provisioner.clouds.cloud import Cloud, StackValues
+from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.clouds.local import (
     disk,
     disk_layers,

@@ -12,7 +12,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.store.files import remove_tree

@@ -17,7 +17,7 @@ from provisioner.batch import attempts, settlement
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
-from provisioner.clouds.cloud import EnvironmentResources, TerminationReason
+from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle
 from provisioner.errors import BudgetError, MachineLostError, SubmissionError, TaskError

@@ -17,7 +17,7 @@ from provisioner.batch import attempts, turns, workflow
 from provisioner.batch.results import WAITING
 from provisioner.batch.turns import Turn, Turns
 from provisioner.clock import now
-from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.findings import TerminationReason
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Entry
 from provisioner.environment import agent, lifecycle

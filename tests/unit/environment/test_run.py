@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.cloud import TerminationReason
+from provisioner.clouds.findings import TerminationReason
 from provisioner.environment.run import AgentCommand, run, run_tests
 from provisioner.errors import AgentError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger

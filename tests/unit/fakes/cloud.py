@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.cloud import Cloud, EnvironmentResources, SharedNetwork, StackValues, TerminationReason
+from provisioner.clouds.cloud import Cloud, SharedNetwork, StackValues
+from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import CostLine

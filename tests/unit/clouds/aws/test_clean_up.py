@@ -8,7 +8,7 @@ import pytest
 from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.clean_up import AwsCleanUp
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
 
 FOUND = EnvironmentResources("env", region="eu-west-1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.cloud import EnvironmentResources
+from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local import disk, disk_layers, kvm, machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.config import Settings

@@ -1,0 +1,42 @@
+"""What a cloud says of machines and of what exists for an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class TerminationReason:
+    """Why a machine no longer runs, as far as the cloud says.
+
+    Args:
+        message: in the cloud's words; empty where it gives none.
+        from_within: whether the machine was switched off from inside, or may itself have made its host end it.
+    """
+
+    message: str = ""
+    from_within: bool = False
+
+
+@dataclass(frozen=True)
+class EnvironmentResources:
+    """What exists in a cloud under the id of one environment, however it got there.
+
+    Args:
+        environment: the id that the resources' tags or paths name.
+        resources: a description of each.
+        region: where they are; empty where a cloud has no regions.
+        home: the identity of the provisioner home that created them; empty where it is not known.
+        owner: who created them.
+        created_at, expires_at, leased_until: as the tags and the cloud say; None where they do not.
+    """
+
+    environment: str
+    resources: tuple[str, ...] = ()
+    region: str = ""
+    home: str = ""
+    owner: str = ""
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    leased_until: datetime | None = None
