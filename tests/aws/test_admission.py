@@ -23,6 +23,8 @@ from tests.aws.proxy import FaultyApi
 
 REGION, OTHER_REGION = "us-west-2", "us-east-2"
 MOVED = "192.0.2.77/32"
+# Nobody hardens these machines.
+UNHARDENED = ["the primary machine has its metadata service on"]
 ALLOWED = (Destination(cidr="198.51.100.7/32", port=443),)
 
 
@@ -80,9 +82,7 @@ def test_every_layer_lets_the_new_address_in_and_isolation_still_holds(
                 "routes": then["routes"] | {MOVED},
                 "acl": then["acl"] | {f"in {MOVED}", f"out {MOVED}"},
             }
-        # Nobody has hardened the machine.
-        left = ["the primary machine has its metadata service on"]
-        assert moved.cloud.isolation_differences(record) == left
+        assert moved.cloud.isolation_differences(record) == UNHARDENED
     assert any("address has changed" in note for note in account.progress.notes)
 
 
@@ -98,6 +98,7 @@ def test_a_renewal_of_the_lease_notices(
     [renew] = renewals
     renew()
     assert around(account, record)["group"] == {CONTROLLER, MOVED}
+    assert moved.cloud.isolation_differences(record) == UNHARDENED
 
 
 def test_the_own_address_is_looked_up_again_and_the_last_one_counts_if_it_cannot_be(

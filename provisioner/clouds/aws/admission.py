@@ -58,8 +58,9 @@ def _add_routes(ec2: Any, table: Mapping[str, Any], own: Collection[str]) -> Non
 
 
 def _add_entries(ec2: Any, acl: Mapping[str, Any], own: Collection[str]) -> None:
-    present = {(row["Egress"], row["CidrBlock"]): row["RuleNumber"] for row in acl["Entries"]}
-    known = {cidr: number for (_, cidr), number in present.items() if number < acl_rules.FIRST_OF_ALLOWLIST}
+    rows = [row for row in acl["Entries"] if row["RuleNumber"] < acl_rules.FIRST_OF_ALLOWLIST]
+    present = {(row["Egress"], row["CidrBlock"]) for row in rows}
+    known = {row["CidrBlock"]: row["RuleNumber"] for row in rows}
     numbers = acl_rules.numbered({*known, *own}, known)
     for egress, ports in ((True, REPLIES), (False, {"From": SSH, "To": SSH})):
         for cidr in own:

@@ -36,7 +36,10 @@ class AwsIsolation(Isolation):
                 time.sleep(PAUSE_SECONDS)
                 self.networks.forget(region)
             seen = _look(self.account.api, region, environment)
-            differences = compare(seen, environment, self.networks.get(region))
+            network = self.networks.get(region)
+            # Who has moved since the creation has opened the environment for its new address.
+            known = network.model_copy(update={"controllers": network.controllers | self.account.controllers})
+            differences = compare(seen, environment, known)
             if not differences:
                 break
         return differences
