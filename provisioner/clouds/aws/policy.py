@@ -25,7 +25,7 @@ READ = (
     "ec2:DescribeInstances",
     "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
     "ec2:DescribeNetworkInterfaces", "ec2:DescribeRegions", "ec2:DescribeRouteTables",
-    "ec2:DescribeSecurityGroupRules", "ec2:DescribeSecurityGroups", "ec2:DescribeSnapshots",
+    "ec2:DescribeSecurityGroup*", "ec2:DescribeSnapshots",
     "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeTags",
     "ec2:DescribeVolumes", "ec2:DescribeVpcs", "pricing:GetProducts", "scheduler:ListSchedules",
     "servicequotas:GetServiceQuota",
