@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from provisioner.errors import ProvisionerError
 from provisioner.store.locks import locked
 
 RENEW_SECONDS = 120.0
@@ -58,6 +57,6 @@ class Leases:
             with self._mutex:
                 renewals = [renew for renew, _ in self._held.values()]
             for renew in renewals:
-                # If the cloud does not answer, the next renewal tries again.
-                with contextlib.suppress(ProvisionerError, OSError):
+                # Whatever goes wrong with one, the others are renewed, and the next round tries it again.
+                with contextlib.suppress(Exception):
                     renew()

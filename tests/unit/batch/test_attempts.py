@@ -5,7 +5,7 @@ Covers losses.py, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -81,6 +81,9 @@ class Cloud:
     def renew_lease(self, _: Environment) -> None:
         pass
 
+    def is_locked_out(self, _: Environment) -> bool:
+        return False
+
 
 @pytest.fixture
 def cloud() -> Cloud:
@@ -88,17 +91,19 @@ def cloud() -> Cloud:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path, cloud: Cloud) -> Attempt:
+def attempt(tmp_path: Path, cloud: Cloud) -> Iterator[Attempt]:
     home = Home(tmp_path / "home")
     home.make()
     (tmp_path / "fam").mkdir()
     (tmp_path / "fam" / "fam.py").write_text(FAMILY)
     session = Session(home=home, cloud=cloud, database="postgresql://shared")  # type: ignore[arg-type]
     session.__dict__["ledger"] = Ledger(home.ledger)  # a file stands in for the database
-    return Attempt(
+    attempt = Attempt(
         session=session, batch="b-1", suite=SUITE, directory=tmp_path, run=RUN, family=load_family(tmp_path / "fam"),
         allowed=(), number=1, create=lambda *_: pytest.fail("nothing is to be created"),
     )  # fmt: skip
+    yield attempt
+    session.leases.release(attempt.id)  # else it is renewed for as long as the tests run
 
 
 def reserve(attempt: Attempt, *, launched: timedelta = timedelta(0), left: timedelta = HOUR) -> None:

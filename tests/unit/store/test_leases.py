@@ -40,17 +40,22 @@ def test_taking_a_lease_again_changes_nothing(leases: Leases, tmp_path: Path) ->
 
 
 def test_a_lease_is_renewed_again_after_a_renewal_failed(leases: Leases, tmp_path: Path) -> None:
-    thrice = threading.Event()
-    answers: list[Exception | None] = [InfrastructureError("Throttled."), OSError("No route."), None]
+    again = threading.Event()
+    answers: list[Exception | None] = [
+        InfrastructureError("Throttled."),
+        OSError("No route."),
+        ValueError("Damaged."),
+        None,
+    ]
 
     def renew() -> None:
         if not answers:
-            thrice.set()
+            again.set()
         elif error := answers.pop(0):
             raise error
 
     leases.take("one", tmp_path / "one", renew)
-    assert thrice.wait(30)
+    assert again.wait(30)
 
 
 def test_a_released_lease_is_not_renewed(leases: Leases, tmp_path: Path) -> None:
