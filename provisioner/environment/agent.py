@@ -10,11 +10,14 @@ import contextlib
 import json
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from provisioner.clock import now
+from provisioner.clouds.guest_files import GUEST
 from provisioner.environment.verdicts import blamed, runs
 from provisioner.errors import (
     CommandTimeoutError,
@@ -29,6 +32,7 @@ from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.printable import last_lines
 from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
+from provisioner.remote.exchange import Completed
 from provisioner.remote.output_buffer import BoundedBuffer
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
@@ -308,7 +312,8 @@ def stop(connection: Connection) -> None:
     Raises:
         MachineLostError: they do not end, or the connection broke.
     """
-    _ask_cgroup(connection, "end", "The agent's processes could not be ended")
+    program = (GUEST / "agent_end.py").read_text() + "\n\nmain()\n"
+    _require("The agent's processes could not be ended", partial(connection.run, ["agent_end.py"], program=program))
 
 
 def readmit(connection: Connection) -> None:
@@ -317,12 +322,12 @@ def readmit(connection: Connection) -> None:
     Raises:
         MachineLostError: the machine does not let them in, or the connection broke.
     """
-    _ask_cgroup(connection, "reopen", "The agent's processes could not be let in again")
+    _require("The agent's processes could not be let in again", partial(connection.run, ["sh", CGROUP, "reopen"]))
 
 
-def _ask_cgroup(connection: Connection, action: str, problem: str) -> None:
+def _require(problem: str, run: Callable[..., Completed]) -> None:
     try:
-        done = connection.run(["sh", CGROUP, action], timeout_seconds=STOPPING_SECONDS)
+        done = run(timeout_seconds=STOPPING_SECONDS)
     except TimeoutError as error:
         raise MachineLostError(f"{problem} in time.") from error
     if done.exit_code != 0:

@@ -277,7 +277,7 @@ def make_ready(
     with contextlib.ExitStack() as stack:
         for connection in connections.values():
             stack.enter_context(connection)
-        with phases.phase("isolation"):
+        with phases.phase("isolation"), operations.warming_up(session, environment, connections["primary"]):
             results = prove_isolation(session, environment, connections)
         environment = before_start(environment, phases)
         # Only from here on: a record with probes says that start() may have begun.

@@ -1,16 +1,13 @@
 #!/bin/sh
 # Keeps everything that the agent starts in one cgroup, whose limits leave root room to score.
-# Usage: agent_cgroup.sh login | join PART PID | kill PART | end | reopen
+# Usage: agent_cgroup.sh login | join PART PID | kill PART | reopen
 #   login       moves the login that PAM is opening into the part `logins`: sshd, cron and at log in as agent
 #   join, kill  moves a process into a part of the cgroup; ends all processes of a part
-#   end         ends all parts and lets nothing more in, so that scoring is alone with what start() left
-#   reopen      lets logins in again
+#   reopen      lets logins in again, which agent_end.py has ended
 set -eu
 # Neither what a family has installed in /usr/local, nor what PAM passes on.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cgroup=/sys/fs/cgroup/agent
-# Files without contents, which keep inodes for scoring; the file system keeps blocks for root by itself.
-inodes=/usr/lib/provisioner/inodes
 
 # Creates the cgroup and sets its limits. What an agent writes to /dev/shm counts as its memory.
 open_cgroup() {
@@ -62,15 +59,5 @@ case $1 in
         join "$2" "$3"
         ;;
     kill) kill_all "$cgroup/$2" ;;
-    end)
-        if [ ! -d "$cgroup/logins" ]; then open_cgroup; fi
-        echo 0 > "$cgroup/pids.max"
-        kill_all "$cgroup"
-        if [ -d "$inodes" ]; then rm -rf "$inodes"; fi
-        # System V segments outlive the processes that made them.
-        while read -r _ segment _ _ _ _ attached uid _; do
-            if [ "$attached" = 0 ] && [ "$uid" = "$(id -u agent)" ]; then ipcrm -m "$segment"; fi
-        done < /proc/sysvipc/shm
-        ;;
     reopen) open_cgroup ;;
 esac

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import provisioner_leftovers
 
 # For these, an interpreter that is started leaves a warm one behind.
-STARTERS = frozenset({"start", "score", "intermediate_score", "aggregate_scores"})
+STARTERS = frozenset({"warm_up", "start", "score", "intermediate_score", "aggregate_scores"})
 USERS = STARTERS | {"teardown"}
 # An operation waits no longer for a warm interpreter that does not answer.
 ANSWER_SECONDS = 5.0
