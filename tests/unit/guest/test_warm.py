@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.guest.families.probes import PROBES
 from tests.unit.guest.machine_directory import Answer, Machine
-from tests.unit.guest.warm_machine import WARM, is_there, is_warm, wait_until, with_python
+from tests.unit.guest.warm_machine import is_there, is_warm, wait_until, with_python
 
 FAMILY = Path(__file__).parent / "families/probes.py"
 PROBED = {
@@ -65,13 +65,13 @@ def test_a_fork_is_of_the_warm_interpreter(warm: Machine) -> None:
     assert warm.server() == pid
 
 
-def test_an_interpreter_that_was_warmed_up_before_start_is_the_one_that_start_is_forked_from(machine: Machine) -> None:
-    assert machine.run("warm_up", environment=PROBED).value is None
+def test_the_first_operation_is_forked_from_an_interpreter_that_was_warmed_up(machine: Machine) -> None:
+    with_python(machine)
+    assert machine.run("warm_up").value is None
     pid = machine.server()
 
-    assert machine.run("start", environment=PROBED).value is None
+    assert is_warm(machine) is True
     assert machine.server() == pid
-    assert machine.score(f"return {WARM}", environment=PROBED).value is True
 
 
 @pytest.mark.parametrize(
