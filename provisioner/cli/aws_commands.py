@@ -1,4 +1,4 @@
-"""The commands `aws setup`, `aws policy` and `aws refresh-prices`."""
+"""The commands `aws setup`, `aws policy`, `aws check` and `aws refresh-prices`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from provisioner.cli.aws_check import check
 from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
         setup
     )
     command(group, "policy", help="Print the IAM policy with exactly the rights that provisioner needs.")(policy)
+    command(group, "check", help="Test on your own account what provisioner does there, for less than a dollar.")(check)
     command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(
         refresh_prices
     )

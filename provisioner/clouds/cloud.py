@@ -75,6 +75,10 @@ class Requirements:
         """Lists what is worth knowing about the cloud's configuration. By default, nothing."""
         return []
 
+    def missing_rights(self, environment: Environment) -> list[str]:
+        """Lists what the credentials may not do with an environment that is up, as dry runs. By default, none."""
+        return []
+
 
 class Sizing(ABC):
     """Which machines an environment gets, and what they cost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.clouds.aws import policy, schedules
+from provisioner.clouds.aws import dry_runs, policy, schedules
 from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
 from provisioner.clouds.aws.clean_up import AwsCleanUp
@@ -16,6 +16,7 @@ from provisioner.clouds.aws.stacks import AwsStacks
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings
 from provisioner.errors import ProvisionerError
+from provisioner.models import Environment
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
 
@@ -80,6 +81,10 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
             ]
         except ProvisionerError as error:
             return [error.message]
+
+    def missing_rights(self, environment: Environment) -> list[str]:
+        """Asks EC2 for dry runs."""
+        return dry_runs.refused(self.account.api, environment.placement["region"], environment.id)
 
     def fallback(self) -> AwsCloud | None:
         """Returns the same cloud in the next region."""

@@ -22,9 +22,10 @@ from tests.unit.conftest import CommandLine, nothing_was_created
 ROOT = Path(__file__).parents[3]
 FAMILY = str(ROOT / "tests" / "contract" / "families" / "echo")
 COMMANDS = ["run", "up", "agent", "score", "test", "exec", "ssh", "cp", "list", "show", "logs", "destroy", "tasks",
-            "doctor", "image build", "image list", "image prune", "aws policy", "aws refresh-prices", "aws setup",
-            "plan", "costs", "extend", "sweep", "freeze", "snapshot list", "snapshot remove", "batch run", "batch plan",
-            "batch status", "batch resume", "batch cancel", "batch report", "batch worker", "batch schema"]  # fmt: skip
+            "doctor", "image build", "image list", "image prune", "aws check", "aws policy", "aws refresh-prices",
+            "aws setup", "plan", "costs", "extend", "sweep", "freeze", "snapshot list", "snapshot remove",
+            "batch run", "batch plan", "batch status", "batch resume", "batch cancel", "batch report", "batch worker",
+            "batch schema"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -1,0 +1,114 @@
+"""Provides the command `aws check`: a staged self-test on the operator's own account."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provisioner.cli.command import progress
+from provisioner.cli.output import Result
+from provisioner.cli.sessions import session
+from provisioner.clock import now
+from provisioner.clouds.registry import Where
+from provisioner.costs.prices import MICRO
+from provisioner.environment.allowlist import parse_destination, resolve
+from provisioner.errors import UsageError
+from provisioner.selftest.plan import BUILDER_TTL, TTL, steps
+from provisioner.selftest.report import report
+from provisioner.selftest.steps import Outcome, Step, run_steps
+from provisioner.session import Session
+from provisioner.store.files import write_atomically
+from provisioner.version import __version__
+
+BUDGET_USD = Decimal(1)
+DESTINATION = "checkip.amazonaws.com:443"
+DIRECTORY = "self-tests"
+
+
+def check(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Begin without asking.")] = False,
+    region: Annotated[
+        str | None, typer.Option("--region", help="Region to test. Default: as for `up`.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
+    ] = None,
+) -> Result:
+    """Tests on this account what provisioner does there, step by step, for less than a dollar.
+
+    It lists the steps with what each does and costs, stops at the first surprise, and clears away what it made.
+    """
+    sessions = {spot: _session(region, profile, spot=spot) for spot in (False, True)}
+    planned = steps(sessions, resolve([parse_destination(DESTINATION)])[0])
+    _agree(planned, asked=not yes)
+    outcome = run_steps(planned, progress())
+    return _result(sessions[False], outcome)
+
+
+def _session(region: str | None, profile: str | None, *, spot: bool) -> Session:
+    opened = session(where=Where("aws", (region,) if region else (), profile, spot=spot))
+    spending = opened.spending.model_copy(update={"budget": BUDGET_USD, "command": "selftest"})
+    return replace(opened, ttl=TTL, builder_ttl=BUILDER_TTL, spending=spending)
+
+
+def _agree(planned: Sequence[Step], *, asked: bool) -> None:
+    """Shows the steps, and asks whether to begin.
+
+    Raises:
+        UsageError: nobody agrees, or nobody can be asked.
+    """
+    lines = [f"{number:3} {step.name}: {step.does} ({step.costs})" for number, step in enumerate(planned, 1)]
+    total = sum(step.worst_micro_usd for step in planned) / MICRO
+    lines.append(f"All of it costs at most {total:.4f} USD, and is stopped at {BUDGET_USD} USD.")
+    typer.echo("\n".join(lines), err=True)
+    if not asked:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("Nobody can be asked whether to begin.", hint="--yes begins without asking.")
+    if not typer.confirm("Begin?", err=True):
+        raise UsageError("Nothing was done.")
+
+
+def _result(opened: Session, outcome: Outcome) -> Result:
+    path = opened.home.root / DIRECTORY / f"{now():%Y%m%dT%H%M%SZ}.txt"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(path, report(outcome, _facts(opened)))
+    data = {
+        "passed": outcome.surprise is None,
+        "steps": [each.model_dump(mode="json") for each in outcome.results],
+        "report": str(path),
+    }
+    if outcome.surprise is None:
+        return Result(data, f"All {len(outcome.results)} steps passed. {path} has them.")
+    return Result(data, _explained(outcome, path), outcome.surprise.exit_code)
+
+
+def _explained(outcome: Outcome, path: Path) -> str:
+    surprise, failed = outcome.surprise, outcome.results[-1]
+    assert surprise is not None
+    lines = [f"Stopped at the step {failed.name}: {surprise.message}"]
+    lines += [text for text in (surprise.details, surprise.hint) if text]
+    return "\n".join(
+        [
+            *lines,
+            "What the step made has been destroyed. If the account is set up as docs/how-to/first-hour-on-aws.md says,",
+            f"this is news to us: please open an issue with {path}, which names no account and no key.",
+        ]
+    )
+
+
+def _facts(opened: Session) -> dict[str, str]:
+    return {
+        "provisioner": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "region": opened.cloud.region,
+    }

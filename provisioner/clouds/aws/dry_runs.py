@@ -1,0 +1,114 @@
+"""Asks EC2 for dry runs of all that provisioner does with an environment's resources.
+
+EC2 answers DryRunOperation if it would have succeeded (EC2 API reference, "DryRun"). ModifyVpcAttribute and
+ModifySubnetAttribute know no dry runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from provisioner.clouds.aws import tagged_resources
+from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
+from provisioner.clouds.aws.network import OWNER_TAG
+from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG, LEASE_TAG
+
+WOULD_SUCCEED = "DryRunOperation"
+TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]
+# The documentation's network (RFC 5737): no rule is ever made of it.
+NETWORK = "192.0.2.0/24"
+
+
+def refused(api: Api, region: str, environment: str) -> list[str]:
+    """Lists the EC2 actions that the credentials do not allow on an environment that is up.
+
+    Args:
+        environment: its id.
+
+    Returns:
+        a line for each: the action, and EC2's words.
+
+    Raises:
+        InfrastructureError: the environment has no instance, or EC2 answers something else.
+    """
+    ec2 = api.client("ec2", region)
+    with asking("Looking at the environment"):
+        instance = tagged_resources.instances(api, region, environment)[0]
+        vpc, subnet = str(instance["VpcId"]), str(instance["SubnetId"])
+        ours = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "tag-key", "Values": [OWNER_TAG]}]
+        group = str(instance["SecurityGroups"][0]["GroupId"])
+        table = str(ec2.describe_route_tables(Filters=ours)["RouteTables"][0]["RouteTableId"])
+        acl = ec2.describe_network_acls(Filters=ours)["NetworkAcls"][0]
+    refusals = []
+    for action, arguments in _attempts(instance, vpc, subnet, group, table, acl).items():
+        name = action.partition(" ")[0]
+        call: Callable[..., Any] = getattr(ec2, name)
+        with asking(f"A dry run of {action}"):
+            try:
+                call(**arguments, DryRun=True)
+            except ClientError as error:
+                if code_of(error) in REFUSED:
+                    refusals.append(f"{action}: {error.response['Error'].get('Message', '')}"[:300])
+                elif code_of(error) != WOULD_SUCCEED:
+                    raise
+    return refusals
+
+
+def _attempts(
+    instance: dict[str, Any], vpc: str, subnet: str, group: str, table: str, acl: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Returns the arguments of each call, by boto3's name; what follows a space tells two of one name apart."""
+    machine = {"InstanceId": instance["InstanceId"]}
+    rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": NETWORK}]}
+    entry = {"NetworkAclId": acl["NetworkAclId"], "RuleNumber": 32000, "Egress": False}
+    launch = {
+        "ImageId": instance["ImageId"],
+        "InstanceType": instance["InstanceType"],
+        "KeyName": instance["KeyName"],
+        "MinCount": 1,
+        "MaxCount": 1,
+        "MetadataOptions": {"HttpTokens": "required"},
+        "NetworkInterfaces": [
+            {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [group], "AssociatePublicIpAddress": True}
+        ],
+        "TagSpecifications": _tags("instance", "volume"),
+    }
+    return {
+        "create_security_group": {
+            "GroupName": "dry-run", "Description": "dry run", "VpcId": vpc,
+            "TagSpecifications": _tags("security-group"),
+        },
+        "authorize_security_group_ingress": {"GroupId": group, "IpPermissions": [rule]},
+        "authorize_security_group_egress": {"GroupId": group, "IpPermissions": [rule]},
+        "revoke_security_group_ingress": {"GroupId": group, "IpPermissions": [rule]},
+        "revoke_security_group_egress": {"GroupId": group, "IpPermissions": [rule]},
+        "delete_security_group": {"GroupId": group},
+        "create_subnet": {"VpcId": vpc, "CidrBlock": NETWORK, "TagSpecifications": _tags("subnet")},
+        "delete_subnet": {"SubnetId": subnet},
+        "create_route_table": {"VpcId": vpc, "TagSpecifications": _tags("route-table")},
+        "delete_route_table": {"RouteTableId": table},
+        "create_network_acl": {"VpcId": vpc, "TagSpecifications": _tags("network-acl")},
+        "create_network_acl_entry": {**entry, "Protocol": "6", "RuleAction": "allow", "CidrBlock": NETWORK,
+                                     "PortRange": {"From": 22, "To": 22}},
+        "delete_network_acl_entry": entry,
+        "delete_network_acl": {"NetworkAclId": acl["NetworkAclId"]},
+        "run_instances on demand": launch,
+        "run_instances spot": {**launch, "InstanceMarketOptions": {"MarketType": "spot"}},
+        "create_tags": {"Resources": [instance["InstanceId"]], "Tags": [{"Key": LEASE_TAG, "Value": "dry-run"}]},
+        "describe_instance_attribute": {**machine, "Attribute": "userData"},
+        "get_console_output": machine,
+        "modify_instance_attribute": {**machine, "InstanceInitiatedShutdownBehavior": {"Value": "stop"}},
+        "modify_instance_metadata_options": {**machine, "HttpEndpoint": "disabled"},
+        "create_image": {**machine, "Name": "dry-run", "TagSpecifications": _tags("image", "snapshot")},
+        "stop_instances": {"InstanceIds": [instance["InstanceId"]]},
+        "terminate_instances": {"InstanceIds": [instance["InstanceId"]]},
+        "delete_key_pair": {"KeyName": instance["KeyName"]},
+        "delete_vpc": {"VpcId": vpc},
+    }  # fmt: skip
+
+
+def _tags(*kinds: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": TAGS} for kind in kinds]

@@ -1,0 +1,47 @@
+"""Dry runs on an environment in the account: what is allowed, what is refused, and that nothing of it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner.machines.create import create_machines
+from provisioner.machines.destroy import destroy_machines
+from provisioner.models import Environment
+from provisioner.session import Session
+from tests.aws.account import Account, MakeEnvironment
+from tests.aws.proxy import Fault, FaultyApi
+
+
+@pytest.fixture
+def session(account: Account) -> Session:
+    return account.session()
+
+
+@pytest.fixture
+def created(session: Session, environment: MakeEnvironment) -> Iterator[Environment]:
+    [created] = create_machines(session, [environment(session, aux=False)])
+    yield created
+    destroy_machines(session, created)
+
+
+def test_the_printed_policy_allows_all_that_is_tried_and_nothing_is_done(
+    session: Session, created: Environment, account: Account
+) -> None:
+    before = account.everything()
+    assert session.cloud.missing_rights(created) == []
+    assert account.everything() == before
+
+
+def test_each_right_that_is_refused_is_named(session: Session, created: Environment, api: FaultyApi) -> None:
+    def is_dry(request: dict[str, str]) -> bool:
+        return request.get("DryRun") == "true"
+
+    for action in ("CreateImage", "RunInstances"):
+        api.inject(Fault(action, "UnauthorizedOperation", "403 Forbidden", when=is_dry, message="You may not."))
+    assert session.cloud.missing_rights(created) == [
+        "run_instances on demand: You may not.",
+        "run_instances spot: You may not.",
+        "create_image: You may not.",
+    ]
