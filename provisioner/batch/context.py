@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +129,23 @@ class BatchContext:
         """
         wanted = family_directories(self.suite, self.directory)
         return [task for path, globs in wanted.items() for task in self._family_forecasts(path, globs)]
+
+    def capacity(self, tasks: Iterable[TaskForecast]) -> int | None:
+        """Returns how many environments of the largest of these tasks an account's limits permit at once everywhere.
+
+        None if nobody knows, or if there are no such limits.
+        """
+        counts = []
+        for sizes in {str(task.forecast.machines): task.forecast.machines for task in tasks if task.forecast}.values():
+            count = 0
+            cloud: Cloud | None = self.session.cloud
+            while cloud:
+                here = cloud.capacity(sizes)
+                if here is None:
+                    return None
+                count, cloud = count + here, cloud.fallback()
+            counts.append(count)
+        return min(counts, default=None)
 
     def _family_forecasts(self, path: str, globs: tuple[str, ...]) -> list[TaskForecast]:
         family = self.family(path)

@@ -21,7 +21,7 @@ from provisioner.batch.rows import collect_rows
 from provisioner.batch.suite import load_suite
 from provisioner.batch.suite import schema as suite_schema
 from provisioner.batch.worker import open_client
-from provisioner.cli.batch_plan import plan_result
+from provisioner.cli.batch_plan import plan_result, too_many, within
 from provisioner.cli.batch_results import summary_data, write_report
 from provisioner.cli.batch_running import run_batch, run_worker
 from provisioner.cli.batch_view import row_line, summary
@@ -91,7 +91,8 @@ def plan(suite: SuiteArgument) -> Result:
     """Describes what a suite would run, and its worst case."""
     loaded = load_suite(suite)
     context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
-    return plan_result(loaded, context.forecasts())
+    tasks = context.forecasts()
+    return plan_result(loaded, tasks, context.capacity(tasks))
 
 
 def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
@@ -102,9 +103,12 @@ def run(suite: SuiteArgument, database: DatabaseOption = "") -> Result:
     path = suite.absolute()
     context = BatchContext(home, load_settings(), loaded, path.parent, batch_id, database=database, progress=progress())
     runs = context.prepare()
+    capacity = context.capacity(context.forecasts())
+    if capacity is not None and capacity < min(loaded.environments, len(runs)):
+        progress().note(too_many(loaded.environments, capacity))
     batch = Batch(
-        id=batch_id, suite=loaded, suite_file=str(path), shared=bool(database), created_at=now(), version=__version__,
-        runs=tuple(runs),
+        id=batch_id, suite=within(loaded, capacity), suite_file=str(path), shared=bool(database), created_at=now(),
+        version=__version__, runs=tuple(runs),
     )  # fmt: skip
     Batches(home).save(batch)
     progress().note(f"Batch {batch_id}: {len(runs)} runs. `provisioner batch status {batch_id}` shows them")

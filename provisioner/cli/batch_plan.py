@@ -15,8 +15,12 @@ COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "AL
 UNKNOWN = "?"
 
 
-def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
-    """Returns a table of tasks with a summary, and the same as data. Sums are None if a task is not known yet."""
+def plan_result(suite: Suite, tasks: Sequence[TaskForecast], capacity: int | None = None) -> Result:
+    """Returns a table of tasks with a summary, and the same as data. Sums are None if a task is not known yet.
+
+    Args:
+        capacity: how many environments an account's limits permit at once; None if nobody knows.
+    """
     # Until its image is built, a family's tasks may be unknown, and so are their aux VMs.
     unbuilt = sorted({task.family for task in tasks if task.forecast is None or task.forecast.image is None})
     complete = all(task.forecast for task in tasks)
@@ -33,6 +37,7 @@ def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
         "concurrency": suite.concurrency,
         "ahead": suite.ahead,
         "environments_at_once": at_once,
+        "capacity": capacity,
         "memory_gib_at_once": memory_gib if complete else None,
         "worst_usd": worst / MICRO if complete else None,
         "worst_with_retries_usd": with_retries / MICRO if complete else None,
@@ -42,6 +47,8 @@ def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
     }
     lines = [table(COLUMNS, [_row(task) for task in tasks]), "", " ".join(_summary(suite, runs, worst, complete))]
     lines.append(_room(at_once, memory_gib, complete and not unbuilt))
+    if capacity is not None and capacity < at_once:
+        lines.append(too_many(at_once, capacity))
     if suite.budget is not None:
         lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
     if unbuilt:
@@ -51,6 +58,22 @@ def plan_result(suite: Suite, tasks: Sequence[TaskForecast]) -> Result:
             + (f" Each image costs up to {dollars(builder)} more." if builder else "")
         )
     return Result(data, "\n".join(lines))
+
+
+def too_many(count: int, capacity: int) -> str:
+    """Says that fewer environments than a suite asks for exist at once."""
+    return (
+        f"The account's quotas of vCPUs have room for {capacity} of {count} environments at once now: `batch run` "
+        "starts no more than that. Ask AWS for larger ones (Service Quotas, Amazon EC2), or allow more regions."
+    )
+
+
+def within(suite: Suite, capacity: int | None) -> Suite:
+    """Returns a suite that has no more environments at once than an account's limits permit, and at least one."""
+    if capacity is None or capacity >= suite.environments:
+        return suite
+    concurrency = max(1, min(suite.concurrency, capacity))
+    return suite.model_copy(update={"concurrency": concurrency, "ahead": max(0, capacity - concurrency)})
 
 
 def _summary(suite: Suite, runs: int, worst: int, complete: bool) -> list[str]:

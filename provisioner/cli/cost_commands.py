@@ -72,7 +72,7 @@ def _plan_text(estimate: Forecast) -> str:
         kind = f"{size.types[0]}, " if size.types else ""
         lines.append(f"  {role}: {kind}{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk")
     if estimate.room:
-        lines.append(f"  disk: {estimate.room}")
+        lines.append(f"  room: {estimate.room}")
     if estimate.image is None:
         lines.append("  aux VM: not known until the family's image is built")
     if not estimate.lines:

@@ -121,6 +121,13 @@ class Sizing(ABC):
         """
         return ""
 
+    def capacity(self, sizes: Mapping[Role, MachineSize]) -> int | None:
+        """Returns for how many more environments with such machines an account's limits have room here.
+
+        None if nobody knows, or, as by default, if there are no such limits.
+        """
+        return None
+
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns what a created environment costs where it is, in US dollars. By default zero.
 

@@ -21,7 +21,8 @@ class Forecast(Record):
         image: the family's image; None if it is not built, so that permissions and aux VM are not known yet.
         full_internet: whether the task has internet; None if that is not known yet.
         machines: the size of each machine.
-        room: what the machines need of the host's disk, and how much of it there is; empty where that is no concern.
+        room: what the machines need of what is short, such as the host's disk or the account's quota, and how much
+            there is of it; empty where that is no concern.
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
         limit_seconds: its time to live.
         worst_micro_usd: its worst-case cost until the end of its time to live, in millionths of a US dollar.

@@ -6,6 +6,8 @@
 - DeleteSubnet ends the subnet's associations with its route table and its network ACL.
 - CreateServiceLinkedRole says InvalidInput where the role exists.
 - A spot instance has a request.
+- A dry run of any EC2 request does nothing.
+- An account has quotas of vCPUs, and Service Quotas tells them.
 - A network ACL holds 20 rules in each direction.
 - A root volume is no smaller than its AMI's.
 - What CreateImage has made, and the stop before it, show only when somebody asks again.
@@ -23,11 +25,14 @@ from functools import cache
 from typing import Any
 
 from moto.core import responses
+from moto.core.responses import BaseResponse
+from moto.core.utils import camelcase_to_underscores
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instance_types import InstanceTypeBackend
 from moto.ec2.models.instances import Instance
+from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 from moto.iam.exceptions import EntityAlreadyExists, InvalidInput
@@ -37,6 +42,7 @@ from tests.aws.acl_limits import refuse_long_acls
 from tests.aws.new_images import delay_new_images
 from tests.aws.root_volumes import refuse_small_root_volumes
 from tests.aws.spot_requests import add_spot_requests
+from tests.aws.vcpu_limits import limit_vcpus
 
 # AWS is no faster. The provider's SDK closes a request's body as soon as the answer begins; where the transport has not
 # yet looked for the body's end, it takes that for a failure to send and drops the answer, and the SDK calls again.
@@ -61,11 +67,24 @@ def close_gaps() -> None:
     add_spot_requests()
     refuse_small_root_volumes()
     refuse_long_acls()
+    limit_vcpus()
+    _dry_runs()
     delay_new_images()
     sold: Any = InstanceTypeBackend
     sold.instance_types = [one for one in sold.instance_types if one["InstanceType"].split(".")[0] in FAMILIES]
     dispatch: Any = responses
     dispatch.method_names_from_class = cache(dispatch.method_names_from_class)
+
+
+def _dry_runs() -> None:
+    act: Any = BaseResponse.call_action
+
+    def patched(self: Any) -> Any:
+        if isinstance(self, EC2BaseResponse) and self._get_bool_param("DryRun"):
+            setattr(self, camelcase_to_underscores(self._get_action()), self.error_on_dryrun)
+        return act(self)
+
+    setattr(BaseResponse, "call_action", patched)  # noqa: B010
 
 
 def _associations() -> None:

@@ -51,10 +51,6 @@ class Fault:
     hits: list[Request] = field(default_factory=list)
 
 
-# EC2's answer to a dry run of what the credentials allow. moto obeys some.
-DRY_RUN = Fault("", "DryRunOperation", "412 Precondition Failed", message="Request would have succeeded.")
-
-
 class FaultyApi:
     """The API as a WSGI application.
 
@@ -135,7 +131,7 @@ class FaultyApi:
                     if len(fault.hits) < fault.times:
                         fault.hits.append(request)
                         return fault
-        return DRY_RUN if request.get("DryRun") == "true" else None
+        return None
 
 
 def answer(start_response: Callable[..., Any], status: str, code: str, message: str) -> list[bytes]:

@@ -71,11 +71,11 @@ def test_a_zone_without_capacity_is_left_for_the_next(
     assert any("no capacity for t3.small" in note and "trying t3.small" in note for note in account.progress.notes)
 
 
-def test_a_quota_moves_on_to_the_next_type(
+def test_a_quota_of_one_type_moves_on_to_the_next_type(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     fault = api.inject(
-        Fault("RunInstances", "VcpuLimitExceeded", when=lambda request: request["InstanceType"] == "t3.small")
+        Fault("RunInstances", "InstanceLimitExceeded", when=lambda request: request["InstanceType"] == "t3.small")
     )
     created = create(session, environment(session, aux=False))
     assert created.placement["primary"] == "t3.medium"

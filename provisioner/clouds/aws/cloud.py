@@ -13,6 +13,7 @@ from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.placement import AwsPlacement
 from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.stacks import AwsStacks
+from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings
 from provisioner.errors import ProvisionerError
@@ -78,9 +79,15 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
             return [
                 f"Account {self.account.identity.account}, region {self.region}; machines let in {controllers}.",
                 f"Prices: {self.pricing.sources()}.",
+                *self._quota_notes(),
             ]
         except ProvisionerError as error:
             return [error.message]
+
+    def _quota_notes(self) -> list[str]:
+        rooms = {market: self.quotas.room(STANDARD, market) for market in MARKETS}
+        known = [f"{room.quota} {market}, {room.used} in use" for market, room in rooms.items() if room]
+        return [f"Quota of vCPUs in {self.region}, standard instances: {'; '.join(known)}."] if known else []
 
     def missing_rights(self, environment: Environment) -> list[str]:
         """Asks EC2 for dry runs."""

@@ -1,7 +1,7 @@
 """Asks EC2 for dry runs of all that provisioner does with an environment's resources.
 
-EC2 answers DryRunOperation if it would have succeeded (EC2 API reference, "DryRun"). ModifyVpcAttribute and
-ModifySubnetAttribute know no dry runs.
+EC2 answers DryRunOperation if the credentials allow the call, and UnauthorizedOperation if not (EC2 API reference,
+"DryRun"). Any other error says nothing about rights. ModifyVpcAttribute and ModifySubnetAttribute know no dry runs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws import tagged_resources
-from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
+from provisioner.clouds.aws.api import NO_LOGIN, REFUSED, THROTTLED, Api, asking, code_of
 from provisioner.clouds.aws.network import OWNER_TAG
 from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG, LEASE_TAG
 
-WOULD_SUCCEED = "DryRunOperation"
 TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]
 # The documentation's network (RFC 5737): no rule is ever made of it.
 NETWORK = "192.0.2.0/24"
@@ -32,7 +31,7 @@ def refused(api: Api, region: str, environment: str) -> list[str]:
         a line for each: the action, and EC2's words.
 
     Raises:
-        InfrastructureError: the environment has no instance, or EC2 answers something else.
+        HostError, InfrastructureError: EC2 does not answer.
     """
     ec2 = api.client("ec2", region)
     with asking("Looking at the environment"):
@@ -52,7 +51,7 @@ def refused(api: Api, region: str, environment: str) -> list[str]:
             except ClientError as error:
                 if code_of(error) in REFUSED:
                     refusals.append(f"{action}: {error.response['Error'].get('Message', '')}"[:300])
-                elif code_of(error) != WOULD_SUCCEED:
+                elif code_of(error) in (*NO_LOGIN, *THROTTLED):
                     raise
     return refusals
 

@@ -20,7 +20,7 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
     "UnfulfillableCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
     "InsufficientHostCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
     "Unsupported": ("zone", "{zone} does not offer {types}"),
-    "VcpuLimitExceeded": ("type", "the account's vCPU quota is too small for {types}"),
+    "VcpuLimitExceeded": ("market", "the account's quota of vCPUs is used up"),
     "InstanceLimitExceeded": ("type", "the account's quota is too small for {types}"),
     "MaxSpotInstanceCountExceeded": ("market", "the account's quota of spot instances is used up"),
     "SpotMaxPriceTooLow": ("market", "the spot price is above the on-demand price"),

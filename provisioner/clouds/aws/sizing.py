@@ -8,16 +8,20 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
+from provisioner.clouds.aws import vcpu_quota
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.images import vendor_ami
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.pricing import Pricing
+from provisioner.clouds.aws.vcpu_quota import Market, Quotas
 from provisioner.clouds.cloud import Sizing
 from provisioner.costs.prices import CostLine
-from provisioner.errors import ImageBuildError
+from provisioner.errors import ImageBuildError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
+
+QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
 
 
 class AwsSizing(Sizing):
@@ -26,6 +30,7 @@ class AwsSizing(Sizing):
     account: Account
     networks: Networks
     spot: bool
+    other_regions: tuple[str, ...]
     root_sizes: dict[BaseImage, int]
     """The sizes of the root volumes of distributions' AMIs, as far as they are known."""
 
@@ -43,7 +48,70 @@ class AwsSizing(Sizing):
         Raises:
             UnavailableError: EC2 sells none that fit, or none with a known price.
         """
-        return choose_machines(resources, aux, self.pricing.catalogue)
+        sizes = choose_machines(resources, aux, self.pricing.catalogue)
+        self._require_quota(sizes)
+        return sizes
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        """The account's quotas of vCPUs in its region."""
+        return Quotas(self.account.api, self.account.region, self._vcpus)
+
+    @cached_property
+    def _vcpus(self) -> dict[str, int]:
+        return {each.name: each.vcpus for each in self.pricing.catalogue.types}
+
+    @property
+    def _markets(self) -> tuple[Market, ...]:
+        return ("spot", "on-demand") if self.spot else ("on-demand",)
+
+    def _needs(self, sizes: Mapping[Role, MachineSize]) -> dict[str, int]:
+        return vcpu_quota.needs((size.types[0] for size in sizes.values()), self._vcpus)
+
+    def _require_quota(self, sizes: Mapping[Role, MachineSize]) -> None:
+        """Refuses machines that would not even fit an empty account, unless another region may be tried."""
+        for group, need in self._needs(sizes).items():
+            quotas = [self.quotas.quota(group, market) for market in self._markets]
+            known = [quota for quota in quotas if quota is not None]
+            if len(known) == len(quotas) and max(known) < need and not self.other_regions:
+                raise UnavailableError(
+                    f"The machines need {need} vCPUs of {group} instances, and the account's quota in "
+                    f"{self.account.region} is {max(known)}.",
+                    hint=f"{QUOTA_HINT} Or use another --region.",
+                )
+
+    def room(self, sizes: Mapping[Role, MachineSize]) -> str:
+        """Says how much of the account's quotas the machines take, and how many such environments fit now."""
+        parts = []
+        needs = self._needs(sizes)
+        for market in self._markets:
+            rooms = {group: room for group in needs if (room := self.quotas.room(group, market))}
+            if not rooms or len(rooms) < len(needs):
+                continue
+            of = " and ".join(
+                f"{needs[group]} of {room.quota} vCPUs ({group}, {room.used} in use)" for group, room in rooms.items()
+            )
+            fit = vcpu_quota.fitting((needs[group], room) for group, room in rooms.items())
+            parts.append(f"{market}: {of}, room for {fit} such {'environment' if fit == 1 else 'environments'} now")
+        return "; ".join(parts)
+
+    def capacity(self, sizes: Mapping[Role, MachineSize]) -> int | None:
+        """Returns how many such environments the account's quotas have room for now; None if AWS does not say."""
+        needs, fit = self._needs(sizes), 0
+        for market in self._markets:
+            rooms = [(need, self.quotas.room(group, market)) for group, need in needs.items()]
+            known = [(need, room) for need, room in rooms if room]
+            if not known or len(known) < len(rooms):
+                return None
+            fit += vcpu_quota.fitting(known)
+        return fit
+
+    def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
+        """Says that the account's quotas have no room for so many more environments, if they have not."""
+        fit = self.capacity(sizes)
+        if fit is None or fit >= count:
+            return ""
+        return f"the account's quotas of vCPUs in {self.account.region} have room for {fit} of {count} environments"
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Chooses the cheapest builder of the base image's architecture, with room for the distribution's AMI."""

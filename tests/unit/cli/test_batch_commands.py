@@ -12,7 +12,9 @@ import yaml
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
+from provisioner.cli.batch_plan import within
 from provisioner.clock import now
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
@@ -62,6 +64,27 @@ def test_a_plan_counts_the_environments_ahead(provisioner: CommandLine, tmp_path
         assert "2 at once and 3 ahead" in shown
     assert memory[5] == 5 * memory[1] > 0
     assert "At most 1 environment exists at once" in shown
+
+
+@pytest.mark.parametrize(
+    ("capacity", "concurrency", "ahead"), [(None, 8, 2), (10, 8, 2), (9, 8, 1), (3, 3, 0), (0, 1, 0)]
+)
+def test_a_batch_has_no_more_environments_at_once_than_the_accounts_quotas_permit(
+    capacity: int | None, concurrency: int, ahead: int
+) -> None:
+    suite = load_suite(SUITE).model_copy(update={"concurrency": 8, "ahead": 2})
+    limited = within(suite, capacity)
+    assert (limited.concurrency, limited.ahead) == (concurrency, ahead)
+
+
+def test_a_plan_tells_that_the_accounts_quotas_are_too_small(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalCloud, "capacity", lambda *_: 1)
+    assert "have room for 1 of 2 environments at once now" in provisioner("batch", "plan", str(SUITE)).stdout
+    assert json.loads(provisioner("batch", "plan", str(SUITE), "--json").stdout)["capacity"] == 1
+    monkeypatch.setattr(LocalCloud, "capacity", lambda *_: 2)
+    assert "have room" not in provisioner("batch", "plan", str(SUITE)).stdout
 
 
 def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLine, tmp_path: Path) -> None:

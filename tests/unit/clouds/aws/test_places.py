@@ -48,7 +48,7 @@ def test_what_has_to_change_changes(at: int, level: Level, then: str | None) -> 
     ("said", "level"),
     [
         ("api error InsufficientInstanceCapacity: We currently do not have sufficient t3.small capacity", "zone"),
-        ("api error VcpuLimitExceeded: You have requested more vCPU capacity", "type"),
+        ("api error VcpuLimitExceeded: You have requested more vCPU capacity", "market"),
         ("api error MaxSpotInstanceCountExceeded: Max spot instance count exceeded", "market"),
         ("api error Unsupported: The requested configuration is currently not supported", "zone"),
         ("unexpected state 'terminated', last error: Server.InsufficientInstanceCapacity: no capacity", "zone"),
