@@ -11,18 +11,21 @@ from typing import Annotated
 
 import typer
 
+from provisioner.cli.actual_costs import actual_costs
 from provisioner.cli.command import command
 from provisioner.cli.family_sessions import family_session
 from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch, TaskArgument
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session, shared_database
 from provisioner.clock import now
-from provisioner.clouds.registry import Where
+from provisioner.clouds.registry import CLOUDS, Where
 from provisioner.costs.ledger import Entry, Total, totals
 from provisioner.costs.prices import MICRO, dollars, hourly
 from provisioner.environment.estimate import Forecast, forecast
+from provisioner.errors import UsageError
 from provisioner.printable import spreadsheet_cell
 from provisioner.ttl import BUILDER_TTL, words
+from provisioner.validation import shown
 
 MICRO_USD = "_micro_usd"
 
@@ -92,18 +95,36 @@ def _plan_text(estimate: Forecast) -> str:
     if estimate.image is None:
         builder = dollars(estimate.builder_micro_usd)
         lines.append(f"Each image to be built: at most {builder} (time to live {words(BUILDER_TTL)}).")
-    lines.append("Not included: data transfer out of AWS, and the storage of images.")
+    if estimate.not_included:
+        lines.append(f"Not included: {estimate.not_included}.")
     return "\n".join(lines)
 
 
 def costs(
     by: Annotated[Group, typer.Option("--by", help="Group to sum by.")] = Group.environment,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    cloud: Annotated[
+        str | None, typer.Option("--cloud", help="Only what was launched there.", show_default=False)
+    ] = None,
+    actual_bill: Annotated[
+        bool, typer.Option("--actual", help="Compare with AWS's bill; with --cloud aws. Each question costs 0.01 USD.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
+    ] = None,
 ) -> Result:
     """Shows the ledgers of this home and of the database that PROVISIONER_DATABASE names."""
+    if cloud is not None and cloud not in CLOUDS:
+        raise UsageError(f"There is no cloud {shown(cloud)}.", hint=f"The clouds are {' and '.join(CLOUDS)}.")
+    if actual_bill and (as_csv or cloud is None or by is not Group.environment):
+        raise UsageError("--actual compares environments with a cloud's bill.", hint="Give --cloud aws, and no other.")
     entries = session().ledger.entries()
     if database := shared_database():
         entries += session(database=database).ledger.entries()
+    entries = [entry for entry in entries if cloud in (None, entry.cloud)]
+    if actual_bill and cloud is not None:
+        where = Where(cloud, (entries[-1].region,) if entries and entries[-1].region else (), profile)
+        return actual_costs(session(where=where).cloud, entries)
     sums = totals(entries, by.value)
     reserved = sum(total.reserved_micro_usd for total in sums)
     actual = sum(total.actual_micro_usd for total in sums)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +20,7 @@ from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from provisioner.costs.bill import Bill
     from provisioner.costs.prices import CostLine
     from provisioner.errors import TerraformError
     from provisioner.family.manifest import Resources
@@ -127,6 +129,22 @@ class Sizing(ABC):
         None if nobody knows, or, as by default, if there are no such limits.
         """
         return None
+
+    def not_priced(self) -> str:
+        """Says what an environment may cost besides, which no estimate includes. By default "": there is nothing."""
+        return ""
+
+    def bill(self, begin: date, end: date) -> Bill:
+        """Returns what the cloud bills for some days, by environment. By default nobody sends a bill.
+
+        Args:
+            end: the day after the last.
+
+        Raises:
+            UnavailableError: this cloud sends no bill.
+            HostError, InfrastructureError: the cloud does not tell.
+        """
+        raise UnavailableError("This cloud sends no bill.", hint="`provisioner costs --cloud aws --actual` asks AWS.")
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns what a created environment costs where it is, in US dollars. By default zero.

@@ -24,6 +24,7 @@ class Forecast(Record):
         room: what the machines need of what is short, such as the host's disk or the account's quota, and how much
             there is of it; empty where that is no concern.
         lines: the parts that cost money by the hour; empty on a cloud that costs nothing.
+        not_included: what it may cost besides, in words; empty if there is nothing.
         limit_seconds: its time to live.
         worst_micro_usd: its worst-case cost until the end of its time to live, in millionths of a US dollar.
         builder_micro_usd: the worst-case cost of each image that is not built yet, in millionths of a US dollar.
@@ -38,6 +39,7 @@ class Forecast(Record):
     machines: dict[Role, MachineSize]
     room: str = ""
     lines: tuple[CostLine, ...]
+    not_included: str = ""
     limit_seconds: float
     worst_micro_usd: int
     builder_micro_usd: int
@@ -77,6 +79,7 @@ def forecast(session: Session, family: TaskFamily, task: str, *, allowlist: bool
         machines=sizes,
         room=session.cloud.room(sizes),
         lines=lines,
+        not_included=session.cloud.not_priced(),
         limit_seconds=session.ttl.total_seconds(),
         worst_micro_usd=_worst(lines, session.ttl),
         builder_micro_usd=_worst(building, session.builder_ttl),

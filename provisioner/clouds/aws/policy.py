@@ -20,14 +20,12 @@ EC2 = "arn:aws:ec2:*:*:"
 OWNERS = {owner for owner, _ in VENDORS.values()}
 # Read actions take no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
 READ = (
-    "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones", "ec2:DescribeImages",
-    "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceStatus", "ec2:DescribeInstanceTypes",
-    "ec2:DescribeInstances",
-    "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs", "ec2:DescribeNetworkAcls",
-    "ec2:DescribeNetworkInterfaces", "ec2:DescribeRegions", "ec2:DescribeRouteTables",
-    "ec2:DescribeSecurityGroup*", "ec2:DescribeSnapshots",
-    "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeTags",
-    "ec2:DescribeVolumes", "ec2:DescribeVpcs", "pricing:GetProducts", "scheduler:ListSchedules",
+    "ce:GetCostAndUsage", "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeImages", "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypes", "ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs",
+    "ec2:DescribeNetworkAcls", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRegions", "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroup*", "ec2:DescribeSnapshots", "ec2:DescribeSpot*", "ec2:DescribeSubnets",
+    "ec2:DescribeTags", "ec2:DescribeVolumes", "ec2:DescribeVpcs", "pricing:GetProducts", "scheduler:ListSchedules",
     "servicequotas:GetServiceQuota",
 )  # fmt: skip
 # Actions that look into, join, change or delete what exists: every resource that they name must be ours.

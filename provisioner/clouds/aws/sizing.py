@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from datetime import date
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
-from provisioner.clouds.aws import vcpu_quota
+from provisioner.clouds.aws import cost_explorer, vcpu_quota
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.images import vendor_ami
 from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
@@ -16,11 +17,17 @@ from provisioner.clouds.aws.network import Networks
 from provisioner.clouds.aws.pricing import Pricing
 from provisioner.clouds.aws.vcpu_quota import Market, Quotas
 from provisioner.clouds.cloud import Sizing
+from provisioner.costs.bill import Bill
 from provisioner.costs.prices import CostLine
 from provisioner.errors import ImageBuildError, UnavailableError
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 
+# AWS's pricing pages as of 2026-11: EC2 (data transfer out), EBS (standard snapshots), EventBridge (Scheduler).
+NOT_PRICED = (
+    "data transfer out of AWS (in us-east-1 0.09 USD a GB after the account's first 100 GB a month), the storage of "
+    "images (0.05 USD a GB and month) and schedules (the account's first 14 million a month cost nothing)"
+)
 QUOTA_HINT = "Ask AWS for a larger quota (Service Quotas, Amazon EC2)."
 
 
@@ -132,6 +139,14 @@ class AwsSizing(Sizing):
         """
         zone = min(self.networks.zones(self.account.region)) if spot and self.spot else None
         return self.pricing.costs(sizes, has_way_out=has_way_out, spot_zone=zone)
+
+    def not_priced(self) -> str:
+        """Names what AWS bills besides, with its prices in us-east-1."""
+        return NOT_PRICED
+
+    def bill(self, begin: date, end: date) -> Bill:
+        """Asks Cost Explorer."""
+        return cost_explorer.bill(self.account.api, begin, end)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.
