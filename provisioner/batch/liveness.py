@@ -34,6 +34,7 @@ class LivenessLock:
 
     def __init__(self, url: str, worker: str) -> None:
         self._worker = worker
+        self._owed: list[str] = []
         try:
             self._connection = psycopg.connect(
                 url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **CLIENT_KEEPALIVE
@@ -76,15 +77,25 @@ class LivenessLock:
         # Rows are tried one by one until a lock is taken: without an order, LIMIT reads no more rows than it returns.
         query = "SELECT number FROM unnest(%s::bigint[]) AS numbers (number) WHERE pg_try_advisory_lock(number) LIMIT 1"
         try:
+            self._unlock_owed()
             row = self._connection.execute(query, (list(numbers),)).fetchone()
         except psycopg.Error as error:
             raise _connection_lost(error) from error
         return numbers[row[0]] if row else None
 
     def give_back(self, name: str) -> None:
-        """Releases a lock that `take_first` took. If the connection is lost, Postgres has released it."""
+        """Releases a lock that `take_first` took. If the connection is lost, Postgres has released it.
+
+        If Postgres does not carry that out now, it is repeated before the next lock is taken.
+        """
+        self._owed.append(name)
         with contextlib.suppress(psycopg.Error):
-            self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(name),))
+            self._unlock_owed()
+
+    def _unlock_owed(self) -> None:
+        while self._owed:
+            self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(self._owed[-1]),))
+            self._owed.pop()
 
     def close(self) -> None:
         """Releases all locks."""

@@ -21,6 +21,7 @@ from provisioner.environment.requests import request_of
 from provisioner.errors import (
     BudgetError,
     CapacityError,
+    InfrastructureError,
     MachineLostError,
     ProvisionerError,
     StillThereError,
@@ -245,6 +246,8 @@ class _Pool:
         except (BudgetError, MachineLostError) as error:
             self._note(f"{record.id} cannot wait for longer: {error.message}")
             self._destroy(record.id)
+        except InfrastructureError as error:  # an outage, which must not cost what waits; the next look tries again
+            self._note(f"{record.id}: its end could not be moved: {error.message}")
 
     def _destroy(self, identity: str) -> bool:
         """Destroys one unless it has been claimed, and returns whether it did.

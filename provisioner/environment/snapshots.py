@@ -86,8 +86,9 @@ def up(session: Session, name: str) -> Environment:
         with lifecycle.cleared_on_failure(session, environment):
             task_key = store.key(name, "task") if "aux" in environment.machines else None
             with phases.phase("create"):
-                record_environment(session, environment, task_key)
-                _require_same(store, snapshot)
+                with store.held(name):
+                    record_environment(session, environment, task_key)
+                    _require_same(store, snapshot)
                 [environment] = create_machines(session, [environment])
             with phases.phase("renewal"):
                 renewal.renew(session, environment)
@@ -167,10 +168,12 @@ def remove(session: Session, name: str) -> None:
     Raises:
         UsageError: there is none, or environments run whose disks are layers over it.
     """
-    copies = [each.id for each in session.environments.all() if each.snapshot == name]
-    if copies:
-        raise UsageError(
-            f"The snapshot {name} cannot be removed: {', '.join(copies)} went on from it and still exist.",
-            hint=f"provisioner destroy {' '.join(copies)}",
-        )
-    SnapshotStore(session.home).remove(name)
+
+    def require_unused() -> None:
+        if copies := [each.id for each in session.environments.all() if each.snapshot == name]:
+            raise UsageError(
+                f"The snapshot {name} cannot be removed: {', '.join(copies)} went on from it and still exist.",
+                hint=f"provisioner destroy {' '.join(copies)}",
+            )
+
+    SnapshotStore(session.home).remove(name, require_unused)

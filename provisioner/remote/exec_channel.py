@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -54,11 +54,14 @@ class NoServerError(Exception):
     """The machine has an exec server, and it does not run any more."""
 
 
-def open_call(transport: BoundedTransport, answer_seconds: float) -> tuple[paramiko.Channel, bytes]:
+def open_call(
+    transport: BoundedTransport, answer_seconds: float, go_on: Callable[[], None]
+) -> tuple[paramiko.Channel, bytes]:
     """Opens a channel for one call.
 
     Args:
         answer_seconds: how long each of sshd's answers may take.
+        go_on: called before each attempt; raises to end the wait for a server that is being started again.
 
     Returns:
         the channel, and what to send on it before the request.
@@ -66,9 +69,11 @@ def open_call(transport: BoundedTransport, answer_seconds: float) -> tuple[param
     Raises:
         NoServerError: its server has ended for good.
         paramiko.SSHException: the connection broke, or sshd does not answer in time.
+        Exception: `go_on` raised it.
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
+        go_on()
         begin = time.monotonic()
         try:
             return transport.open_unix_socket(SOCKET, answer_seconds), b""
@@ -84,7 +89,8 @@ def open_call(transport: BoundedTransport, answer_seconds: float) -> tuple[param
 
 def _has_server(transport: BoundedTransport, answer_seconds: float) -> bool:
     with _session(transport, f"test -e {SERVICE}", answer_seconds) as channel:
-        channel.status_event.wait(answer_seconds)
+        if not channel.status_event.wait(answer_seconds):
+            raise paramiko.SSHException("sshd does not say how a command ended")
         return channel.exit_status == 0
 
 

@@ -19,7 +19,7 @@ from typing import IO, ParamSpec, Self
 
 import paramiko
 
-from provisioner.errors import MachineLostError, ProvisionerError, TaskError
+from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
 from provisioner.models import Endpoint
 from provisioner.remote import exec_frames
 from provisioner.remote.answering_socket import ATTEMPT_SECONDS, answering_socket, no_ssh
@@ -204,7 +204,7 @@ class Connection:
                 more than `limit_bytes`.
             MachineLostError, CommandTimeoutError, TaskError: as for run.
         """
-        pieces: list[bytes] = []
+        contents = bytearray()  # not the pieces: a machine could send one for every byte
         left = limit_bytes + exec_frames.DATA_LIMIT_BYTES
 
         def take(data: bytes) -> None:
@@ -212,12 +212,12 @@ class Connection:
             left -= len(data)
             if left < 0:
                 raise TaskError(f"The machine sent more of {shown(path)} than it was asked for.")
-            pieces.append(data)
+            contents.extend(data)
 
         request = exec_frames.request("read", user=user, path=path, limit_bytes=limit_bytes, remove=remove)
         done = self._call(f"Reading {path}", request, b"", take, None, SMALL_CALL_SECONDS, 0)
         _require_file(done, path)
-        return b"".join(pieces)
+        return bytes(contents)
 
     def write_file(self, path: str, data: bytes | IO[bytes], *, user: str = "root", mode: int = 0o644) -> None:
         """Writes a file, and makes its directories.
@@ -268,12 +268,20 @@ class Connection:
         self, what: str, callers: _CallersErrors, deadline: Deadline
     ) -> Iterator[tuple[paramiko.Channel, bytes]]:
         start = Deadline(f"The start of {what}", HANDSHAKE_SECONDS)
+        check = callers.watched(self._check)
+
+        def go_on() -> None:
+            check()
+            deadline.require()
+
         try:
             with self._cut_off_after(2 * HANDSHAKE_SECONDS):
-                channel, preamble = open_call(self._transport, HANDSHAKE_SECONDS)
+                channel, preamble = open_call(self._transport, HANDSHAKE_SECONDS, go_on)
         except NoServerError as error:
             raise MachineLostError(f"The machine at {self._where}: {error}") from error
         except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
+            if error is callers.raised or isinstance(error, CommandTimeoutError):
+                raise
             start.require()
             raise self._lost() from error
         try:

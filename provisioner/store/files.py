@@ -34,6 +34,15 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
         raise
 
 
+def sync_directory(directory: Path) -> None:
+    """Has the names in a directory outlive a crash of the host (fsync(2))."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_end(path: Path, limit_bytes: int) -> bytes:
     """Returns at most the last `limit_bytes` of a file, however long it is; nothing if there is no file.
 

@@ -177,7 +177,11 @@ class ImageStore:
         removed = []
         for path, lock in locks.items():
             # What is locked is being made.
-            with contextlib.suppress(TimeoutError), locked(lock, wait_seconds=0):
+            of_image = lock.parent == self._home.locks
+            with (
+                contextlib.suppress(TimeoutError, FileNotFoundError),
+                locked(lock, wait_seconds=0, make_parents=of_image),
+            ):
                 if path.exists():  # it was not finished meanwhile
                     remove_tree(path)
                     removed.append(str(path.relative_to(root)))

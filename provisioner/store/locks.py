@@ -15,18 +15,27 @@ LOOK_SECONDS = 0.1
 
 
 @contextlib.contextmanager
-def locked(path: Path, on_wait: Callable[[], None] | None = None, wait_seconds: float | None = None) -> Iterator[None]:
+def locked(
+    path: Path,
+    on_wait: Callable[[], None] | None = None,
+    wait_seconds: float | None = None,
+    *,
+    make_parents: bool = True,
+) -> Iterator[None]:
     """Holds an exclusive lock on a file. The kernel releases it when this process ends, however it ends.
 
     Args:
         path: the lock file; created if it does not exist, never removed.
         on_wait: called once if another process holds the lock.
         wait_seconds: how long to wait for another process; None for as long as it takes.
+        make_parents: whether the file's directory is made. Not for one that somebody may be removing.
 
     Raises:
         TimeoutError: another process held the lock all the time.
+        FileNotFoundError: the directory is gone, and is not to be made.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if make_parents:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Environment, Record, Role
 from provisioner.remote.keys import KeyPair
-from provisioner.store.files import disk_bytes, remove_tree, write_atomically
+from provisioner.store.files import disk_bytes, remove_tree, sync_directory, write_atomically
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.locks import locked
 
@@ -87,9 +86,14 @@ class SnapshotStore:
             keys: the keys of the environment, by which the controller and its copies first recognise each other.
         """
         directory = self._unfinished(snapshot.name)
-        shutil.copytree(keys, directory / KEYS)
+        (directory / KEYS).mkdir(mode=0o700)
+        for key in keys.iterdir():
+            write_atomically(directory / KEYS / key.name, key.read_bytes())
         write_atomically(directory / RECORD, snapshot.model_dump_json(indent=2))
+        for parent in (directory / KEYS, directory):
+            sync_directory(parent)
         directory.rename(self.path(snapshot.name))
+        sync_directory(self._home.snapshots)
 
     def load(self, name: str) -> Snapshot:
         """Returns the record of a snapshot.
@@ -139,17 +143,25 @@ class SnapshotStore:
         """Returns the file of a private key of the frozen environment."""
         return self.path(name) / KEYS / key
 
-    def remove(self, name: str) -> None:
+    def held(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Lets nobody remove a snapshot for as long as the context lasts."""
+        return locked(self._lock(name))
+
+    def remove(self, name: str, require_unused: Callable[[], None] = lambda: None) -> None:
         """Removes a snapshot, whole or damaged.
+
+        Args:
+            require_unused: raises if it is in use. Called while nobody can begin to use it.
 
         Raises:
             UsageError: there is none.
         """
         if not NAME.fullmatch(name) or not self.path(name).is_dir():
             raise _no_snapshot(name)
-        with locked(self._lock(name)):
+        with self.held(name):
             if not self.path(name).is_dir():  # another command was quicker
                 raise _no_snapshot(name)
+            require_unused()
             remove_tree(self._unfinished(name))
             self.path(name).rename(self._unfinished(name))
             remove_tree(self._unfinished(name))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from provisioner.cli.aws_check import DESTINATION
 from provisioner.clouds.aws.cloud import AwsCloud
+from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.errors import HostError
 from provisioner.models import Destination
 from provisioner.selftest.checks import ALL_COMBINATIONS, Combination
@@ -21,7 +19,7 @@ from provisioner.selftest.steps import run_steps
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.aws.account import Notes
-from tests.aws.ec2.fixture import ec2_session
+from tests.aws.ec2.fixture import OUTSIDE, REAL, ec2_session
 
 WHOLE = os.environ.get("PROVISIONER_TEST_SELFTEST", "")
 # Booting a machine takes most of a minute of processor time here.
@@ -39,32 +37,9 @@ def opened(home: Home, *, spot: bool) -> Session:
     return replace(session, cloud=cloud, progress=Notes())
 
 
-@pytest.fixture
-def destination() -> Iterator[Destination]:
-    """Yields where something answers: at this host's own address, which no probe asks for."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-        outward.connect(("192.0.2.1", 9))
-        address = outward.getsockname()[0]
-    with socket.create_server((address, 0), backlog=64) as server:
-        server.settimeout(0.2)
-        ended = threading.Event()
-
-        def greet() -> None:
-            while not ended.is_set():
-                with contextlib.suppress(OSError):
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.sendall(b"hello\n")
-
-        greeter = threading.Thread(target=greet)
-        greeter.start()
-        yield Destination(cidr=f"{address}/32", port=server.getsockname()[1])
-        ended.set()
-        greeter.join()
-
-
-def test_all_steps_pass_on_a_strict_account(ec2_home: Home, destination: Destination) -> None:
+def test_all_steps_pass_on_a_strict_account(ec2_home: Home) -> None:
     sessions = {spot: opened(ec2_home, spot=spot) for spot in (False, True)}
+    destination = resolve([parse_destination(DESTINATION)])[0] if REAL else OUTSIDE
     planned = steps(sessions, destination, ALL_COMBINATIONS if WHOLE else SAMPLE, CROWD)
     if not WHOLE:
         planned = [step for step in planned if step.name in SAMPLED_STEPS]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from provisioner.clouds.local import machine, qemu
+from provisioner.clouds.local import egress, qemu
 from tests.local.conftest import Lab
 
 
 def processes(lab: Lab) -> dict[str, int]:
     """Returns the processes that parse what the primary machine sends, by name."""
     directory = lab.session.home.environments / lab.environment.id / "primary"
-    pid, proxy = qemu.live_pid(directory / "qemu.pid"), machine.network_pid(directory)
+    pid, proxy = qemu.live_pid(directory / "qemu.pid"), egress.pid_of(directory)
     assert pid is not None
     if proxy is None:
         return {"qemu": pid}

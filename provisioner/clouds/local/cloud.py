@@ -19,6 +19,7 @@ from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.clouds.local import (
     disk,
     disk_layers,
+    egress,
     host,
     images,
     kvm,
@@ -347,7 +348,7 @@ class LocalCloud(Cloud):
             directory = self._directory(environment, role)
             if (pid := qemu.live_pid(directory / "qemu.pid")) is not None:
                 remaining.append(f"QEMU process {pid} of the {role} machine")
-            if (pid := machine.network_pid(directory)) is not None:
+            if (pid := egress.pid_of(directory)) is not None:
                 remaining.append(f"network process {pid} of the {role} machine")
             if directory.exists():
                 remaining.append(f"directory {directory}")

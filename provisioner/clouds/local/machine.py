@@ -33,12 +33,13 @@ from provisioner.clouds.local import (
     credential_port,
     disk,
     disk_layers,
+    egress,
     machine_logs,
     qemu,
     shutdown,
     templates,
 )
-from provisioner.clouds.local.processes import start_time
+from provisioner.clouds.local.egress import start_program
 from provisioner.clouds.local.users import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
@@ -60,8 +61,6 @@ ORIGIN_CHARACTERS = 500
 # QEMU keeps this file open as long as it lives.
 OPEN_FILE = "qemu.open"
 PEERS = {"primary": "aux", "aux": "primary"}
-# The egress proxy counts there (egress_counters.py).
-EGRESS_COUNTERS = "network.counters"
 
 
 class MachineError(Exception):
@@ -203,14 +202,19 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
     """
     try:
         _resume(settings, launch, template)
-        taken = Path(credential_port.TAKEN)
-        _wait(lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None, TAKE_SECONDS)
+        taken, credentials = Path(credential_port.TAKEN), Path(credential_port.CREDENTIALS)
+        _wait(
+            lambda: taken.exists() or qemu.live_pid(Path("qemu.pid")) is None or not credentials.is_dir(), TAKE_SECONDS
+        )
         if not taken.exists():
             raise MachineError("the machine did not take its credentials")
     except (MachineError, OSError, subprocess.SubprocessError, qemu.QMPError) as error:
+        has_begun = Path(OPEN_FILE).exists()
         _end_all(Path())
         if not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started") from error
+        if not has_begun:  # the host has no memory for it, or somebody else has thrown it away
+            return f"{BOOT}: the template could not be used: {error}"
         templates.discard(template)
         return f"{BOOT}: the template did not serve and was thrown away: {error}"
     return TEMPLATE
@@ -251,7 +255,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     if launch.internet_fd is not None:
         internet, theirs = socket.socketpair()
         with theirs:
-            _start_network(theirs, None if settings["full_internet"] else allowed)
+            egress.start(theirs, None if settings["full_internet"] else allowed)
         launch = replace(launch, internet_fd=internet.fileno())
         files = (*files, internet.fileno())
     disk_layers.create(Path(disk.OVERLAY), lower, None if launch.frozen else int(settings["disk_gib"]))
@@ -259,7 +263,7 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
     shutdown.prepare(Path())
     Path(credential_port.TAKEN).unlink(missing_ok=True)
     # Before QEMU: the machine must never run without its watchdog.
-    watchdog = _start_program("provisioner.clouds.local.watchdog", pass_fds=kept)
+    watchdog = start_program("provisioner.clouds.local.watchdog", pass_fds=kept)
     # Not -daemonize: that changes to /, and the private link's relative paths are resolved at every packet.
     # QEMU takes a moment to lock its pidfile. Until then, the file that it inherits leads to it.
     with (
@@ -267,6 +271,8 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
         Path(OPEN_FILE).open("wb") as inherited,
         disk_layers.opened(Path(disk.OVERLAY)) as layer,
     ):
+        if launch.frozen and not Path(credential_port.CREDENTIALS).is_dir():
+            raise MachineError("it was destroyed while it started")
         argv = qemu.command(replace(launch, disk_fds=layer))
         process = _start_qemu(argv, log, (inherited.fileno(), *layer, *files))
     if internet:
@@ -311,42 +317,6 @@ def link_sockets(role: str) -> tuple[str, str]:
     return "link.sock", f"../{PEERS[role]}/link.sock"
 
 
-def _start_network(theirs: socket.socket, allowed: list[dict[str, Any]] | None) -> None:
-    """Starts the egress proxy on one end of a socket pair; `allowed` None means the whole internet.
-
-    It ends when QEMU closes the other end. Its pid is kept for `destroy` all the same.
-    """
-    arguments = ["--fd", str(theirs.fileno()), "--log", "network.log", "--counters", EGRESS_COUNTERS]
-    if allowed is None:
-        arguments.append("--full-internet")
-    for destination in allowed or ():
-        arguments += ["--allow", f"{destination['cidr']}:{destination['port']}"]
-    pid = _start_program("provisioner.clouds.local.egress_proxy", *arguments, pass_fds=(theirs.fileno(),))
-    Path("network.json").write_text(json.dumps({"pid": pid, "started": start_time(pid)}))
-
-
-def _start_program(module: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> int:
-    """Starts one of our programs in the machine's directory, to outlive this one, and returns its pid."""
-    argv = [sys.executable, "-m", module, *arguments]
-    null = subprocess.DEVNULL
-    return subprocess.Popen(
-        argv, stdin=null, stdout=null, stderr=null, start_new_session=True, pass_fds=pass_fds,
-        env=child_environment.for_python(os.environ),
-    ).pid  # fmt: skip
-
-
-def network_pid(directory: Path) -> int | None:
-    """Returns the pid of the machine's egress proxy; None if it has ended."""
-    try:
-        process = json.loads((directory / "network.json").read_text())
-        state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ValueError):
-        return None
-    if state == "Z" or start_time(process["pid"]) != process["started"]:
-        return None
-    return int(process["pid"])
-
-
 def destroy(directory: Path) -> None:
     """Ends the machine and removes its directory. Safe to repeat, and at any moment while it starts.
 
@@ -367,7 +337,7 @@ def destroy(directory: Path) -> None:
 def _end_all(directory: Path) -> None:
     """Ends QEMU and the egress proxy."""
     end(lambda: qemu.live_pid(directory / "qemu.pid"))
-    end(lambda: network_pid(directory))
+    end(lambda: egress.pid_of(directory))
     end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
 
 

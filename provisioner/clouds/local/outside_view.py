@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from provisioner.clouds.local import egress_counters, machine, qemu
+from provisioner.clouds.local import egress, egress_counters, machine, qemu
 from provisioner.clouds.local.egress_counters import Counts
 from provisioner.models import Environment, Role
 
@@ -69,8 +69,8 @@ def _look(directory: Path) -> View:
         raise ValueError("QEMU does not run")
     with qemu.QMP(directory) as qmp:
         cards, flows = (qmp.monitor(command) for command in ("info network", "info usernet"))
-    counters = directory / machine.EGRESS_COUNTERS
-    proxy = machine.network_pid(directory)
+    counters = directory / egress.COUNTERS
+    proxy = egress.pid_of(directory)
     return View(
         arguments=_arguments(pid),
         interfaces=_interfaces(pid),

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioner.clouds.local import (
@@ -48,6 +48,8 @@ COPY_SECONDS_PER_GIB = 10
 STATE_LIMIT_BYTES = 64 << 20
 # Longer than somebody looks for a copy, and shorter than any boot.
 DISCARD_SECONDS = 1.0
+# A template that could not be made is not tried again for so long.
+FAILURE_SECONDS = 600.0
 LOOK_SECONDS = 0.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -62,9 +64,16 @@ class Template:
 
     Args:
         directory: what it consists of.
+        made: what tells it from one that is made anew in its place; empty if that does not matter.
     """
 
     directory: Path
+    made: str = field(default="", compare=False)
+
+    @property
+    def failure(self) -> Path:
+        """Why it could not be made, the last time that somebody tried."""
+        return self.directory.with_name(f"{self.directory.name}.failed")
 
     @property
     def disk(self) -> Path:
@@ -132,19 +141,27 @@ def obtain(image: Path, launch: qemu.Launch, tell: Callable[[str], None]) -> Tem
         home = image.parent / TEMPLATES
         template = Template(home / name)
         if usable(template, launch):
-            return template
+            return replace(template, made=_made(template.directory))
         size = f"{launch.cpus} CPU{'s' * (launch.cpus > 1)} and {launch.memory_mib / 1024:g} GiB of memory"
         what = f"a template of {image.parent.name} with {size}"
-        with locked(template.lock, on_wait=lambda: tell(f"Waiting for {what}, which another start makes")):
+        home.mkdir(mode=0o700, exist_ok=True)
+        waiting = f"Waiting for {what}, which another start makes"
+        with locked(template.lock, on_wait=lambda: tell(waiting), make_parents=False):
             if not usable(template, launch):
+                _require_no_recent_failure(template)
                 begin = time.monotonic()
                 tell(f"Making {what} (only once; takes as long as a boot)")
                 with contextlib.suppress(OSError):
                     remove_tree(template.directory)
                 _remove_outdated(home)
-                _make(template, image, launch)
+                try:
+                    _make(template, image, launch)
+                except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:
+                    template.failure.write_text(str(error))
+                    raise
+                template.failure.unlink(missing_ok=True)
                 tell(f"Made {what} ({time.monotonic() - begin:.1f} s)")
-        return template
+        return replace(template, made=_made(template.directory))
     except (OSError, ValueError, subprocess.SubprocessError, qemu.QMPError) as error:
         raise TemplateError(f"no template could be made: {error}") from error
 
@@ -167,9 +184,34 @@ def usable(template: Template, launch: qemu.Launch) -> bool:
 
 
 def discard(template: Template) -> None:
-    """Removes a template, unless another start is making it anew. Machines that run from it keep its files open."""
-    with contextlib.suppress(OSError), locked(template.lock, wait_seconds=DISCARD_SECONDS):
-        remove_tree(template.directory)
+    """Removes a template, unless another start makes it anew or has. Machines that run from it keep its files open."""
+    with (
+        contextlib.suppress(OSError),
+        locked(template.lock, wait_seconds=DISCARD_SECONDS, make_parents=False),
+    ):
+        if template.made in ("", _made(template.directory)):
+            remove_tree(template.directory)
+
+
+def _made(directory: Path) -> str:
+    """Tells a template from another of the same name. Empty if there is none."""
+    try:
+        status = (directory / RECORD).stat()
+    except OSError:
+        return ""
+    return f"{status.st_ino} {status.st_ctime_ns}"
+
+
+def _require_no_recent_failure(template: Template) -> None:
+    """Requires that nobody has failed to make it just now: each try takes as long as a boot.
+
+    Raises:
+        OSError: somebody has.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        seconds = time.time() - template.failure.stat().st_mtime
+        if 0 <= seconds < FAILURE_SECONDS:
+            raise OSError(f"that failed {seconds:.0f} s ago: {template.failure.read_text()[:500]}")
 
 
 def _remove_outdated(home: Path) -> None:

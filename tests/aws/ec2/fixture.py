@@ -5,14 +5,19 @@ With PROVISIONER_TEST_AWS=1 the tests use the account and region that boto3 find
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
 from collections.abc import Iterator
+from ipaddress import ip_network
 
 import boto3
 import pytest
 
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.config import load_settings
+from provisioner.models import Destination
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.aws.ec2.cloud import Ec2Cloud
@@ -20,6 +25,33 @@ from tests.aws.rights.judge import administer
 from tests.homes import cache, new_home
 
 REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
+
+
+# A host of the internet that answers (RFC 5737: an address that nobody has).
+OUTSIDE = Destination(cidr="198.51.100.80/32", port=4433)
+
+
+@contextlib.contextmanager
+def _greeting() -> Iterator[int]:
+    """Plays that host on a port of the loopback, and yields the port."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        server.settimeout(0.2)
+
+        def greet() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(OSError):
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"hello\n")
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            ended.set()
+            greeter.join()
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +63,11 @@ def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
             yield home
             _prune(home)
         else:
-            with Ec2Cloud(cache() / "ec2", metadata_off="forbidden") as cloud:
+            outside = (str(ip_network(OUTSIDE.cidr)[0]), OUTSIDE.port)
+            with (
+                _greeting() as port,
+                Ec2Cloud(cache() / "ec2", metadata_off="forbidden", outside={outside: port}) as cloud,
+            ):
                 for name, value in cloud.variables.items():
                     patch.setenv(name, value)
                 patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)

@@ -300,3 +300,24 @@ def test_one_serves_while_it_waits_and_only_what_it_was_launched_for(
     record = environment(**{"status": "ahead", "ahead_for": "mine", **changes})
     at = record.created_at if ttl == MAX_TTL and not changes else now()
     assert ahead.may_serve(record, "mine", at, ttl) is serves
+
+
+def test_one_that_reached_its_operator_meanwhile_is_not_taken_for_abandoned(
+    session: Session, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = another(session, "holder")
+    first = waiting(holder, fam)
+    other = another(session)
+    readable, got = other.environments.readable, list[Environment]()
+
+    def late() -> Any:
+        records = readable()
+        if not got:
+            got.append(up(another(session), fam))
+            holder.leases.release(first.id)
+        return records
+
+    monkeypatch.setattr(other.environments, "readable", late)
+    ahead.remove_abandoned(other, lambda _: other)
+    assert [environment.id for environment in got] == [first.id]
+    assert session.environments.exists(first.id)

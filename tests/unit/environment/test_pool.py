@@ -14,7 +14,7 @@ import pytest
 from provisioner.clock import now
 from provisioner.costs.budgets import Spending
 from provisioner.environment import ahead, lifecycle, pool
-from provisioner.errors import IsolationError, StillThereError
+from provisioner.errors import InfrastructureError, IsolationError, StillThereError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment, MachineSize, Role
@@ -198,6 +198,29 @@ def test_one_whose_end_cannot_be_moved_is_replaced(
     until(lambda: holder.waits and holder.waits[0].id != first.id)
     assert holder.says(f"{first.id} cannot wait for longer")
     assert not session.environments.exists(first.id)
+
+
+def test_an_outage_while_an_end_is_moved_costs_nothing_of_what_waits(
+    cloud: FakeCloud, hold: Callable[..., Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MOVE_LEFT", ahead.TTL - timedelta(seconds=1))
+    holder = hold(2)
+    until(lambda: len(holder.waits) == 2)
+    before = {record.id for record in holder.waits}
+    failed: list[str] = []
+    move = cloud.move_ttl
+
+    def once(environment: Environment) -> None:
+        if not failed:
+            failed.append(environment.id)
+            raise InfrastructureError("Rate exceeded.")
+        move(environment)
+
+    monkeypatch.setattr(cloud, "move_ttl", once)
+    until(lambda: failed and cloud.ttls.get(failed[0]))
+    assert holder.says("its end could not be moved: Rate exceeded.")
+    assert holder.error is None
+    assert {record.id for record in holder.waits} == before
 
 
 def test_one_that_has_waited_for_the_ttl_is_replaced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,23 @@ def test_a_clock_that_cannot_be_moved_is_told_and_loses_no_snapshot(
     cloud.machine(pair, "aux").sshd.authorize = lambda _user, _key: False
     assert snapshots.freeze(session, pair, "saved").name == "saved"
     assert "Moving the clocks" in told_of(session).notes[-1]
+
+
+def test_a_copy_that_comes_up_in_this_moment_keeps_its_snapshot(
+    session: Session, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Environment] = []
+    remove = SnapshotStore.remove
+
+    def late(store: SnapshotStore, *arguments: Any) -> None:
+        copies.append(snapshots.up(session, snapshot.name))
+        remove(store, *arguments)
+
+    monkeypatch.setattr(SnapshotStore, "remove", late)
+    with pytest.raises(UsageError, match=r"went on from it and still exist"):
+        snapshots.remove(session, snapshot.name)
+    assert SnapshotStore(session.home).load(snapshot.name) == snapshot
+    lifecycle.destroy(session, copies[0])
 
 
 def test_a_snapshot_stays_as_long_as_copies_need_it(session: Session, snapshot: Snapshot) -> None:

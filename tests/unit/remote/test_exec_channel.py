@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import MachineLostError
+from provisioner.errors import CommandTimeoutError, MachineLostError
 from provisioner.remote import exec_channel
 from provisioner.remote.ssh import Connection
 from tests.unit.fakes.sshd import Sshd
@@ -59,4 +59,34 @@ def test_a_server_that_starts_again_is_waited_for(
 
     threading.Thread(target=start).start()
     with Connection(login_to(server, tmp_path)) as connection:
+        assert connection.run(["true"]).exit_code == 0
+
+
+def test_whoever_waits_for_a_server_is_asked_whether_to_go_on(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_channel, "START_SECONDS", 60.0)
+    (tmp_path / "service").touch()
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            raise InterruptedError("the worker has lost its database")
+
+    with Connection(login_to(server, tmp_path), check=check) as connection:
+        asked.clear()
+        with pytest.raises(InterruptedError):
+            connection.run(["true"])
+
+
+def test_a_call_that_waits_for_a_server_ends_at_its_own_time_and_the_connection_goes_on(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_channel, "START_SECONDS", 60.0)
+    (tmp_path / "service").touch()
+    with Connection(login_to(server, tmp_path)) as connection:
+        with pytest.raises(CommandTimeoutError):
+            connection.run(["true"], timeout_seconds=1)
+        server.has_server = True
         assert connection.run(["true"]).exit_code == 0

@@ -8,12 +8,14 @@ import signal
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from provisioner.clock import now
 from provisioner.errors import UsageError
 from provisioner.progress import Silence
+from provisioner.store import images
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.images import Image, ImageStore, Kind
 from provisioner.store.locks import locked
@@ -161,3 +163,31 @@ def test_what_an_interrupted_template_left_is_removed_and_a_lock_beside_it_stays
     assert ImageStore(home).remove_unfinished() == [str(left.relative_to(home.images))]
     assert not left.exists()
     assert lock.exists()
+
+
+def test_an_image_that_is_removed_while_unfinished_templates_are_can_be_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    home.make()
+    store = ImageStore(home)
+
+    def build() -> None:
+        with store.building("family-x", Silence()) as directory:
+            assert directory is not None
+            store.finish(Image(name="family-x", kind="family", created_at=now()), directory)
+
+    build()
+    (store.path("family-x") / TEMPLATES / f"{UNFINISHED}abcd1234-k").mkdir(parents=True)
+    pruned: list[list[str]] = []
+
+    def locked_late(path: Path, *arguments: Any, **options: Any) -> Any:
+        if TEMPLATES in path.parts and not pruned:
+            pruned.append([])
+            pruned.append(ImageStore(home).prune(set(), cloud="local", discard=lambda _: None, everything=True))
+        return locked(path, *arguments, **options)
+
+    monkeypatch.setattr(images, "locked", locked_late)
+    store.remove_unfinished()
+    assert "family-x" in pruned[-1]
+    build()

@@ -52,13 +52,14 @@ def test_a_machine_that_is_gone_is_destroyed_again_without_a_word(tmp_path: Path
     machine.destroy(tmp_path / "primary")
 
 
+@pytest.mark.parametrize("moment", ["goes_on", f"{CREDENTIALS}/machine_id"], ids=["QEMU runs", "QEMU is to come"])
 def test_a_destroy_does_not_wait_for_a_start_whose_machine_does_not_take_its_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     programs = tmp_path / "bin"
     for path, text in (
         (programs / "qemu-system-x86_64", SILENT_QEMU),
-        (programs / "qemu-img", "#!/bin/sh\ntouch $9\n"),
+        (programs / "qemu-img", "#!/bin/sh\nsleep 1\ntouch $9\n"),
     ):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -90,7 +91,7 @@ def test_a_destroy_does_not_wait_for_a_start_whose_machine_does_not_take_its_cre
         text=True,
     )
     with start:
-        while not (directory / "goes_on").exists():
+        while not (directory / moment).exists():
             assert start.poll() is None
             time.sleep(0.02)
         begin = time.monotonic()

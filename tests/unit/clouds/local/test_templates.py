@@ -17,6 +17,7 @@ from provisioner.clouds.local import machine_logs, qemu, templates
 from provisioner.clouds.local.qemu import Launch
 from provisioner.clouds.local.templates import Template, TemplateError
 from provisioner.clouds.local.users import User
+from provisioner.store.files import remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from tests.unit.fakes import qmp
 
@@ -190,6 +191,7 @@ with open("{seen}", "w") as file:
 def test_a_machine_that_never_asks_for_its_credentials_fills_no_disk_with_its_console_and_is_given_up(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(templates, "FAILURE_SECONDS", 0)
     seen, program = tmp_path / "seen", tmp_path / "qemu.py"
     program.write_text(FLOODING.format(port=qemu.PORT, seen=seen))
     programs(tmp_path / "bin", monkeypatch, qemu=f"exec /usr/bin/python3 {program}", qemu_img='touch "$9"')
@@ -216,7 +218,7 @@ def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_m
     (home / "00000000-old.lock").touch()
     with pytest.raises(TemplateError):
         templates.obtain(image, launch, print)
-    assert {path.name for path in home.iterdir()} == {of_another_size, f"{key}.lock"}
+    assert {path.name for path in home.iterdir()} == {of_another_size, f"{key}.lock", f"{key}.failed"}
 
 
 def test_memory_and_state_are_of_one_template_although_it_is_made_anew_meanwhile(
@@ -277,3 +279,62 @@ def test_a_qemu_that_writes_without_end_is_not_waited_for(tmp_path: Path) -> Non
     answers = GrowingState(directory / templates.STATE)
     with qmp.serving(directory, answers), qemu.QMP(directory) as connection, too_large:
         templates.write_state(connection, directory)
+
+
+def test_a_template_that_was_made_anew_is_not_discarded_for_its_predecessor(image: Path, launch: Launch) -> None:
+    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
+    put(template, launch)
+    old = templates.obtain(image, launch, pytest.fail)
+    remove_tree(template.directory)
+    put(template, launch)
+    templates.discard(old)
+    assert template.directory.exists()
+    templates.discard(templates.obtain(image, launch, pytest.fail))
+    assert not template.directory.exists()
+
+
+def test_what_discards_a_template_of_an_image_that_is_gone_makes_no_directory(image: Path, launch: Launch) -> None:
+    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
+    remove_tree(image.parent)
+    templates.discard(template)
+    assert not image.parent.exists()
+
+
+def test_a_template_that_could_not_be_made_is_not_tried_again_at_once(
+    image: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def make(*_: object) -> None:
+        tries.append(1)
+        raise qemu.QMPError("State blocked by a device")
+
+    monkeypatch.setattr(templates, "_make", make)
+    for _ in range(3):
+        with pytest.raises(TemplateError, match="State blocked by a device"):
+            templates.obtain(image, launch, lambda _: None)
+    assert len(tries) == 1
+    monkeypatch.setattr(templates, "FAILURE_SECONDS", 0)
+    with pytest.raises(TemplateError):
+        templates.obtain(image, launch, lambda _: None)
+    assert len(tries) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("part", ["memory", "state", "disk", "console"])
+def test_a_template_of_another_user_is_not_used(image: Path, launch: Launch, part: str) -> None:
+    template = Template(image.parent / TEMPLATES / templates.key(image, launch))
+    put(template, launch)
+    assert templates.usable(template, launch)
+    os.chown(getattr(template, part), 65534, 65534)
+    assert not templates.usable(template, launch)
+
+
+def put(template: Template, launch: Launch) -> None:
+    """Puts a finished template in its place."""
+    template.directory.mkdir(parents=True, mode=0o700)
+    for path, size in ((template.memory, launch.memory_mib * MIB), (template.state, 1), (template.disk, 1)):
+        path.touch(mode=0o600)
+        os.truncate(path, size)
+    template.console.touch(mode=0o600)
+    (template.directory / templates.RECORD).write_text(json.dumps({templates.STATE: 1, templates.DISK: 1}))
