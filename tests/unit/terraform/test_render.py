@@ -12,7 +12,15 @@ from pydantic import ValidationError
 from provisioner import package_data
 from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.models import Destination
-from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
+from provisioner.terraform.render import (
+    OPENTOFU_VERSION,
+    VALUES,
+    EnvironmentSpec,
+    MachineSpec,
+    render_network,
+    render_stack,
+    render_values,
+)
 
 
 def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object) -> EnvironmentSpec:
