@@ -89,7 +89,7 @@ def test_a_module_passes_its_own_tests(module: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "taken"), [("5.99.1", False), ("5.100.0", True), ("6.0.0", True), ("6.25.0", True), ("7.0.0", False)]
+    ("version", "taken"), [("5.99.1", False), ("5.100.0", True), ("6.4.0", False), ("6.5.0", True), ("7.0.0", False)]
 )
 @pytest.mark.parametrize("name", ["environment", "network"])
 def test_the_modules_for_aws_take_versions_5_and_6_of_the_provider(
