@@ -67,12 +67,11 @@ def state(provider: str) -> dict[str, object]:
 
 def stack_with(directory: Path, written: dict[str, object], shared: bool) -> tuple[Stack, Path]:
     """A stack of two environments whose state is in the directory, or in a backend that others can write."""
-    values = {"environments": {"one": {}, "two": {}}}
     path = directory / ("shared.tfstate" if shared else "stack/terraform.tfstate")
     files = {
         "main.tf": FORGET,
         "provider.tf.json": json.dumps({"provider": {"aws": PROVIDER}}),
-        "environments.auto.tfvars.json": json.dumps(values),
+        "environments.auto.tfvars.json": json.dumps({"environments": {"one": {}, "two": {}}}),
     }
     if shared:
         files["backend.tf.json"] = json.dumps({"terraform": {"backend": {"local": {"path": str(path)}}}})
