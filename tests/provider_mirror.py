@@ -1,4 +1,4 @@
-"""Lets Terraform find the AWS provider if its registry cannot be reached."""
+"""Lets Terraform or OpenTofu find the AWS provider if its registry cannot be reached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def override_provider(directory: Path) -> None:
     """
     text = Path(os.environ.get("TF_CLI_CONFIG_FILE", os.devnull)).read_text()
     mirror = "".join(re.findall(r'path = "(.*)"', text))
-    directories = sorted(Path(mirror or os.devnull).glob("registry.terraform.io/hashicorp/aws/*/linux_amd64"))
+    directories = sorted(Path(mirror or os.devnull).glob("registry.*.*/hashicorp/aws/*/linux_amd64"))
     if not directories:
         return
     directory.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ def doctor(*, where: Where) -> Result:
     """Shows what this machine lacks for the cloud."""
     opened = session(where=where)
     problems = [*requirements.problems(opened.cloud.least_terraform), *opened.cloud.problems()]
-    notes = opened.cloud.notes()
+    notes = [*requirements.notes(), *opened.cloud.notes()]
     data = {
         "problems": [{"problem": problem, "remedy": remedy} for problem, remedy in problems],
         "notes": notes,

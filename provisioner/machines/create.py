@@ -13,6 +13,7 @@ from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
+from provisioner.terraform.requirements import product_that_runs
 from provisioner.terraform.stack import Stack
 
 AUX_USER = "admin"
@@ -168,5 +169,6 @@ def _endpoints(outputs: Mapping[str, object], environment: Environment) -> dict[
         return {role: Endpoint.model_validate(machines[role]) for role in environment.machines}
     except (KeyError, TypeError, ValueError) as error:
         raise InfrastructureError(
-            f"Terraform gave no endpoints for {environment.id}.", hint="Terraform's log is in the stack's directory."
+            f"{product_that_runs().name} gave no endpoints for {environment.id}.",
+            hint="Its log, terraform.log, is in the stack's directory.",
         ) from error

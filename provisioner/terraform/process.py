@@ -1,4 +1,4 @@
-"""Starts a Terraform process, reads its messages and ends it. The only importer of python_terraform.
+"""Starts a Terraform (or OpenTofu) process, reads its messages and ends it. The only importer of python_terraform.
 
 Terraform runs in its own session, so that a Ctrl-C at the terminal reaches only the controller. It writes to a file
 and not to a pipe, so that it can finish its work even if the controller is killed. It inherits the stack's lock and
@@ -24,12 +24,13 @@ from provisioner import child_environment, strict_json
 from provisioner.errors import HostError, TerraformError
 from provisioner.signals import go_on
 from provisioner.store.locks import holders, is_locked
-from provisioner.terraform.requirements import problems, terraform_program
+from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, problems, product_of, terraform_program
 
 LOCK = "terraform.lock"
 LOG = "terraform.log"
 TERMINATE_SECONDS = 10.0
 POLL_SECONDS = 0.02
+TAKE_OVER = "state replace-provider"
 
 Message = dict[str, Any]
 Take = Callable[[Message], None]
@@ -50,7 +51,8 @@ def run(
         directory: the root. Terraform's output is appended to its terraform.log.
         command: init (of the configuration alone), `init backend` (which installs nothing that the configuration does
             not name), apply, `remove` (an apply that only removes, and so does not refresh the rest), destroy, or
-            `state push`, which writes errored.tfstate to the backend.
+            `state push`, which writes errored.tfstate to the backend, or `state replace-provider hashicorp/NAME`, which
+            makes Terraform's of this provider of OpenTofu's wherever the state names it.
         take: receives each message of Terraform's -json stream; a line that is not JSON arrives as {"@message": line}.
         patience_seconds: how long Terraform may take to finish once this thread is interrupted.
         parallelism: how many resources an apply creates at once; None for Terraform's default.
@@ -58,7 +60,7 @@ def run(
         cloud_variables: prefixes of the environment variables that only this root's cloud needs.
 
     Raises:
-        HostError: Terraform is not installed.
+        HostError: neither Terraform nor OpenTofu is installed.
         TerraformError: another process works on the root.
     """
     with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
@@ -171,7 +173,7 @@ def _start(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TerraformError(
-                f"Another Terraform works in {directory}.", hint="Try again when it is done."
+                f"Another {product_of(program).name} works in {directory}.", hint="Try again when it is done."
             ) from None
         environment = terraform_environment(os.environ, cloud_variables)
         launcher = _Launcher(program, directory, log, lock.fileno(), environment)
@@ -185,6 +187,10 @@ def _start(
             started = launcher.destroy(force=None, auto_approve=IsFlagged, refresh=False, **common)
         elif command == "state push":
             started = launcher.cmd("state", "push", "errored.tfstate")
+        elif command.startswith(TAKE_OVER):
+            provider = command.removeprefix(TAKE_OVER).strip()
+            hosts = (OPENTOFU.registry, TERRAFORM.registry)
+            started = launcher.cmd(TAKE_OVER, "-auto-approve", *(f"{host}/{provider}" for host in hosts))
         elif command == "init backend":
             started = launcher.cmd("init", lockfile="readonly", **common)
         else:

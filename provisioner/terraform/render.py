@@ -17,9 +17,12 @@ from pydantic import Field, SerializeAsAny
 from provisioner import package_data
 from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.models import Destination, Record, Role
+from provisioner.terraform.requirements import LEAST_OPENTOFU
 
 VALUES = "environments.auto.tfvars.json"
 NETWORK_VALUES = "network.auto.tfvars.json"
+# Terraform does not read this file. OpenTofu says by it that it is too old, before it stumbles over anything else.
+OPENTOFU_VERSION = "opentofu.tofu"
 
 
 class MachineSpec(Record):
@@ -63,7 +66,7 @@ def render_stack(
         the text of each file, by its path relative to the stack's directory.
     """
     main = _template("stack.tf.j2").render(extra_variables=variables.terraform_types())
-    return _module(cloud, "environment") | {"main.tf": main} | render_values(environments)
+    return _module(cloud, "environment") | {"main.tf": main} | _opentofu() | render_values(environments)
 
 
 def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -74,7 +77,13 @@ def render_network(cloud: str, values: Mapping[str, Any]) -> dict[str, str]:
         values: the variables of the cloud's module `network`.
     """
     main = _template("network.tf.j2").render()
-    return _module(cloud, "network") | {"main.tf": main, NETWORK_VALUES: json.dumps({"network": values}, indent=2)}
+    written = {"main.tf": main, NETWORK_VALUES: json.dumps({"network": values}, indent=2)}
+    return _module(cloud, "network") | written | _opentofu()
+
+
+def _opentofu() -> dict[str, str]:
+    least = ".".join(map(str, LEAST_OPENTOFU))
+    return {OPENTOFU_VERSION: f'terraform {{\n  required_version = ">= {least}"\n}}\n'}
 
 
 def _module(cloud: str, name: str) -> dict[str, str]:

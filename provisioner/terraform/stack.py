@@ -26,6 +26,7 @@ from provisioner.store.locks import is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, LOG
 from provisioner.terraform.render import VALUES
+from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.transcript import THROTTLED, Tell, Transcript
 
 # Pauses before the second and the third attempt; there is no fourth.
@@ -105,7 +106,7 @@ class Stack:
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
-            HostError: Terraform is not installed.
+            HostError: neither Terraform nor OpenTofu is installed.
         """
         with self._turn(tell):
             self._init(tell)
@@ -116,7 +117,7 @@ class Stack:
 
         Raises:
             TerraformError: with Terraform's own diagnostics.
-            HostError: Terraform is not installed.
+            HostError: neither Terraform nor OpenTofu is installed.
         """
         with self._turn(tell):
             if not self.exists:
@@ -173,7 +174,7 @@ class Stack:
         orphan = is_locked(self._directory / LOCK)
         if orphan and not process.end(self._directory, self._patience_seconds):
             raise TerraformError(
-                f"A Terraform process that outlived its controller still works in {self._directory}.",
+                f"A process of Terraform or OpenTofu that outlived its controller still works in {self._directory}.",
                 hint="End the processes that have its terraform.lock open, and try again.",
             )
 
@@ -277,11 +278,14 @@ class Stack:
         hashes = [
             f"{path.relative_to(self._directory)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files
         ]
+        if product_that_runs() is OPENTOFU:  # which installs what Terraform does not find, from its own registry
+            hashes.append(OPENTOFU.name)
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def _run(self, command: str, tell: Tell, parallelism: int | None = None) -> Transcript:
+        product, taken_over = product_that_runs(), set[str]()
         for attempt in itertools.count():
-            transcript = Transcript(tell)
+            transcript = Transcript(tell, product.command)
             code = process.run(
                 self._directory,
                 command,
@@ -293,11 +297,18 @@ class Stack:
             )
             if code == 0:
                 return transcript
+            provider = transcript.provider_of_opentofu
+            if product is TERRAFORM and provider and provider not in taken_over:
+                # OpenTofu knows the providers of a state that Terraform wrote. Terraform has to be told.
+                taken_over.add(provider)
+                tell(f"Taking over {provider} in a state that OpenTofu wrote")
+                self._run(f"{process.TAKE_OVER} {provider}", tell)
+                continue
             reason = transcript.passing
             pauses = THROTTLED_SECONDS if reason == THROTTLED else RETRY_SECONDS
             if reason is None or attempt >= len(pauses):
                 raise transcript.error(command, code)
-            tell(f"terraform {command} failed: {reason}; trying again in {pauses[attempt]:.0f} s")
+            tell(f"{product.command} {command} failed: {reason}; trying again in {pauses[attempt]:.0f} s")
             self._pause(pauses[attempt])
         raise AssertionError("the last attempt returns or raises")
 

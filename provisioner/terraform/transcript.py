@@ -30,6 +30,8 @@ LINE_CHARACTERS = 300
 STATE_LOCKED = "error acquiring the state lock"
 # Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
 FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
+# How OpenTofu writes into a state what Terraform calls registry.terraform.io/hashicorp/NAME.
+_OPENTOFU_PROVIDER = re.compile(r"registry\.opentofu\.org/(hashicorp/[a-z0-9-]{1,64})(?![\w/.-])")
 _ENVIRONMENT = re.compile(r'module\.environment\["([^"]+)"\]')
 
 Tell = Callable[[str], None]
@@ -40,10 +42,12 @@ class Transcript:
 
     Args:
         tell: receives the notes of the programs that Terraform runs, each once.
+        tool: the command that runs, `terraform` or `tofu`.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, tool: str) -> None:
         self._tell = tell
+        self._tool = tool
         self._told: set[str] = set()
         self.outputs: dict[str, Any] = {}
         self._errors: list[dict[str, Any]] = []
@@ -74,6 +78,13 @@ class Transcript:
         return next((reason for pattern, reason in RETRYABLE if pattern in text), None)
 
     @property
+    def provider_of_opentofu(self) -> str | None:
+        """The first provider of OpenTofu's registry that an error is about, as `hashicorp/aws`."""
+        said = [f"{error.get('summary', '')} {error.get('detail', '')}" for error in self._errors]
+        match = _OPENTOFU_PROVIDER.search("\n".join([*said, *self._last]))
+        return match[1] if match and self._errors else None
+
+    @property
     def _environments(self) -> frozenset[str]:
         addresses = [str(error.get("address", "")) for error in self._errors]
         return frozenset(match[1] for address in addresses if (match := _ENVIRONMENT.match(address)))
@@ -87,8 +98,8 @@ class Transcript:
         said = "\n".join([*whole, *lines])
         if STATE_LOCKED in said.lower():
             return TerraformError(
-                f"terraform {command} did nothing: another controller is working on this stack.",
-                hint="Try again later. If it was killed, run `terraform force-unlock` in the stack's directory.",
+                f"{self._tool} {command} did nothing: another controller is working on this stack.",
+                hint=f"Try again later. If it was killed, run `{self._tool} force-unlock` in the stack's directory.",
                 details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
                 said=said,
             )
@@ -98,12 +109,12 @@ class Transcript:
             return TerraformError(
                 "The state names a provider that this stack does not use. It was not started, and nothing was changed.",
                 hint="Find out who changed this terraform state, and restore an earlier version of it. Do not run "
-                "`terraform init` by hand: it would install that provider.",
+                f"`{self._tool} init` by hand: it would install that provider.",
                 details="\n".join(beginning(line, LINE_CHARACTERS) for line in names),
                 said=said,
             )
         return TerraformError(
-            f"terraform {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
+            f"{self._tool} {command} failed: {'; '.join(summaries) or f'exit code {code}'}.",
             details="\n".join(beginning(line, LINE_CHARACTERS) for line in shown),
             environments=self._environments,
             said=said,

@@ -11,6 +11,7 @@ from provisioner.errors import InfrastructureError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.session import Session
+from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, product_that_runs
 from provisioner.terraform.stack import ERRORED_STATE, Stack
 from tests.aws.account import NOTHING, Account, MakeEnvironment
 from tests.aws.proxy import Fault, FaultyApi
@@ -89,6 +90,24 @@ def test_two_controllers_on_one_stack_do_not_harm_each_other(
 
     destroy_machines(session, record)
     assert account.everything() == NOTHING
+
+
+def test_a_state_that_the_other_of_terraform_and_opentofu_has_written_is_taken_over(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    [record] = create_machines(session, [environment(session, aux=False)])
+    state = {"Bucket": BUCKET, "Key": f"team/{record.stack}/terraform.tfstate"}
+    written = account.client("s3").get_object(**state)["Body"].read().decode()
+    ours = product_that_runs()
+    [other] = {TERRAFORM, OPENTOFU} - {ours}
+    assert f"{ours.registry}/hashicorp/aws" in written
+    account.client("s3").put_object(**state, Body=written.replace(ours.registry, other.registry))
+    told: list[str] = []
+    stack = Stack(session.home.stacks / record.stack, cloud_variables=("AWS_",))
+    stack.remove({record.id}, told.append)
+    assert told == (["Taking over hashicorp/aws in a state that OpenTofu wrote"] if ours is TERRAFORM else [])
+    assert account.everything() == NOTHING
+    destroy_machines(session, record)
 
 
 def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(

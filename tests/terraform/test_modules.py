@@ -15,6 +15,7 @@ from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.terraform.process import terraform_environment
 from provisioner.terraform.render import EnvironmentSpec, render_stack
+from provisioner.terraform.requirements import product_that_runs, terraform_program
 from tests.terraform.conftest import machine
 
 ROOT = package_data.directory("terraform")
@@ -30,9 +31,9 @@ MODULES = sorted({path.parent for path in ROOT.rglob("versions.tf") if ".terrafo
 
 
 def terraform(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs Terraform as the stacks do."""
+    """Runs Terraform as the stacks do, or OpenTofu where they would."""
     return subprocess.run(
-        ["terraform", *arguments],
+        [terraform_program(os.environ) or "terraform", *arguments],
         cwd=directory, env=terraform_environment(os.environ), capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
 
@@ -85,6 +86,24 @@ def test_a_module_passes_its_own_tests(module: Path, tmp_path: Path) -> None:
     done = terraform(copied, "test", "-no-color")
     require(done)
     assert " 0 passed" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "taken"), [("5.99.1", False), ("5.100.0", True), ("6.4.0", False), ("6.5.0", True), ("7.0.0", False)]
+)
+@pytest.mark.parametrize("name", ["environment", "network"])
+def test_the_modules_for_aws_take_versions_5_and_6_of_the_provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, taken: bool
+) -> None:
+    host = product_that_runs().registry
+    package = tmp_path / "mirror" / host / "hashicorp" / "aws" / version / "linux_amd64"
+    package.mkdir(parents=True)
+    (package / f"terraform-provider-aws_v{version}").touch(mode=0o755)  # init does not start it
+    configuration = tmp_path / "terraform.rc"
+    configuration.write_text(f'provider_installation {{\n  filesystem_mirror {{ path = "{tmp_path}/mirror" }}\n}}\n')
+    monkeypatch.setenv("TF_CLI_CONFIG_FILE", str(configuration))
+    done = terraform(copy(ROOT / "aws" / name, tmp_path), "init", "-backend=false", "-input=false")
+    assert (done.returncode == 0) is taken, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -221,8 +221,9 @@ resource "aws_instance" "this" {
   tags = merge(local.tags, local.limit, { Name = "${var.environment_id}-${each.key}", "provisioner:role" = each.key })
 
   lifecycle {
-    # Not drift: the controller switches the service off after boot.
-    ignore_changes = [metadata_options[0].http_endpoint]
+    # Not drift: the controller switches the service off after boot. Versions 5 and 6 of the provider write user data
+    # into the state in different forms, and a change of it would stop the machine.
+    ignore_changes = [metadata_options[0].http_endpoint, user_data]
   }
 
   # Rules first, so that no machine runs before they are in force.

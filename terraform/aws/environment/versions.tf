@@ -3,8 +3,9 @@ terraform {
 
   required_providers {
     aws = {
-      source  = "hashicorp/aws"
-      version = "~> 5.100"
+      source = "hashicorp/aws"
+      # Versions before 6.5 would replace resources that 5 has made: see terraform-provider-aws, pull request 43516.
+      version = ">= 5.100, != 6.0.0, != 6.1.0, != 6.2.0, != 6.3.0, != 6.4.0, < 7"
     }
   }
 }

@@ -198,7 +198,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     monkeypatch.setattr("os.environ", {**os.environ, "PATH": str(tmp_path)})
     done = provisioner("doctor", "--json")
     assert done.code == 3
-    assert "Terraform is not installed." in done.stdout
+    assert "Neither Terraform nor OpenTofu is installed." in done.stdout
 
 
 def test_a_home_that_cannot_be_used_is_the_hosts_fault(provisioner: CommandLine, tmp_path: Path) -> None:

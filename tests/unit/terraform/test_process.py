@@ -15,7 +15,6 @@ from provisioner.errors import TerraformError
 from provisioner.store.locks import holders, is_locked
 from provisioner.terraform import process
 from provisioner.terraform.process import LOCK, terraform_environment
-from provisioner.terraform.requirements import terraform_program
 
 Put = Callable[[str], None]
 
@@ -124,17 +123,6 @@ def test_a_terraform_that_outlived_its_controller_is_ended(put: Put, root: Path)
     assert process.end(root, 30)
     thread.join()
     assert not is_locked(root / LOCK)
-
-
-def test_terraform_is_the_program_that_is_named_or_the_one_on_path(tmp_path: Path) -> None:
-    for name in ("terraform", "other"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    path = {"PATH": str(tmp_path)}
-    assert terraform_program(path) == str(tmp_path / "terraform")
-    assert terraform_program({**path, "PROVISIONER_TERRAFORM": str(tmp_path / "other")}) == str(tmp_path / "other")
-    assert terraform_program({**path, "PROVISIONER_TERRAFORM": "/nowhere"}) is None
-    assert terraform_program({"PATH": str(tmp_path / "none")}) is None
 
 
 def test_what_would_change_terraforms_commands_does_not_reach_it() -> None:

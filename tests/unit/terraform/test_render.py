@@ -12,7 +12,15 @@ from pydantic import ValidationError
 from provisioner import package_data
 from provisioner.clouds.local.cloud import LocalVariables
 from provisioner.models import Destination
-from provisioner.terraform.render import VALUES, EnvironmentSpec, MachineSpec, render_stack, render_values
+from provisioner.terraform.render import (
+    OPENTOFU_VERSION,
+    VALUES,
+    EnvironmentSpec,
+    MachineSpec,
+    render_network,
+    render_stack,
+    render_values,
+)
 
 
 def spec(name: str = "one", image: str = "/nowhere/disk.raw", **changes: object) -> EnvironmentSpec:
@@ -29,7 +37,14 @@ def test_a_stack_carries_a_copy_of_its_module() -> None:
     module = package_data.directory("terraform") / "local" / "environment"
     copied = {name.rsplit("/", 1)[1]: text for name, text in files.items() if name.startswith("modules/")}
     assert copied == {path.name: path.read_text() for path in module.glob("*.tf")}
-    assert set(files) - {f"modules/environment/{name}" for name in copied} == {"main.tf", VALUES}
+    assert set(files) - {f"modules/environment/{name}" for name in copied} == {"main.tf", OPENTOFU_VERSION, VALUES}
+
+
+def test_opentofu_finds_in_each_root_how_new_it_has_to_be() -> None:
+    network = {"region": "eu-west-1", "availability_zones": [], "controllers": {}, "tags": {}}
+    for files in (render_stack("local", LocalVariables, {"one": spec()}), render_network("aws", network)):
+        assert 'required_version = ">= 1.10.6"' in files[OPENTOFU_VERSION]
+        assert ">= 1.10.6" not in files["main.tf"]
 
 
 def test_the_root_is_the_same_whatever_the_environments_are() -> None:

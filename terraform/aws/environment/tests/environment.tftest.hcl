@@ -175,6 +175,19 @@ run "destinations_need_a_subnet" {
   expect_failures = [var.allowlist]
 }
 
+run "a_change_of_user_data_stops_no_machine" {
+  command = plan
+
+  variables {
+    user_data = { primary = "other", aux = "other" }
+  }
+
+  assert {
+    condition     = alltrue([for machine in aws_instance.this : machine.user_data == "#cloud-config\n{}\n"])
+    error_message = "User data counts at creation alone: versions of the provider write it into the state differently."
+  }
+}
+
 run "everybody_is_no_controller" {
   command = plan
 
