@@ -48,9 +48,16 @@ class Subject:
 
     @property
     def needed_bytes(self) -> int:
-        """What it may take of the host's disk."""
-        layer = (self.directory / disk.OVERLAY).stat()
-        return layer.st_blocks * 512 + (self.launch.memory_mib << 20)
+        """What it may take of the host's disk: its memory, and all that was written since the image.
+
+        Raises:
+            OSError: the disk that its own is a layer over is gone.
+        """
+        layers = [self.directory / disk.OVERLAY]
+        lower = disk_layers.noted_below(self.directory)
+        if lower.resolve() != self.image.resolve():  # copied into the new layer
+            layers.append(lower)
+        return sum(layer.stat().st_blocks * 512 for layer in layers) + (self.launch.memory_mib << 20)
 
 
 @dataclass(frozen=True)
