@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from provisioner.terraform.render import render_network
-from provisioner.terraform.requirements import product_that_runs
+from provisioner.terraform.requirements import OPENTOFU, TERRAFORM, product_that_runs
 from tests.terraform.test_modules import require, terraform
 
 MADE = {
@@ -14,6 +14,7 @@ MADE = {
     "aws_iam_role": ("scheduler", {"id": "provisioner-scheduler-eu-west-1", "name": "provisioner-scheduler-eu-west-1"}),
     "aws_iam_role_policy": ("terminate", {"id": "provisioner-scheduler-eu-west-1:terminate", "policy": "{}"}),
 }
+FORGOTTEN = {TERRAFORM: "will no longer be managed by Terraform", OPENTOFU: "will be removed from the OpenTofu state"}
 PROVIDER = """provider "aws" {
   region                      = "eu-west-1"
   access_key                  = "testing"
@@ -53,4 +54,4 @@ def test_what_keeps_everybodys_time_limits_is_left_alone(tmp_path: Path) -> None
     require(planned)
     assert "0 to change, 0 to destroy" in planned.stdout
     for kind, (name, _) in MADE.items():
-        assert f"# module.network.{kind}.{name} will " in planned.stdout  # no longer be managed
+        assert f"# module.network.{kind}.{name} {FORGOTTEN[product_that_runs()]}" in planned.stdout

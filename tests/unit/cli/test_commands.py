@@ -201,6 +201,21 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     assert "Neither Terraform nor OpenTofu is installed." in done.stdout
 
 
+def test_doctor_takes_opentofu_for_terraform_and_says_so(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tofu = tmp_path / "tofu"
+    monkeypatch.setattr("os.environ", {**os.environ, "PATH": str(tmp_path)})
+    for version, old in (("1.9.4", True), ("1.11.1", False)):
+        tofu.write_text(f"#!/bin/sh\necho OpenTofu v{version}\n")
+        tofu.chmod(0o755)
+        done = provisioner("doctor", "--json").json
+        problems = [entry["problem"] for entry in done["problems"]]
+        assert (f"OpenTofu {version} is too old: 1.10.6 or newer is needed here." in problems) is old
+        assert not any("Terraform" in problem for problem in problems)
+        assert f"OpenTofu {version} runs in place of Terraform: {tofu}" in done["notes"]
+
+
 def test_a_home_that_cannot_be_used_is_the_hosts_fault(provisioner: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     done = provisioner("list")
