@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterable, Sequence
 
 import psycopg
@@ -35,6 +36,8 @@ class LivenessLock:
     def __init__(self, url: str, worker: str) -> None:
         self._worker = worker
         self._owed: list[str] = []
+        # Runs give their turns back in threads of their own.
+        self._unlocking = threading.Lock()
         try:
             self._connection = psycopg.connect(
                 url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **CLIENT_KEEPALIVE
@@ -93,9 +96,10 @@ class LivenessLock:
             self._unlock_owed()
 
     def _unlock_owed(self) -> None:
-        while self._owed:
-            self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(self._owed[-1]),))
-            self._owed.pop()
+        with self._unlocking:
+            while self._owed:
+                self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(self._owed[0]),))
+                self._owed.pop(0)
 
     def close(self) -> None:
         """Releases all locks."""

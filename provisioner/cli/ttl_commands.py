@@ -52,7 +52,7 @@ def run_sweep(
     opened = session(where=where)
     regions: list[str] | None = list(where.regions) or [opened.cloud.region]
     if all_regions or not opened.cloud.region:
-        regions = None
+        regions = opened.cloud.open_regions(opened.progress.note)
     database = shared_database()
     orphans = sweep.sweep(
         opened,

@@ -15,7 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from provisioner.clouds.findings import EnvironmentResources, TerminationReason
+from provisioner.clouds.clean_up import CleanUp
+from provisioner.clouds.findings import TerminationReason
 from provisioner.clouds.module_variables import ModuleVariables
 from provisioner.errors import UnavailableError
 
@@ -296,6 +297,10 @@ class Machines(ABC):
         """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
         return ""
 
+    def unreachable_hint(self, environment: Environment) -> str | None:
+        """What to do if a machine has booted and SSH does not reach it. By default nobody knows."""
+        return None
+
     @abstractmethod
     def gateways(self, environment: Environment) -> list[str]:
         """Lists addresses at which a machine might reach the controller; the first is its management card's gateway."""
@@ -355,42 +360,6 @@ class Snapshots:
             InfrastructureError: it failed.
         """
         raise UnavailableError("Only environments of the local cloud can be frozen.")
-
-
-class CleanUp(ABC):
-    """What really exists, whatever Terraform and the records say, and its removal."""
-
-    @abstractmethod
-    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
-        """Lists everything in the cloud that carries our tags or lies in this home.
-
-        Args:
-            regions: where to look; None for all regions.
-        """
-
-    @abstractmethod
-    def clear(self, resources: EnvironmentResources) -> bool:
-        """Removes what a survey found. Safe to repeat.
-
-        Returns:
-            whether the environment had been created completely, so that no Terraform that outlived its controller
-            can still create more of it.
-
-        Raises:
-            StillThereError: a resource could not be removed.
-        """
-
-    @abstractmethod
-    def remaining(self, environment: Environment) -> list[str]:
-        """Asks the cloud what still exists of an environment; empty if it is gone."""
-
-    @abstractmethod
-    def remove(self, environment: Environment) -> None:
-        """Removes what Terraform left behind of an environment. Safe to repeat.
-
-        Raises:
-            StillThereError: a resource could not be removed.
-        """
 
 
 class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, Snapshots, CleanUp):

@@ -42,7 +42,9 @@ def boot_machines(session: Session, environment: Environment) -> dict[Role, Conn
             return Connection(login, deadline - time.monotonic(), alive, session.check)
         except MachineLostError as error:
             console = "\n".join(session.cloud.console(environment, role).splitlines()[-15:])
-            raise MachineLostError(f"The {role} machine did not come up: {error.message}", details=console) from error
+            hint = session.cloud.unreachable_hint(environment) if pinned[role].is_set() and alive() else None
+            message = f"The {role} machine did not come up: {error.message}"
+            raise MachineLostError(message, hint=hint, details=console) from error
 
     connections = on_all_machines(environment.machines, reach)
     try:

@@ -16,7 +16,7 @@ from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair
 from provisioner.remote.login import Login
-from provisioner.store.files import write_atomically
+from provisioner.store.files import remove_tree, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 
@@ -262,8 +262,6 @@ class EnvironmentStore:
 
     def forget(self, environment_id: str) -> None:
         """Removes the environment's directory, lock and lease."""
-        directory = self.directory(environment_id)
-        if directory.exists():
-            shutil.rmtree(directory)
+        remove_tree(self.directory(environment_id))
         self.lock(environment_id).unlink(missing_ok=True)
         self.lease(environment_id).unlink(missing_ok=True)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from provisioner import child_environment
 
+# How often a directory is removed in which another process still writes.
+REMOVALS = 5
+
 
 def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
     """Replaces a file so that a reader sees either the old or the new contents, never a part.
@@ -71,13 +74,16 @@ def remove_tree(directory: Path) -> None:
     """Removes a directory tree. Does nothing if it does not exist.
 
     A killed build of a base image leaves files that belong to subordinate ids if an ordinary user ran it. Only root of
-    a user namespace can remove those.
+    a user namespace can remove those. What another process writes there meanwhile is removed, too.
 
     Raises:
         OSError: the tree could not be removed.
     """
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists() and os.geteuid() != 0:
+    for _ in range(REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+    if os.geteuid() != 0:
         argv = ["unshare", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(directory)]
         subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from provisioner.clock import now
 from provisioner.clouds.aws import images, tagged_resources
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network import find_network
@@ -260,6 +261,43 @@ def test_an_account_of_the_free_plan_is_told_what_to_do(
     assert len(refused.hits) == 1
 
 
+def test_a_machine_that_ends_at_its_launch_points_at_the_key_of_its_disk(
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+) -> None:
+    api.inject(
+        Fault("RunInstances", "InternalError", message="last error: Client.InternalError: Client error on launch")
+    )
+    with pytest.raises(HostError, match="EC2 ended the machine as it started it") as caught:
+        create(session, environment(session, aux=False))
+    assert "kms:CreateGrant" in (caught.value.hint or "")
+
+
+def test_a_region_that_a_policy_has_closed_is_not_swept_and_named(
+    api: FaultyApi, account: Account, session: Session
+) -> None:
+    assert "eu-west-3" in (session.cloud.open_regions(account.progress.note) or [])
+    api.inject(Fault("DescribeInstances", "UnauthorizedOperation", status="403 Forbidden", region="eu-west-3"))
+    regions = session.cloud.open_regions(account.progress.note)
+    assert regions is not None
+    assert "eu-west-3" not in regions
+    assert session.cloud.region in regions
+    assert any("may not look there: eu-west-3" in note for note in account.progress.notes)
+    assert session.cloud.survey(None) == []
+    # Where the credentials have no right at all, that is an error and no empty account.
+    api.inject(Fault("DescribeInstances", "UnauthorizedOperation", status="403 Forbidden", region=session.cloud.region))
+    with pytest.raises(HostError, match="UnauthorizedOperation"):
+        session.cloud.survey(None)
+
+
+def test_a_machine_that_is_not_reached_names_the_addresses_that_are_let_in(
+    account: Account, environment: MakeEnvironment
+) -> None:
+    session = account.session(controller_cidrs=())
+    record = environment(session, aux=False).model_copy(update={"placement": {"controllers": "203.0.113.10/32"}})
+    assert "Only 203.0.113.10/32 is let in" in (session.cloud.unreachable_hint(record) or "")
+    session.ledger.settle(record.id, now(), 0)
+
+
 def test_any_other_failure_is_terraforms(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
@@ -273,13 +311,14 @@ def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
 ) -> None:
     # moto has none of Debian's, and of many in one region the newest is one by chance.
     monkeypatch.setitem(images.VENDORS, "debian-12", ("amazon", "amzn-ami-hvm-2017.09.1*"))
-    api.inject(Fault("RunInstances", "VcpuLimitExceeded"))
-    session = account.session(regions=("us-east-1", "us-east-2"))
+    regions = ("us-east-1", "us-east-2")
+    refused = [api.inject(Fault("RunInstances", "VcpuLimitExceeded", region=region)) for region in regions]
+    session = account.session(regions=regions)
     family = load_family(ROOT / "tests" / "contract" / "families" / "echo")
     with pytest.raises(CapacityError, match="nothing else to try"):
         lifecycle.up(session, family, "main")
-    tried = {note.split(" in ")[-1][:9] for note in account.progress.notes if "trying" in note}
-    assert tried == {"us-east-1", "us-east-2"}
+    # One request in each: the quota is the same for all zones and types.
+    assert [len(fault.hits) for fault in refused] == [1, 1]
     assert any("Trying another place" in note for note in account.progress.notes)
     assert session.environments.all() == []
     assert account.everything("us-east-2") == NOTHING

@@ -56,7 +56,7 @@ def test_a_run_goes_on_after_a_spot_interruption_and_in_the_next_region_without_
     # EC2 was asked before the loss was believed, and its word is passed on.
     lost, full = row["retried"]
     assert "Server.SpotInstanceTermination" in lost
-    assert "vCPU quota" in full
+    assert "quota of vCPUs is used up" in full
     assert row["phases"][0]["name"] == "earlier attempts"
     # All attempts are paid for, and nothing is left of any.
     told = subprocess.run([*CLI, "costs", "--json"], env=variables, capture_output=True, text=True, check=True)

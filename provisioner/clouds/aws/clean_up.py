@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.api import asking, tag
-from provisioner.clouds.cloud import CleanUp
+from provisioner.clouds.aws.api import REFUSED, asking, code_of, tag
+from provisioner.clouds.clean_up import CleanUp
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
 from provisioner.models import Environment
@@ -25,16 +27,34 @@ class AwsCleanUp(CleanUp):
     account: Account
 
     def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
-        """Lists everything that carries our tags, region by region."""
-        surveyed = self._all_regions() if regions is None else regions
+        """Lists everything that carries our tags, region by region, or wherever these credentials may look."""
+        surveyed = self.open_regions(lambda _: None) if regions is None else regions
         with ThreadPoolExecutor(max_workers=PARALLEL_SURVEYS) as pool:
             answers = pool.map(partial(tagged_resources.survey, self.account.api), surveyed)
             return [resources for answer in answers for resources in answer]
 
-    def _all_regions(self) -> list[str]:
+    def open_regions(self, tell: Callable[[str], None]) -> list[str]:
+        """Lists the account's regions, without those that a policy of its organization has closed."""
         with asking("Listing regions"):
             regions = self.account.api.client("ec2").describe_regions()["Regions"]
-        return sorted(str(region["RegionName"]) for region in regions)
+        names = sorted(str(region["RegionName"]) for region in regions)
+        with ThreadPoolExecutor(max_workers=PARALLEL_SURVEYS) as pool:
+            is_closed = dict(zip(names, pool.map(self._is_closed, names), strict=True))
+        if closed := [name for name in names if is_closed[name]]:
+            tell(f"Not looked at, as these credentials may not look there: {', '.join(closed)}")
+        return [name for name in names if not is_closed[name]]
+
+    def _is_closed(self, region: str) -> bool:
+        """Whether EC2 refuses even to list instances there. The own region counts as open: its refusal is told."""
+        if region == self.account.region:
+            return False
+        try:
+            self.account.api.client("ec2", region).describe_instances(MaxResults=5)
+        except ClientError as error:
+            return code_of(error) in REFUSED
+        except BotoCoreError:  # the survey tells
+            return False
+        return False
 
     def clear(self, resources: EnvironmentResources) -> bool:
         """Removes everything that carries the environment's tag.

@@ -91,6 +91,16 @@ class AwsMachines(Machines):
         except InfrastructureError:  # an instance that is gone, or has only just been created, has none
             return ""
 
+    def unreachable_hint(self, environment: Environment) -> str | None:
+        """Names the addresses that are let in: SSH may leave this host by another than its requests to checkip."""
+        if self.account.settings.controller_cidrs:
+            return None
+        let_in = environment.placement.get(admission.CONTROLLERS, "")
+        return (
+            f"Only {let_in} is let in. If SSH leaves this host by another address, as with several or behind an HTTP "
+            "proxy, name its networks: controller_cidrs in the configuration file, PROVISIONER_CONTROLLER_CIDRS."
+        )
+
     def gateways(self, environment: Environment) -> list[str]:
         """Lists the subnet's router and the VPC's resolver: in a VPC, neither leads to the controller."""
         block = "10.214.0" if environment.full_internet else "10.215.0"

@@ -48,6 +48,14 @@ class AwsPlacement(Placement):
                 hint="Upgrade the account to the paid plan (AWS console, Billing and Cost Management), or use another.",
                 details=error.details,
             ) from error
+        if places.ENDED_AT_LAUNCH in error.said:
+            raise HostError(
+                f"{error.message} EC2 ended the machine as it started it: {places.ENDED_AT_LAUNCH}.",
+                hint="As a rule, the key of its disk cannot be used. If the region's default key for EBS is your own, "
+                "these credentials need kms:CreateGrant, kms:Decrypt, kms:DescribeKey, kms:ReEncrypt* and "
+                "kms:GenerateDataKeyWithoutPlaintext for it.",
+                details=error.details,
+            ) from error
         if places.is_repetition(error.said) and environment.id not in self.repeated:
             self.repeated.add(environment.id)
             tagged_resources.remove(self.account.api, current["region"], environment.id)

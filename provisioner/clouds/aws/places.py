@@ -34,6 +34,8 @@ REPETITIONS = (
 )  # fmt: skip
 
 
+# What EC2 says of an instance that it ended at its launch (Amazon EC2 user guide, "Instance terminates immediately").
+ENDED_AT_LAUNCH = "Client.InternalError"
 # What EC2 says of an account of the free plan (AWS Billing user guide, "Free Tier": accounts since July 2025).
 FREE_PLAN = "not eligible for Free Tier"
 

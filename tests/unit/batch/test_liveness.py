@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -29,6 +31,7 @@ class Postgres:
             if self.cancels_next_unlock:
                 self.cancels_next_unlock = False
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+            time.sleep(0.01)  # others want to unlock meanwhile
             self.held[values[0]] -= 1
         elif "unnest" in str(query):
             self.row = (values[0][0],)
@@ -51,3 +54,15 @@ def test_a_lock_whose_release_was_cancelled_is_released_before_the_next_is_taken
     assert lock.take_first(["turn"]) == "turn"
     lock.give_back("turn")
     assert sum(database.held.values()) == 0
+
+
+def test_runs_that_give_their_locks_back_at_once_release_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Postgres()
+    monkeypatch.setattr(psycopg, "connect", lambda *_, **__: database)
+    lock = LivenessLock("postgresql://somewhere/", "worker")
+    names = [f"turn {number}" for number in range(8)]
+    for name in names:
+        lock.take_first([name])
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lock.give_back, names))
+    assert set(database.held.values()) == {0}

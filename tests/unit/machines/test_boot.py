@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.errors import MachineLostError
+from provisioner.machines import boot
 from provisioner.machines.boot import boot_machines
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
@@ -40,6 +41,22 @@ def test_the_error_for_a_machine_that_ended_shows_the_end_of_its_console(session
     with pytest.raises(MachineLostError, match="The primary machine did not come up") as caught:
         boot_machines(session, env)
     assert (caught.value.details or "").splitlines() == [f"console line {number} of primary" for number in range(5, 20)]
+
+
+def test_a_machine_that_runs_and_is_not_reached_comes_with_the_clouds_advice(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot, "BOOT_SECONDS", 1.0)
+    monkeypatch.setattr(cloud, "unreachable_hint", lambda _: "Name your networks.")
+    [env] = created(session, environment())
+    cloud.machine(env).sshd.is_up = lambda: False
+    with pytest.raises(MachineLostError, match="did not come up") as caught:
+        boot_machines(session, env)
+    assert caught.value.hint == "Name your networks."
+    cloud.end_machine(env)
+    with pytest.raises(MachineLostError, match="did not come up") as caught:
+        boot_machines(session, env)
+    assert caught.value.hint is None
 
 
 def test_when_one_machine_ends_boot_stops_waiting_for_the_others(session: Session, cloud: FakeCloud) -> None:

@@ -41,6 +41,24 @@ def test_a_tree_is_removed_and_a_missing_one_is_not_an_error(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tree_is_removed_although_another_process_writes_to_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    rmdir = os.rmdir
+    late = ["record", "log"]
+
+    def rmdir_after_a_write(path: str | Path, *, dir_fd: int | None = None) -> None:
+        if late:
+            (tree / late.pop()).write_text("late")
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_after_a_write)
+    remove_tree(tree)
+    assert (late, tree.exists()) == ([], False)
+
+
 @pytest.mark.parametrize(("limit", "end"), [(3, b"def"), (6, b"abcdef"), (99, b"abcdef")])
 def test_the_end_of_a_file_is_read(tmp_path: Path, limit: int, end: bytes) -> None:
     (tmp_path / "log").write_bytes(b"abcdef")

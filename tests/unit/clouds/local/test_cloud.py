@@ -184,7 +184,9 @@ def test_nothing_is_frozen_without_room_or_without_a_machine(
     (tmp_path / "saved").mkdir()
     with pytest.raises(InfrastructureError, match="could not be frozen"):
         cloud.freeze(ENVIRONMENT, tmp_path / "saved")
-    (home.environments / "env" / "primary" / disk.OVERLAY).touch()
+    directory = home.environments / "env" / "primary"
+    (directory / disk.OVERLAY).touch()
+    disk_layers.note_below(directory, image)
     monkeypatch.setattr(disk, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(CapacityError, match=r"no room for a snapshot: it may take 1\.0 GiB"):
         cloud.freeze(ENVIRONMENT, tmp_path / "saved")

@@ -1,0 +1,56 @@
+"""The part of a cloud's interface that says what really exists, and removes it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from provisioner.clouds.findings import EnvironmentResources
+
+if TYPE_CHECKING:
+    from provisioner.models import Environment
+
+
+class CleanUp(ABC):
+    """What really exists, whatever Terraform and the records say, and its removal."""
+
+    @abstractmethod
+    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+        """Lists everything in the cloud that carries our tags or lies in this home.
+
+        Args:
+            regions: where to look; None for all regions.
+        """
+
+    def open_regions(self, tell: Callable[[str], None]) -> list[str] | None:
+        """Lists the regions in which these credentials may look. By default None: there are no regions.
+
+        Args:
+            tell: receives a line about those in which they may not.
+        """
+        return None
+
+    @abstractmethod
+    def clear(self, resources: EnvironmentResources) -> bool:
+        """Removes what a survey found. Safe to repeat.
+
+        Returns:
+            whether the environment had been created completely, so that no Terraform that outlived its controller
+            can still create more of it.
+
+        Raises:
+            StillThereError: a resource could not be removed.
+        """
+
+    @abstractmethod
+    def remaining(self, environment: Environment) -> list[str]:
+        """Asks the cloud what still exists of an environment; empty if it is gone."""
+
+    @abstractmethod
+    def remove(self, environment: Environment) -> None:
+        """Removes what Terraform left behind of an environment. Safe to repeat.
+
+        Raises:
+            StillThereError: a resource could not be removed.
+        """
