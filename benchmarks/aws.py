@@ -120,9 +120,11 @@ def ours(session: Session, environments: list[Environment]) -> None:
 
 def plain(root: Path) -> None:
     """Creates and destroys the same root with plain Terraform."""
+    clouds = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for arguments in (("init",), ("apply", "-auto-approve"), ("destroy", "-auto-approve")):
         subprocess.run(
-            ["terraform", *arguments, "-input=false", "-no-color"], cwd=root, env=terraform_environment(os.environ),
+            ["terraform", *arguments, "-input=false", "-no-color"], cwd=root,
+            env=terraform_environment(os.environ, clouds),
             stdout=subprocess.DEVNULL, check=True,
         )  # fmt: skip
 

@@ -44,15 +44,15 @@ def for_terminal(ours: Mapping[str, str]) -> dict[str, str]:
     return _selected(ours, COMMON | TERMINAL)
 
 
-def for_terraform(ours: Mapping[str, str], cloud_prefixes: Sequence[str]) -> dict[str, str]:
+def for_terraform(ours: Mapping[str, str], clouds: Mapping[str, str]) -> dict[str, str]:
     """Selects what Terraform gets: settings of its own, what its provisioners need, and its cloud's variables.
 
     Args:
         ours: the controller's environment variables.
-        cloud_prefixes: how the names begin that only this cloud's provider and state backend read, such as `AWS_`.
+        clouds: what only this root's cloud's provider and state backend read.
     """
     named = COMMON | DOWNLOADS | TERRAFORM | GO | {"PYTHONPATH"}
-    return _selected(ours, named, (*TERRAFORM_PREFIXES, *cloud_prefixes))
+    return _selected(ours, named, TERRAFORM_PREFIXES) | dict(clouds)
 
 
 def _selected(ours: Mapping[str, str], names: frozenset[str], prefixes: Sequence[str] = ()) -> dict[str, str]:

@@ -8,7 +8,7 @@ and no cloud imports the registry that lists it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -221,8 +221,19 @@ class Stacks(ABC):
     """The variables that only this cloud's module takes."""
     parallelism: int | None = None
     """How many resources Terraform may create at once; None for Terraform's default."""
-    terraform_variables: Sequence[str] = ()
-    """How the names of the environment variables begin that this cloud's provider and state backend read."""
+
+    def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment variables that only this cloud's provider and state backend read; by default none.
+
+        Asked before each Terraform command.
+
+        Args:
+            ours: the controller's environment variables.
+
+        Raises:
+            HostError: somebody has to log in first.
+        """
+        return {}
 
     def await_turn(
         self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]

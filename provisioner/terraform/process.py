@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -34,6 +34,12 @@ TAKE_OVER = "state replace-provider"
 
 Message = dict[str, Any]
 Take = Callable[[Message], None]
+CloudVariables = Callable[[Mapping[str, str]], Mapping[str, str]]
+
+
+def no_variables(_ours: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the variables of a cloud whose provider reads none."""
+    return {}
 
 
 def run(
@@ -43,7 +49,7 @@ def run(
     patience_seconds: float,
     parallelism: int | None = None,
     check: Callable[[], None] = go_on,
-    cloud_variables: Sequence[str] = (),
+    cloud_variables: CloudVariables = no_variables,
 ) -> int:
     """Runs one Terraform command in a root and returns its exit code.
 
@@ -57,10 +63,10 @@ def run(
         patience_seconds: how long Terraform may take to finish once this thread is interrupted.
         parallelism: how many resources an apply creates at once; None for Terraform's default.
         check: called regularly; an exception from it interrupts Terraform.
-        cloud_variables: prefixes of the environment variables that only this root's cloud needs.
+        cloud_variables: returns the environment variables that only this root's cloud needs, from ours.
 
     Raises:
-        HostError: neither Terraform nor OpenTofu is installed.
+        HostError: neither Terraform nor OpenTofu is installed, or the cloud's variables cannot be had.
         TerraformError: another process works on the root.
     """
     with (directory / LOG).open("ab") as log, (directory / LOG).open("rb") as reader:
@@ -111,14 +117,14 @@ def end(directory: Path, patience_seconds: float, child: subprocess.Popen[bytes]
     return False
 
 
-def terraform_environment(ours: Mapping[str, str], cloud_variables: Sequence[str] = ()) -> dict[str, str]:
+def terraform_environment(ours: Mapping[str, str], clouds: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment variables for Terraform's processes. Reads no file, but checks whether one exists.
 
     Args:
         ours: the controller's environment variables.
-        cloud_variables: prefixes of those that only this root's cloud needs.
+        clouds: those that only this root's cloud needs.
     """
-    theirs = child_environment.for_terraform(ours, cloud_variables)
+    theirs = child_environment.for_terraform(ours, clouds or {})
     if not os.access(theirs.get("TF_CLI_CONFIG_FILE", os.devnull), os.R_OK):
         del theirs["TF_CLI_CONFIG_FILE"]
     package = str(Path(__file__).parents[2])
@@ -161,12 +167,13 @@ class _Launcher(Terraform):  # type: ignore[misc]  # python-terraform is untyped
 
 
 def _start(
-    directory: Path, command: str, log: IO[bytes], parallelism: int | None, cloud_variables: Sequence[str]
+    directory: Path, command: str, log: IO[bytes], parallelism: int | None, cloud_variables: CloudVariables
 ) -> subprocess.Popen[bytes]:
     program = terraform_program(os.environ)
     if program is None:
         [(problem, remedy)] = problems()
         raise HostError(problem, hint=remedy)
+    environment = terraform_environment(os.environ, cloud_variables(os.environ))
     # Close our copy of the lock at once, so that only Terraform and its children keep it.
     with (directory / LOCK).open("w") as lock:
         try:
@@ -175,7 +182,6 @@ def _start(
             raise TerraformError(
                 f"Another {product_of(program).name} works in {directory}.", hint="Try again when it is done."
             ) from None
-        environment = terraform_environment(os.environ, cloud_variables)
         launcher = _Launcher(program, directory, log, lock.fileno(), environment)
         # var=None: given the default, an empty dictionary, python-terraform leaves a file in /tmp.
         common = {"no_color": IsFlagged, "input": False, "json": IsFlagged, "var": None}

@@ -97,7 +97,7 @@ def _version(program: str) -> tuple[Product, str]:
     try:
         said = subprocess.run(
             [program, "version"],
-            env=child_environment.for_terraform(os.environ, ()) | {"CHECKPOINT_DISABLE": "1"},
+            env=child_environment.for_terraform(os.environ, {}) | {"CHECKPOINT_DISABLE": "1"},
             capture_output=True,
             timeout=VERSION_SECONDS,
             check=True,

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,7 +58,8 @@ class Stack:
         directory: the stack's directory; created by `write`.
         patience_seconds: how long an interrupted Terraform may take to finish its current step.
         check: called regularly while Terraform runs; an exception from it interrupts Terraform.
-        cloud_variables: prefixes of the environment variables that the cloud's provider and state backend read.
+        cloud_variables: returns the environment variables that the cloud's provider and state backend read, from ours;
+            asked before each command.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Stack:
         directory: Path,
         patience_seconds: float = PATIENCE_SECONDS,
         check: Callable[[], None] = go_on,
-        cloud_variables: Sequence[str] = (),
+        cloud_variables: process.CloudVariables = process.no_variables,
     ) -> None:
         self._directory = directory
         self._patience_seconds = patience_seconds

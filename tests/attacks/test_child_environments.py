@@ -7,11 +7,14 @@ tests/local/host_processes.py reads the environments of a real machine's process
 from __future__ import annotations
 
 import ast
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import provisioner
+from provisioner.clouds.aws import credentials
+from provisioner.clouds.aws.api import Api
 from provisioner.terraform import process
 
 PACKAGE = Path(provisioner.__file__ or "").parent
@@ -78,7 +81,12 @@ def test_a_terraform_of_local_machines_has_no_secret(tmp_path: Path, monkeypatch
     heard: list[str] = []
     process.run(tmp_path, "apply", lambda message: heard.append(message["@message"]), 1)
     assert "the-controllers-secret" not in "\n".join(heard)
-    process.run(tmp_path, "apply", lambda message: heard.append(message["@message"]), 1, cloud_variables=("AWS_",))
+    api = Api(None, "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    process.run(
+        tmp_path, "apply", lambda message: heard.append(message["@message"]), 1,
+        cloud_variables=partial(credentials.terraform_variables, api),
+    )  # fmt: skip
     assert [line for line in heard if "the-controllers-secret" in line] == [
         "AWS_SECRET_ACCESS_KEY=the-controllers-secret"
     ]

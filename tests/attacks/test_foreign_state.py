@@ -53,7 +53,7 @@ class Bucket:
 
     def stack(self, name: str) -> Stack:
         """Returns a controller's stack with its state in the bucket."""
-        stack = Stack(self._root / name / "stack", cloud_variables=("AWS_",))
+        stack = Stack(self._root / name / "stack", cloud_variables=dict)
         backend = {"terraform": {"backend": {"local": {"path": str(self._state)}}}}
         stack.write({"main.tf": ROOT, "backend.tf.json": json.dumps(backend)})
         return stack

@@ -57,6 +57,7 @@ class FaultyApi:
     Attributes:
         faults: what is injected.
         requests: what came.
+        tokens: who asked (its User-Agent) with which session token, or an empty text.
         judge: refuses what the policy does not allow.
         throttle: refuses what is too much.
     """
@@ -65,6 +66,7 @@ class FaultyApi:
         self.url = ""
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        self.tokens: list[tuple[str, str]] = []
         self.judge = Judge()
         self.throttle = Throttle()
         self._lock = threading.Lock()
@@ -77,6 +79,7 @@ class FaultyApi:
         take_time()
         environ["wsgi.input"] = io.BytesIO(body)
         answered: list[str] = []
+        self.tokens.append((environ.get("HTTP_USER_AGENT", ""), environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")))
 
         def noted(status: str, *rest: Any) -> Any:
             answered.append(status)

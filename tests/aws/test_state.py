@@ -83,7 +83,7 @@ def test_two_controllers_on_one_stack_do_not_harm_each_other(
     account.client("s3").put_object(Bucket=BUCKET, Key=f"{state}.tflock", Body=lock)
     before = account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read()
     with pytest.raises(TerraformError, match="another controller is working on this stack") as caught:
-        Stack(other, cloud_variables=("AWS_",)).apply(session.progress.note)
+        Stack(other, cloud_variables=session.cloud.terraform_variables).apply(session.progress.note)
     assert "first@host" in (caught.value.details or "")
     assert account.client("s3").get_object(Bucket=BUCKET, Key=state)["Body"].read() == before
     account.client("s3").delete_object(Bucket=BUCKET, Key=f"{state}.tflock")
@@ -103,7 +103,7 @@ def test_a_state_that_the_other_of_terraform_and_opentofu_has_written_is_taken_o
     assert f"{ours.registry}/hashicorp/aws" in written
     account.client("s3").put_object(**state, Body=written.replace(ours.registry, other.registry))
     told: list[str] = []
-    stack = Stack(session.home.stacks / record.stack, cloud_variables=("AWS_",))
+    stack = Stack(session.home.stacks / record.stack, cloud_variables=session.cloud.terraform_variables)
     stack.remove({record.id}, told.append)
     assert told == (["Taking over hashicorp/aws in a state that OpenTofu wrote"] if ours is TERRAFORM else [])
     assert account.everything() == NOTHING

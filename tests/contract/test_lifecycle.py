@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
 from provisioner.session import Session
+from tests.aws.ec2.cloud import Ec2Cloud
 from tests.aws.ec2.fixture import ec2_session
 
 pytestmark = pytest.mark.vm
@@ -30,12 +31,15 @@ HERE = Path(__file__).parent
 @pytest.fixture(
     params=["local", pytest.param("aws", marks=[pytest.mark.xdist_group("ec2"), pytest.mark.timeout(2400)])]
 )
-def session(request: pytest.FixtureRequest) -> Session:
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Opens a session on each cloud in turn."""
     if request.param == "aws":
-        return ec2_session(request.getfixturevalue("ec2_home"))
-    open_session: Callable[[Mapping[str, str]], Session] = request.getfixturevalue("open_session")
-    return open_session({})
+        cloud: Ec2Cloud | None = request.getfixturevalue("ec2_cloud")
+        with cloud.booting_as_on_ec2() if cloud else contextlib.nullcontext():
+            yield ec2_session(request.getfixturevalue("ec2_home"))
+    else:
+        open_session: Callable[[Mapping[str, str]], Session] = request.getfixturevalue("open_session")
+        yield open_session({})
 
 
 def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(session: Session) -> None:
@@ -45,6 +49,8 @@ def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(ses
         assert environment.probes
         _assert_booting_told_nothing_that_matters(session, environment)
         _assert_no_builder_is_let_in(session, environment)
+        if session.cloud.name == "aws":
+            _assert_it_booted_as_on_ec2(session, environment)
         done = run_agent(session, environment, Agent(HERE / "agents" / "writer", "bash write.sh"))
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
         assert lifecycle.score(session, environment, keep=True)[1].score == 0.75
@@ -98,6 +104,15 @@ def _assert_no_builder_is_let_in(session: Session, environment: Environment) -> 
     controller = session.environments.key(environment.id, "controller").public.split()[1]
     assert [line for line in keys.splitlines() if line.strip() and controller not in line] == []
     assert instances == ([] if session.cloud.name == "local" else [environment.endpoints["primary"].instance_id])
+
+
+def _assert_it_booted_as_on_ec2(session: Session, environment: Environment) -> None:
+    """Checks what the tests' EC2 must have in common with the real one: cloud-init's source, and the card's name."""
+    with connect(session, environment, "primary") as connection:
+        source = connection.run(["cat", "/var/lib/cloud/instance/datasource"]).stdout.decode()
+        cards = connection.run(["ls", "/sys/class/net"]).stdout.decode().split()
+    assert source.startswith("DataSourceEc2")
+    assert set(cards) - {"docker0"} == {"ens5", "lo"}
 
 
 def _assert_a_rebooted_machine_is_the_same(session: Session, environment: Environment) -> None:

@@ -51,7 +51,6 @@ def test_each_kind_gets_what_it_needs_and_no_secret(
 
 
 def test_terraform_gets_its_own_clouds_variables_and_no_others() -> None:
-    local = child_environment.for_terraform(SECRETS | HARMLESS, ())
+    local = child_environment.for_terraform(SECRETS | HARMLESS, {})
     assert set(local) == DOWNLOAD | {"PYTHONPATH", "GOGC", "TF_CLI_CONFIG_FILE", "TF_PLUGIN_CACHE_DIR"}
-    aws = child_environment.for_terraform(SECRETS | HARMLESS, ("AWS_",))
-    assert set(aws) - set(local) == {"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    assert child_environment.for_terraform(SECRETS | HARMLESS, {"AWS_REGION": "x"}) == local | {"AWS_REGION": "x"}

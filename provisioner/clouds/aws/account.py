@@ -111,17 +111,20 @@ class Account:
         }
 
     def root_files(self, region: str, stack: str) -> dict[str, str]:
-        """Returns the files of a Terraform root that configure the provider and, unless it is local, the state."""
-        login = {"region": region, **({"profile": self.profile} if self.profile else {})}
+        """Returns the files of a Terraform root that configure the provider and, unless it is local, the state.
+
+        Credentials come with each command (credentials.py).
+        """
         # Leases are renewed without Terraform.
         ignored = {"keys": [tagged_resources.LEASE_TAG]}
-        provider = {"provider": {"aws": [{**login, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}]}}
+        aws = {"region": region, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}
+        provider = {"provider": {"aws": [aws]}}
         files = {"provider.tf.json": json.dumps(provider, indent=2)}
         if self.state:
             bucket, _, prefix = self.state.removeprefix("s3://").partition("/")
             key = "/".join(part for part in (prefix.strip("/"), stack, "terraform.tfstate") if part)
-            own = {**login, "region": self._state_region}
-            backend = {"bucket": bucket, "key": key, "use_lockfile": True, "encrypt": True, **own}
+            where = {"bucket": bucket, "key": key, "region": self._state_region}
+            backend = {**where, "use_lockfile": True, "encrypt": True}
             # An older Terraform then says what it lacks, and not that `use_lockfile` is no argument.
             needed = ">= {}.{}".format(*LOCKFILE_TERRAFORM)
             terraform = {"required_version": needed, "backend": {"s3": backend}}

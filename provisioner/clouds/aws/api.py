@@ -10,7 +10,20 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    LoginError,
+    MissingDependencyException,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
 from botocore.parsers import ResponseParserError
 
 from provisioner.errors import HostError, InfrastructureError, ThrottledError, UsageError
@@ -26,8 +39,14 @@ NO_LOGIN = (
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
+# What boto3 finds is incomplete, has ended, or cannot be renewed without the operator.
+LOGIN_ERRORS = (
+    CredentialRetrievalError, LoginError, MissingDependencyException, NoCredentialsError, PartialCredentialsError,
+    SSOError, TokenRetrievalError,
+)  # fmt: skip
 LOGIN_HINT = (
-    "Log in as for the AWS CLI (`aws configure`, `aws sso login`, AWS_PROFILE), then `provisioner doctor --cloud aws`."
+    "Log in as for the AWS CLI (`aws login`, `aws sso login`, `aws configure`, AWS_PROFILE), then "
+    "`provisioner doctor --cloud aws`."
 )
 # EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
 THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
@@ -61,6 +80,19 @@ class Api:
         self.region: str = self._session.region_name
         self.client = cache(self._client)
 
+    def credentials(self) -> ReadOnlyCredentials:
+        """Returns the credentials as they are now. boto3 renews those that end soon, where that needs nobody.
+
+        Raises:
+            HostError: there are none, or somebody has to log in again.
+            InfrastructureError: they could not be renewed.
+        """
+        with asking("Looking for AWS credentials"):
+            found = self._session.get_credentials()
+            if found is None:
+                raise NoCredentialsError
+            return found.get_frozen_credentials()
+
     def _client(self, service: str, region: str | None = None) -> Any:
         try:
             return self._session.client(service, region_name=region or self.region, config=CONFIG)
@@ -77,7 +109,7 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
         rights_hint: what to do where the credentials lack a right.
 
     Raises:
-        HostError: there are no credentials, or AWS does not accept them, or they lack a right.
+        HostError: there are no credentials, or they have ended, AWS does not accept them, or they lack a right.
         ThrottledError: AWS asks for fewer requests, even after boto3's repetitions.
         InfrastructureError: any other failure.
     """
@@ -85,6 +117,9 @@ def asking(what: str, rights_hint: str = RIGHTS_HINT) -> Iterator[None]:
         yield
     except NoCredentialsError as error:
         raise HostError("No AWS credentials were found.", hint=LOGIN_HINT) from error
+    except LOGIN_ERRORS as error:
+        text = beginning(" ".join(str(error).split()), 300)
+        raise HostError(f"{what} failed: AWS credentials: {text}", hint=LOGIN_HINT) from error
     except ClientError as error:
         code = code_of(error)
         message = f"{what} failed: {code}: {beginning(str(error.response['Error'].get('Message', '')), 300)}"

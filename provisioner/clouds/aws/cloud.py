@@ -35,7 +35,6 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
     """
 
     name = "aws"
-    terraform_variables = ("AWS_",)
 
     def __init__(
         self,

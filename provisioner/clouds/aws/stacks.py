@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
-from provisioner.clouds.aws import acl_rules, images, launch_rate, schedules, user_data
+from provisioner.clouds.aws import acl_rules, credentials, images, launch_rate, schedules, user_data
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.network import (
     HOME_TAG,
@@ -69,6 +69,10 @@ class AwsStacks(Stacks):
     """Where this process knows that the schedules' role and group exist."""
     module_variables = AwsVariables
     parallelism = PARALLELISM
+
+    def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """Returns variables of the AWS SDKs, with the credentials that boto3 finds now."""
+        return credentials.terraform_variables(self.account.api, ours)
 
     def await_turn(
         self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]

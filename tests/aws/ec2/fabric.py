@@ -28,6 +28,7 @@ LINK_LOCAL = IPv4Network("169.254.0.0/16")
 # The address that passt forwards to the host's resolver (TEST-NET-2: never a real host).
 RESOLVER = IPv4Address(egress_rules.RESOLVER)
 SSH_PORT = 22
+DHCP_SERVER_PORT = 67
 MAX_FLOWS = 1 << 16
 MAX_QUEUED_BYTES = 8 << 20
 ATTACH_SECONDS = 10
@@ -135,6 +136,10 @@ class Fabric:
             _send(card.to_guest, answer)
             return
         packet = packets.read(frame)
+        # A VPC's DHCP is answered whatever rules and routes say. passt plays it.
+        if packet is not None and packet.protocol == UDP and packet.destination_port == DHCP_SERVER_PORT:
+            _send(card.to_passt, frame)
+            return
         # As EC2's source check does, drop packets with another source address.
         if packet is not None and packet.source == interface.address:
             self._forward(card, interface, frame, packet)
@@ -178,7 +183,12 @@ class Fabric:
     def _from_passt(self, card: Card, frame: bytes) -> None:
         packet = packets.read(frame)
         interface = self._network.interfaces.get(card.instance_id)
-        if packet is None or interface is None or packet.destination != interface.address:
+        if packet is None or interface is None:
+            return
+        if packet.protocol == UDP and packet.source_port == DHCP_SERVER_PORT:
+            _send(card.to_guest, packets.addressed(frame, card.mac))
+            return
+        if packet.destination != interface.address:
             return
         if packet.source == RESOLVER and packet.protocol == UDP:
             if resolver := card.dns_queries.get(packet.destination_port):

@@ -55,26 +55,32 @@ def _greeting() -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-def ec2_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """Provides a home and points this process's environment to EC2. Checks that nothing is left there at the end."""
+def ec2_cloud() -> Iterator[Ec2Cloud | None]:
+    """Provides EC2, and points this process's environment to it; None for a real account."""
+    if REAL:
+        yield None
+        return
+    outside = (str(ip_network(OUTSIDE.cidr)[0]), OUTSIDE.port)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        _greeting() as port,
+        Ec2Cloud(cache() / "ec2", metadata_off="forbidden", outside={outside: port}) as cloud,
+    ):
+        for name, value in cloud.variables.items():
+            patch.setenv(name, value)
+        patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)
+        administer(cloud.endpoint_url)
+        yield cloud
+
+
+@pytest.fixture(scope="session")
+def ec2_home(ec2_cloud: Ec2Cloud | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Provides a home, and checks that nothing is left on EC2 at the end."""
     home = new_home(tmp_path_factory.mktemp("ec2") / "home")
-    with pytest.MonkeyPatch.context() as patch:
-        if REAL:
-            yield home
-            _prune(home)
-        else:
-            outside = (str(ip_network(OUTSIDE.cidr)[0]), OUTSIDE.port)
-            with (
-                _greeting() as port,
-                Ec2Cloud(cache() / "ec2", metadata_off="forbidden", outside={outside: port}) as cloud,
-            ):
-                for name, value in cloud.variables.items():
-                    patch.setenv(name, value)
-                patch.setenv("PROVISIONER_CONTROLLER_CIDRS", cloud.controller_cidr)
-                administer(cloud.endpoint_url)
-                yield home
-                _prune(home)
-                assert cloud.left() == [], "tests left instances behind"
+    yield home
+    _prune(home)
+    if ec2_cloud:
+        assert ec2_cloud.left() == [], "tests left instances behind"
 
 
 def _prune(home: Home) -> None:

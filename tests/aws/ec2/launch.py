@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from tests.aws.ec2.ami import DISK_GIB
 from tests.aws.ec2.machine import Hardware
 
 
-def hardware(backend: Any, instance: Any, image: Path, boot: Path) -> Hardware:
+def hardware(backend: Any, instance: Any, image: Path, boot: Path, *, quick: bool) -> Hardware:
     """Returns the hardware of an instance's machine.
 
     Args:
         backend, instance: moto's objects.
         image: the disk of the instance's image.
         boot: directory with `vmlinuz` and `initrd.img`.
+        quick: whether cloud-init gets its data from SMBIOS, or as on EC2.
     """
     nic = instance.nics[0]
     kind = INSTANCE_TYPES[instance.instance_type]
@@ -36,8 +37,10 @@ def hardware(backend: Any, instance: Any, image: Path, boot: Path) -> Hardware:
         mac=nic.mac_address,
         address=IPv4Address(nic.private_ip_address),
         network=nic.subnet.cidr,
+        resolver=_vpc_network(backend, instance).network_address + 2,
         public_address=IPv4Address(nic.public_ip) if nic.public_ip else None,
-        seed=_seed(backend, instance),
+        instance_type=instance.instance_type,
+        seed=_seed(backend, instance) if quick else {},
     )
 
 
@@ -72,6 +75,10 @@ def _seed(backend: Any, instance: Any) -> dict[str, bytes]:
     }
 
 
+def _vpc_network(backend: Any, instance: Any) -> IPv4Network:
+    return IPv4Network(backend.vpcs[instance.nics[0].subnet.vpc_id].cidr_block)
+
+
 def _public_key(backend: Any, instance: Any) -> str | None:
     pair = backend.key_pairs.get(instance.key_name)
     return pair.public_key.strip() if pair else None
@@ -95,8 +102,22 @@ def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
         "privateIp": nic.private_ip_address,
         "region": backend.region_name,
     }
+    card = f"meta-data/network/interfaces/macs/{nic.mac_address}"
     values = {
+        f"{card}/device-number": "0",
+        f"{card}/interface-id": nic.id,
+        f"{card}/local-hostname": instance.private_dns_name,
+        f"{card}/local-ipv4s": nic.private_ip_address,
+        f"{card}/mac": nic.mac_address,
+        f"{card}/owner-id": instance.owner_id,
+        f"{card}/subnet-id": nic.subnet.id,
+        f"{card}/subnet-ipv4-cidr-block": str(nic.subnet.cidr),
+        f"{card}/vpc-id": nic.subnet.vpc_id,
+        f"{card}/vpc-ipv4-cidr-block": str(_vpc_network(backend, instance)),
         "meta-data/ami-id": instance.image_id,
+        "meta-data/ami-launch-index": "0",
+        "meta-data/block-device-mapping/ami": "/dev/xvda",
+        "meta-data/block-device-mapping/root": "/dev/xvda",
         "meta-data/hostname": instance.private_dns_name,
         "meta-data/instance-id": instance.id,
         "meta-data/instance-type": instance.instance_type,
@@ -110,7 +131,7 @@ def metadata_values(backend: Any, instance: Any) -> dict[str, bytes]:
     if nic.public_ip:
         values["meta-data/public-ipv4"] = nic.public_ip
     if key := _public_key(backend, instance):
-        values["meta-data/public-keys/0/openssh-key"] = key
+        values[f"meta-data/public-keys/0={instance.key_name}/openssh-key"] = key
     contents = {name: value.encode() for name, value in values.items()}
     if instance.user_data:
         contents["user-data"] = user_data(instance)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import os
 import shutil
 import socket
@@ -20,8 +21,16 @@ from provisioner.clouds.local import kvm, qemu
 from tests.aws.ec2.packets import ROUTER_MAC
 
 KILL_SECONDS = 10
+# While a file of this name is in the directory of a run, machines that start boot as on EC2.
+AS_ON_EC2 = "as-on-ec2"
 # EC2 keeps the last 64 KiB of a console.
 CONSOLE_BYTES = 1 << 16
+# A quick first boot needs neither the network nor the names of its cards, and only two of cloud-init's four stages.
+_QUICK = (
+    "quick_first_boot ci.ds=NoCloud net.ifnames=0 systemd.mask=cloud-init.service systemd.mask=cloud-config.service "
+    "systemd.mask=systemd-networkd-wait-online.service systemd.mask=systemd-resolved.service "
+    "systemd.mask=systemd-logind.service systemd.mask=dbus.service systemd.mask=dbus.socket"
+)
 # A child must not outlive us; passt, which changes its user, ends with its socket.
 _WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -33,8 +42,11 @@ class Hardware:
     Args:
         kernel, initrd, image: absolute paths; the disk is a layer over `image`.
         address, network: the card's private address and its subnet.
+        resolver: the VPC's.
         public_address: the address whose port 22 is forwarded, or None.
-        seed: cloud-init's NoCloud files by name (`meta-data`, `user-data`, `network-config`).
+        instance_type: EC2's name of it, which SMBIOS tells.
+        seed: cloud-init's NoCloud files by name (`meta-data`, `user-data`, `network-config`); empty: the machine boots
+            as on EC2, by DHCP and the metadata service.
     """
 
     kernel: Path
@@ -46,7 +58,9 @@ class Hardware:
     mac: str
     address: IPv4Address
     network: IPv4Network
+    resolver: IPv4Address
     public_address: IPv4Address | None
+    instance_type: str
     seed: dict[str, bytes]
 
 
@@ -144,10 +158,11 @@ class Machine:
         hardware = self.hardware
         accelerated = kvm.kvm_works(hardware.kernel, hardware.kernel.with_name("kvm.json"))
         machine_id = self.directory.name.removeprefix("i-").rjust(32, "0")
-        boot = f"root=/dev/vda rw console=ttyS0 net.ifnames=0 systemd.machine_id={machine_id}"
+        boot = f"root=/dev/vda rw console=ttyS0 systemd.machine_id={machine_id}"
+        boot += f" {_QUICK}" if hardware.seed else ""
         argv = [
             *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
-            *("-machine", "q35,accel=" + ("kvm" if accelerated else "tcg")),
+            *("-machine", "pc,accel=" + ("kvm" if accelerated else "tcg")),
             *("-cpu", "host" if accelerated else qemu.EMULATED_CPU),
             *("-smp", str(hardware.cpus), "-m", f"{hardware.memory_mib}M"),
             *("-kernel", str(hardware.kernel), "-initrd", str(hardware.initrd)),
@@ -158,7 +173,9 @@ class Machine:
             *("-chardev", "file,id=console,path=serial.log,append=on", "-serial", "chardev:console"),
             *("-chardev", f"socket,id=power,fd={power}", "-serial", "chardev:power"),
             *("-netdev", f"stream,id=card,server=off,addr.type=fd,addr.str={card}"),
-            *("-device", f"virtio-net-pci,netdev=card,mac={hardware.mac},romfile="),
+            # As on EC2, where the chipset is the same: ens5.
+            *("-device", f"virtio-net-pci,addr=5,netdev=card,mac={hardware.mac},romfile="),
+            *("-smbios", _identity(self.directory.name, hardware.instance_type)),
             *("-pidfile", "qemu.pid"),
             *qemu.confined(None),
         ]
@@ -173,7 +190,16 @@ class Machine:
         forward = f"{hardware.public_address}/22" if hardware.public_address else "none"
         return [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link), *user),
-            *("--no-dhcp", "--tcp-ports", forward, "--udp-ports", "none", "--dns-forward", "198.51.100.53"),
+            *("--tcp-ports", forward, "--udp-ports", "none", "--dns-forward", "198.51.100.53"),
+            # What a VPC's DHCP says (Amazon VPC user guide, "DHCP option sets"; EC2 user guide, "Network MTU").
+            *("--dns", str(hardware.resolver), "--search", "ec2.internal", "--mtu", "9001"),
             *("--address", str(hardware.address), "--netmask", str(hardware.network.prefixlen)),
             *("--gateway", str(hardware.network.network_address + 1), "--mac-addr", ROUTER_MAC.hex(":")),
         ]
+
+
+def _identity(instance_id: str, instance_type: str) -> str:
+    """Returns the SMBIOS identity by which programs know EC2: uuid and serial begin with ec2 and are the same."""
+    identity = "ec2" + hashlib.sha256(instance_id.encode()).hexdigest()[:29]
+    uuid = "-".join((identity[:8], identity[8:12], identity[12:16], identity[16:20], identity[20:]))
+    return f"type=1,manufacturer=Amazon EC2,product={instance_type},uuid={uuid},serial={uuid}"

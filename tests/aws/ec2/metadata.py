@@ -5,13 +5,17 @@ It listens on the host's loopback. The fabric makes it reachable for the machine
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# EC2 serves older versions under their dates, of which cloud-init asks for these.
+VERSIONS = ("latest", "2021-03-23", "2018-09-24", "2016-09-02", "2009-04-04")
 _TOKEN_PATH = "/latest/api/token"
+_KEY_NAME = re.compile(r"(?<=/public-keys/\d)=[^/]*")
 _TOKEN_SECONDS = range(1, 21601)
 
 
@@ -27,7 +31,8 @@ class MetadataService:
     """Serves one instance until closed.
 
     Args:
-        values: paths below /latest/ (such as `meta-data/instance-id`, `user-data`) and their contents.
+        values: paths below /latest/ (such as `meta-data/instance-id`, `user-data`) and their contents. A public key's
+            path has its index and name, `public-keys/0=NAME/openssh-key`; it is asked for by its index, and listed so.
         options: returns the current options; called at every request.
     """
 
@@ -81,15 +86,19 @@ class MetadataService:
             return 403, b""
         if (token is None and options.tokens_required) or (token is not None and token not in self._tokens):
             return 401, b""
-        name = path.strip("/").removeprefix("latest").strip("/")
-        if name in self._values:
-            return 200, self._values[name]
-        prefix = f"{name}/" if name else ""
-        below = {path_below.removeprefix(prefix) for path_below in self._values if path_below.startswith(prefix)}
-        if not below:
-            return 404, b""
-        entries = {entry.partition("/")[0] + ("/" if "/" in entry else "") for entry in below}
-        return 200, "\n".join(sorted(entries)).encode()
+        version, _, name = path.strip("/").partition("/")
+        if version not in VERSIONS:
+            return (200, "\n".join(sorted(VERSIONS)).encode()) if not version else (404, b"")
+        asked = f"{name}/" if name else ""
+        found: set[str] = set()
+        for path_below, value in self._values.items():
+            plain = _KEY_NAME.sub("", path_below)
+            if plain == name:
+                return 200, value
+            if plain.startswith(asked):
+                entry, *deeper = path_below.split("/")[asked.count("/") :]
+                found.add(entry + "/" if deeper and "=" not in entry else entry)
+        return (200, "\n".join(sorted(found)).encode()) if found else (404, b"")
 
     def put(self, path: str, ttl_seconds: str, forwarded: bool) -> tuple[int, bytes]:
         """Returns the status and body of a PUT: a token, which never expires as no test runs long enough."""

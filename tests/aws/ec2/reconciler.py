@@ -23,7 +23,7 @@ from moto.ec2.models.instances import StateReason
 
 from tests.aws.ec2 import launch
 from tests.aws.ec2.fabric import METADATA, Fabric
-from tests.aws.ec2.machine import Machine
+from tests.aws.ec2.machine import AS_ON_EC2, Machine
 from tests.aws.ec2.metadata import MetadataService, Options
 from tests.aws.ec2.observe import observe
 from tests.aws.ec2.schedules import Schedules
@@ -157,7 +157,8 @@ class Reconciler:
             instance.state_reason = StateReason("Server.InternalError: see the server's log", "Server.InternalError")
 
     def _launch(self, backend: Any, instance: Any, image: Path) -> None:
-        hardware = launch.hardware(backend, instance, image, self._ami)
+        quick = not (self._directory / AS_ON_EC2).exists()
+        hardware = launch.hardware(backend, instance, image, self._ami, quick=quick)
         machine = self._machines.get(instance.id)
         if machine is None:
             machine = Machine(self._directory / "instances" / instance.id, hardware)

@@ -10,7 +10,12 @@ import pytest
 
 from tests.aws.ec2.metadata import MetadataService, Options
 
-VALUES = {"meta-data/instance-id": b"i-1", "meta-data/placement/region": b"eu-west-1", "user-data": b"\x00raw"}
+VALUES = {
+    "meta-data/instance-id": b"i-1",
+    "meta-data/public-keys/0=mine/openssh-key": b"ssh-ed25519 A",
+    "meta-data/placement/region": b"eu-west-1",
+    "user-data": b"\x00raw",
+}
 
 
 class Service:
@@ -56,7 +61,7 @@ def test_version_2_returns_values_and_listings_for_a_token(service: Service) -> 
         )
     }
     assert ask["/latest/meta-data/instance-id"] == (200, b"i-1")
-    assert ask["/latest/meta-data/"] == (200, b"instance-id\nplacement/")
+    assert ask["/latest/meta-data/"] == (200, b"instance-id\nplacement/\npublic-keys/")
     assert ask["/latest/user-data"] == (200, b"\x00raw")
     assert ask["/latest/meta-data/iam/"][0] == 404
 
@@ -79,3 +84,18 @@ def test_a_disabled_service_forbids_everything(service: Service) -> None:
     service.options = Options(enabled=False, tokens_required=True)
     assert service.ask("/latest/meta-data/instance-id", X_aws_ec2_metadata_token=token) == (403, b"")
     assert service.ask("/latest/api/token", "PUT", X_aws_ec2_metadata_token_ttl_seconds="60") == (403, b"")
+
+
+def test_cloud_inits_versions_are_served_and_a_public_key_is_listed_by_its_name_and_read_by_its_number(
+    service: Service,
+) -> None:
+    token = service.token()
+
+    def ask(path: str) -> tuple[int, bytes]:
+        return service.ask(path, X_aws_ec2_metadata_token=token)
+
+    assert ask("/2021-03-23/meta-data/instance-id") == (200, b"i-1")
+    assert ask("/2020-01-01/meta-data/instance-id")[0] == 404
+    assert ask("/latest/meta-data/public-keys/") == (200, b"0=mine")
+    assert ask("/latest/meta-data/public-keys/0/") == (200, b"openssh-key")
+    assert ask("/2009-04-04/meta-data/public-keys/0/openssh-key") == (200, b"ssh-ed25519 A")

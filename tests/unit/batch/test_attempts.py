@@ -5,7 +5,7 @@ Covers losses.py, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -54,13 +54,15 @@ class Cloud:
 
     name = "moon"
     region = "crater"
-    terraform_variables = ()
 
     def __init__(self) -> None:
         self.alive_by_role = {"primary": True}
         self.ending_told = TerminationReason()
         self.cleared: list[str] = []
         self.complete = True
+
+    def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
+        return {}
 
     def alive(self, _: Environment, role: str) -> bool:
         return self.alive_by_role[role]

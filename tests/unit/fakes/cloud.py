@@ -82,7 +82,6 @@ class FakeCloud(Cloud):
     name = "local"  # stacks are rendered with this cloud's modules, which the fake Terraform does not read
     parallelism: int | None = None
     module_variables = LocalVariables
-    terraform_variables = ("FAKE_CLOUD",)
 
     def __init__(self, directory: Path, home: Home, usd: Decimal = Decimal(0), region: str = CRATER) -> None:
         self.directory, self.home, self.usd, self.region = directory, home, usd, region
@@ -111,6 +110,9 @@ class FakeCloud(Cloud):
         directory.mkdir(parents=True, exist_ok=True)
 
     # Methods for tests.
+
+    def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
+        return {"FAKE_CLOUD": ours["FAKE_CLOUD"]}
 
     def machine(self, environment: Environment | str, role: Role = "primary") -> Machine:
         """Returns a prepared machine."""

@@ -4,10 +4,13 @@
 set -eu
 tree=$1 files=$2 ca_bundle=${3:-}
 
-cp --no-preserve=ownership,mode "$files/cloud.cfg" "$tree/etc/cloud/cloud.cfg"
-rm -f "$tree"/etc/cloud/cloud.cfg.d/*
-cp --no-preserve=ownership,mode "$files/power-button.service" "$tree/etc/systemd/system/"
-# cloud-init finds user data, metadata and network configuration where systemd puts the SMBIOS strings.
+mkdir -p "$tree/usr/share/quick-first-boot" "$tree/etc/netplan"
+cp --no-preserve=ownership,mode "$files/quick.cfg" "$tree/usr/share/quick-first-boot/cloud.cfg"
+cp --no-preserve=ownership,mode "$files/01_debian_cloud.cfg" "$tree/etc/cloud/cloud.cfg.d/"
+cp --no-preserve=ownership,mode "$files/90-default.yaml" "$tree/etc/netplan/"
+chmod 0600 "$tree/etc/netplan/90-default.yaml"
+cp --no-preserve=ownership,mode "$files"/*.service "$tree/etc/systemd/system/"
+# In a quick boot, cloud-init finds user data, metadata and network configuration where systemd puts SMBIOS's strings.
 mkdir -p "$tree/var/lib/cloud/seed"
 ln -s /run/credentials/@system "$tree/var/lib/cloud/seed/nocloud"
 
@@ -22,9 +25,7 @@ rm -f "$tree"/etc/ssh/ssh_host_*
 printf 'localhost\n' > "$tree/etc/hostname"
 printf '127.0.0.1 localhost\n::1 localhost\n' > "$tree/etc/hosts"
 : > "$tree/etc/machine-id"
-# The address at which every VPC's resolver answers, where it answers.
-rm -f "$tree/etc/resolv.conf"
-printf 'nameserver 169.254.169.253\n' > "$tree/etc/resolv.conf"
+ln -sf ../run/systemd/resolve/stub-resolv.conf "$tree/etc/resolv.conf"
 # Found before udev would: the network is up earlier.
 printf 'virtio_net\n' > "$tree/etc/modules-load.d/ec2.conf"
 printf 'UseDNS no\nPrintMotd no\nPrintLastLog no\n' > "$tree/etc/ssh/sshd_config.d/ec2.conf"
@@ -57,19 +58,20 @@ printf 'update_initramfs=no\n' > "$tree/etc/initramfs-tools/update-initramfs.con
 
 # What these look for is not here.
 mkdir -p "$tree/etc/systemd/system-generators"
-for generator in cryptsetup debug getty gpt-auto hibernate-resume integritysetup run system-update veritysetup; do
+for generator in cryptsetup getty gpt-auto hibernate-resume integritysetup run system-update veritysetup; do
     ln -s /dev/null "$tree/etc/systemd/system-generators/systemd-$generator-generator"
 done
 
 chroot "$tree" systemctl set-default --quiet multi-user.target
-chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service power-button.service
+chroot "$tree" systemctl enable --quiet ssh.service systemd-networkd.service \
+    systemd-resolved.service power-button.service quick-first-boot.service
 # Docker starts when it is first asked for.
 chroot "$tree" systemctl disable --quiet docker.service containerd.service
 chroot "$tree" systemctl enable --quiet docker.socket
 # Nothing runs by itself, and boot waits for nothing that a throw-away machine does not need.
 chroot "$tree" systemctl mask --quiet \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer \
-    systemd-networkd-wait-online.service systemd-timesyncd.service systemd-pstore.service \
+    systemd-timesyncd.service systemd-pstore.service \
     getty-static.service getty.target console-getty.service serial-getty@.service \
     systemd-binfmt.service proc-sys-fs-binfmt_misc.automount dev-hugepages.mount dev-mqueue.mount \
     sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount \
@@ -78,4 +80,4 @@ chroot "$tree" systemctl mask --quiet \
     systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-random-seed.service \
     systemd-machine-id-commit.service systemd-firstboot.service systemd-network-generator.service \
     systemd-remount-fs.service systemd-journal-flush.service kmod-static-nodes.service \
-    cloud-init.service cloud-config.service cloud-init-hotplugd.socket cloud-init-hotplugd.service
+    cloud-init-hotplugd.socket cloud-init-hotplugd.service
