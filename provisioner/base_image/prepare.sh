@@ -8,8 +8,19 @@ export DEBIAN_FRONTEND=noninteractive
 
 bundle=$directory/ca.pem
 [ -s "$bundle" ] || bundle=
-# Wait for cloud-init, which may be installing packages.
-apt-get -o DPkg::Lock::Timeout=120 -q update
+# Wait for cloud-init and apt's timers, which may be installing packages. For the lock of the package lists apt-get does
+# not wait by itself.
+tries=0
+until said=$(LC_ALL=C apt-get -q update 2>&1); do
+    printf '%s\n' "$said"
+    case $said in
+    *"Could not get lock"*) tries=$((tries + 1)) ;;
+    *) exit 100 ;;
+    esac
+    if [ "$tries" = 24 ]; then exit 100; fi
+    sleep 5
+done
+printf '%s\n' "$said"
 apt-get -o DPkg::Lock::Timeout=120 -q install -y --no-install-recommends "$@"
 sh "$directory/common.sh" / "$directory/rootfs" "$directory/guest" ${bundle:+"$bundle"}
 sh "$directory/runtime.sh" /
@@ -26,5 +37,10 @@ systemctl daemon-reload
 systemctl enable --quiet --now provisioner-exec.service
 # Nothing but the task runs on its own.
 systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service
-# No IPv6 anywhere.
-printf 'net.ipv6.conf.all.disable_ipv6 = 1\nnet.ipv6.conf.default.disable_ipv6 = 1\n' > /etc/sysctl.d/90-provisioner.conf
+# No IPv6 anywhere. And no ICMP comes in from outside, so that TCP itself has to find out what is too large for the path
+# (EC2's cards send packets of 9001 bytes).
+cat > /etc/sysctl.d/90-provisioner.conf << 'EOF'
+net.ipv6.conf.all.disable_ipv6 = 1
+net.ipv6.conf.default.disable_ipv6 = 1
+net.ipv4.tcp_mtu_probing = 1
+EOF

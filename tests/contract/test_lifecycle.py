@@ -107,12 +107,15 @@ def _assert_no_builder_is_let_in(session: Session, environment: Environment) -> 
 
 
 def _assert_it_booted_as_on_ec2(session: Session, environment: Environment) -> None:
-    """Checks what the tests' EC2 must have in common with the real one: cloud-init's source, and the card's name."""
+    """Checks what the tests' EC2 has in common with the real one: cloud-init's source, the card's name and MTU."""
     with connect(session, environment, "primary") as connection:
         source = connection.run(["cat", "/var/lib/cloud/instance/datasource"]).stdout.decode()
         cards = connection.run(["ls", "/sys/class/net"]).stdout.decode().split()
+        sizes = connection.run(["cat", "/sys/class/net/ens5/mtu", "/proc/sys/net/ipv4/tcp_mtu_probing"]).stdout.split()
     assert source.startswith("DataSourceEc2")
     assert set(cards) - {"docker0"} == {"ens5", "lo"}
+    # Packets that are too large for the controller's path are found out without the ICMP that no ACL lets in.
+    assert sizes == [b"9001", b"1"]
 
 
 def _assert_a_rebooted_machine_is_the_same(session: Session, environment: Environment) -> None:

@@ -186,7 +186,8 @@ class Fabric:
         if packet is None or interface is None:
             return
         if packet.protocol == UDP and packet.source_port == DHCP_SERVER_PORT:
-            _send(card.to_guest, packets.addressed(frame, card.mac))
+            answer = packets.with_name_server(frame, interface.vpc.networks[0].network_address + 2)
+            _send(card.to_guest, packets.addressed(answer, card.mac))
             return
         if packet.destination != interface.address:
             return

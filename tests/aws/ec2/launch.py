@@ -37,7 +37,6 @@ def hardware(backend: Any, instance: Any, image: Path, boot: Path, *, quick: boo
         mac=nic.mac_address,
         address=IPv4Address(nic.private_ip_address),
         network=nic.subnet.cidr,
-        resolver=_vpc_network(backend, instance).network_address + 2,
         public_address=IPv4Address(nic.public_ip) if nic.public_ip else None,
         instance_type=instance.instance_type,
         seed=_seed(backend, instance) if quick else {},

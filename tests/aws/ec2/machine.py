@@ -42,7 +42,6 @@ class Hardware:
     Args:
         kernel, initrd, image: absolute paths; the disk is a layer over `image`.
         address, network: the card's private address and its subnet.
-        resolver: the VPC's.
         public_address: the address whose port 22 is forwarded, or None.
         instance_type: EC2's name of it, which SMBIOS tells.
         seed: cloud-init's NoCloud files by name (`meta-data`, `user-data`, `network-config`); empty: the machine boots
@@ -58,7 +57,6 @@ class Hardware:
     mac: str
     address: IPv4Address
     network: IPv4Network
-    resolver: IPv4Address
     public_address: IPv4Address | None
     instance_type: str
     seed: dict[str, bytes]
@@ -191,8 +189,9 @@ class Machine:
         return [
             *("passt", "--foreground", "--quiet", "--ipv4-only", "--fd", str(link), *user),
             *("--tcp-ports", forward, "--udp-ports", "none", "--dns-forward", "198.51.100.53"),
-            # What a VPC's DHCP says (Amazon VPC user guide, "DHCP option sets"; EC2 user guide, "Network MTU").
-            *("--dns", str(hardware.resolver), "--search", "ec2.internal", "--mtu", "9001"),
+            # What a VPC's DHCP says (Amazon VPC user guide, "DHCP option sets"; EC2 user guide, "Network MTU"). The
+            # fabric puts in the resolver.
+            *("--search", "ec2.internal", "--mtu", "9001"),
             *("--address", str(hardware.address), "--netmask", str(hardware.network.prefixlen)),
             *("--gateway", str(hardware.network.network_address + 1), "--mac-addr", ROUTER_MAC.hex(":")),
         ]

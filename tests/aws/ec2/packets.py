@@ -10,6 +10,9 @@ from tests.aws.ec2.network import ICMP, TCP, UDP
 ROUTER_MAC = bytes.fromhex("02ec2a000001")
 _ARP, _IPV4 = b"\x08\x06", b"\x08\x00"
 _SYN, _ACK = 0x02, 0x10
+# RFC 2131: the options begin after 236 bytes and a magic number, here behind the headers of Ethernet, IPv4 and UDP.
+_DHCP_OPTIONS = 42 + 240
+_PAD, _NAME_SERVERS, _END = 0, 6, 255
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,22 @@ def redirected(
     checksum_at = 50 if frame[23] == TCP else 40
     if frame[23] == TCP or frame[40:42] != b"\0\0":  # UDP may have no checksum
         _adjust(changed, checksum_at, frame[26:38], changed[26:38])
+    return bytes(changed)
+
+
+def with_name_server(frame: bytes, server: IPv4Address) -> bytes:
+    """Returns a DHCP answer that names this name server instead of others (RFC 2132, option 6)."""
+    changed = bytearray(frame)
+    at = _DHCP_OPTIONS
+    while at + 1 < len(frame) and frame[at] != _END:
+        if frame[at] == _PAD:
+            at += 1
+            continue
+        length = frame[at + 1]
+        if frame[at] == _NAME_SERVERS:
+            changed[at + 2 : at + 2 + length] = server.packed * (length // 4)
+        at += 2 + length
+    changed[40:42] = b"\0\0"  # no checksum, which UDP allows
     return bytes(changed)
 
 

@@ -101,3 +101,10 @@ def test_the_router_answers_for_every_address_but_the_senders_own() -> None:
     assert answer[20:22] == b"\0\x02"
     assert answer[22:] == ROUTER_MAC + FAR.packed + GUEST_MAC + GUEST.packed
     assert packets.arp_answer(request + GUEST.packed, GUEST) is None
+
+
+def test_a_dhcp_answer_names_the_vpcs_resolver_alone() -> None:
+    options = bytes([53, 1, 5, 0, 6, 8, 192, 0, 2, 1, 192, 0, 2, 2, 3, 4, 10, 0, 0, 1, 255])
+    answer = packets.with_name_server(bytes(40) + b"\x12\x34" + bytes(240) + options, IPv4Address("10.0.0.2"))
+    assert answer[42 + 240 :] == bytes([53, 1, 5, 0, 6, 8, 10, 0, 0, 2, 10, 0, 0, 2, 3, 4, 10, 0, 0, 1, 255])
+    assert answer[40:42] == b"\0\0"

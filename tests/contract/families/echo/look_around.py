@@ -28,8 +28,9 @@ def token() -> str:
 def walk(path: str, key: str) -> dict[str, str]:
     read = {}
     for name in ask(path, X_aws_ec2_metadata_token=key).split():
-        below = path + name
-        if name.endswith("/"):
+        # A public key is listed as `0=NAME` and read below `0/`.
+        below = path + (name.partition("=")[0] + "/" if "=" in name else name)
+        if below.endswith("/"):
             read |= walk(below, key)
         else:
             read[below] = ask(below, X_aws_ec2_metadata_token=key)
