@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -79,6 +82,27 @@ def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a process, or something that garbage collection finds open: else a later test would."""
+    before = children()
+    yield
+    gc.collect(1)  # what the test has made; a whole collection takes longer than most tests
+    left = {pid: command for pid, command in children().items() if pid not in before}
+    assert left == {}, "the test did not wait for processes that it started"
+
+
+def children() -> dict[str, str]:
+    """Returns this process's children and what they run, without that of multiprocessing, which stays."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            for pid in (thread / "children").read_text().split():
+                with contextlib.suppress(OSError):  # another thread has waited for it
+                    found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return {pid: command for pid, command in found.items() if "multiprocessing.resource_tracker" not in command}
 
 
 @pytest.fixture(scope="session")

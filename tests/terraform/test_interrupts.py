@@ -43,6 +43,8 @@ Stack(Path(sys.argv[1])).apply(lambda _: None)
 def interrupted_when(condition: str, path: Path) -> Iterator[None]:
     """Sends this process Ctrl-C as soon as a file exists, which ends the body with a KeyboardInterrupt."""
     over = threading.Event()
+    # A shell has its background jobs ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
         if until(lambda: over.is_set() or path.exists()) and not over.is_set():
@@ -56,6 +58,7 @@ def interrupted_when(condition: str, path: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def lives(pid: int) -> bool:

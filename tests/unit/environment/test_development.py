@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,15 +21,7 @@ from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
 from tests.unit.fakes.world import MODULE, told_of
-from tests.waiting import BOUND_SECONDS
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.waiting import BOUND_SECONDS, until
 
 
 class Writer:

@@ -146,9 +146,9 @@ class FakeCloud(Cloud):
         self.machines[identity, role].sshd.cut()
 
     def close(self) -> None:
-        """Ends the SSH servers."""
+        """Ends the machines and their SSH servers."""
         for machine in self.machines.values():
-            machine.guest.kill_agent()
+            machine.guest.close()
             machine.sshd.close()
 
     def _files(self) -> list[Path]:

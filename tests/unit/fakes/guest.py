@@ -96,6 +96,14 @@ class Guest:
     cgroup: list[str] = field(default_factory=list)
     cgroup_exit_code: int = 0
     _results: dict[str, str] = field(default_factory=dict)
+    _agent_programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Ends what runs in the machine."""
+        self.kill_agent()
+        for process in self._agent_programs:
+            process.kill()
+            process.wait()
 
     def request(self, operation: str) -> dict[str, Any]:
         """Returns the only request for an operation."""
@@ -153,6 +161,7 @@ class Guest:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(programs / "agent.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        self._agent_programs.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
         with process, contextlib.suppress(OSError, EOFError):
