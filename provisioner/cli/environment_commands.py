@@ -29,7 +29,7 @@ from provisioner.cli.options import (
     parse_task_name,
     parse_text,
 )
-from provisioner.cli.output import Result
+from provisioner.cli.output import Result, streams
 from provisioner.cli.record_commands import environment_data
 from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
@@ -224,8 +224,7 @@ def _intermediate(opened: Session, environment: Environment) -> Result:
         "environment": environment.id,
         "entry": entry,
         "visible_to_agent": result.visible,
-        "stdout": result.stdout,
-        "stderr": result.stderr,
+        **streams(result.stdout, result.stderr, result.stdout_size, result.stderr_size),
     }
     return Result(data, _entry_text(result.entry))
 
