@@ -77,7 +77,8 @@ def schema() -> Result:
 def plan(suite: SuiteArgument) -> Result:
     """Describes what a suite would run, and its worst case."""
     loaded = load_suite(suite)
-    context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
+    directory = suite.absolute().parent
+    context = BatchContext(default_home(), load_settings(), loaded, directory, "plan", progress=progress())
     tasks = context.forecasts()
     return plan_result(loaded, tasks, context.capacity(tasks), context.session.cloud.scarcity)
 

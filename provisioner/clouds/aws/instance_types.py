@@ -164,15 +164,12 @@ def _unavailable(need: Need, what: str, types: Sequence[InstanceType], *, is_shi
     """Returns the error for a need that no type fits, with the machines that have such a GPU if there are any."""
     asks = f"The {what} asks for {_words(need)}"
     with_gpu = [each for each in types if need.gpu and each.gpu_count and _is_model(each, need.gpu)]
-    if with_gpu:
-        machines = "; ".join(
-            _described(each) for each in sorted(with_gpu, key=lambda each: (each.gpu_count, each.vcpus))
-        )
-        counts = sorted({each.gpu_count for each in with_gpu})
-        by = " or ".join(map(str, counts))
+    if need.gpu and with_gpu:
+        with_gpu.sort(key=lambda each: (each.gpu_count, each.vcpus))
+        by = " or ".join(str(count) for count in dict.fromkeys(each.gpu_count for each in with_gpu))
         return UnavailableError(
-            f"{asks}: EC2 sells these GPUs only by {by}, in other machines than that.",
-            hint=f"Ask for the GPUs, vCPUs and memory of one of these: {machines}.",
+            f"{asks}: EC2 sells machines with {by} {need.gpu.model} GPUs, and none of these fits.",
+            hint=f"Ask for the GPUs, vCPUs and memory of one of them: {'; '.join(map(_described, with_gpu))}.",
         )
     if is_shipped:
         return UnavailableError(

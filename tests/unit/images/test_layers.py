@@ -293,7 +293,7 @@ def test_records_of_another_version_harm_no_build(session: Session, cloud: FakeC
     ran(cloud)
     build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.5")))
     assert ran(cloud) == []
-    for image in session.images.readable("family-"):
+    for image in session.images.all("family-"):
         (session.images.path(image.name) / "setup-data.json").write_text("[]")
     build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.75")))
     assert ran(cloud) == ["setup"]

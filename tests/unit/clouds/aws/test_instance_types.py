@@ -132,7 +132,7 @@ def test_one_gpu_is_found_where_ec2_sells_it_alone() -> None:
 
 def test_one_gpu_of_a_model_that_is_sold_by_eight_names_the_machines_that_have_it() -> None:
     gpu = {"model": "a100", "count_range": (1, 1)}
-    with pytest.raises(UnavailableError, match="EC2 sells these GPUs only by 8") as caught:
+    with pytest.raises(UnavailableError, match="EC2 sells machines with 8 a100 GPUs, and none of these fits") as caught:
         aux(gpu_spec=gpu, cpu_count_range=(1, 192), ram_gib_range=(1, 2048))
     assert "p4d.24xlarge (8 GPUs, 96 vCPUs, 1152 GiB)" in (caught.value.hint or "")
 
