@@ -232,7 +232,7 @@ def worker(
         raise UsageError(f"{missing[0]} is not a directory.")
     if not families:
         raise UsageError(
-            "A worker needs --families: jobs come from a database, and may name nothing that it does not offer.",
+            "A worker needs --families and --agents: a job may use only what is in these directories.",
             hint="--families DIR --agents DIR, with directories that the suites' families and agents lie in.",
         )
     for text in allow or []:

@@ -91,7 +91,7 @@ def up(
         if family or task or env_file or allow or no_template or no_record or keep:
             raise UsageError(
                 "--from takes no FAMILY, TASK, --env-file, --allow, --no-template, --no-record or --keep: "
-                "a copy goes on as is."
+                "a copy has all of these from its snapshot."
             )
         environment = snapshots.up(session(where=where, launch=launch), snapshot)
     elif family is None or task is None:

@@ -53,7 +53,7 @@ def logs(
         typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0, show_default=False),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until the environment ends.")
+        bool, typer.Option("--follow", help="Keep printing new output until the environment ends.")
     ] = False,
     parts: Annotated[bool, typer.Option("--list", help="List the logs and their sizes instead.")] = False,
     as_json: bool = False,

@@ -331,7 +331,10 @@ class _Following:
         )
 
     def _size(self, kind: str) -> StreamSize:
-        """Returns a stream's size, with what the machine cut out before this process read it."""
+        """Returns a stream's size, with what the machine cut out before this process read it.
+
+        Of what was cut out here, the short notes that stand for what the machine cut out count as well.
+        """
         total = self._frames.offsets[kind]
         return StreamSize(total, min(total, self._frames.lost_bytes[kind] + self._kept[kind].size.cut_bytes))
 
