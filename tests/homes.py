@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
+
+from provisioner.models import SetupData
 from provisioner.store.home import Home
+from provisioner.store.images import Image
 
 
 def cache() -> Path:
-    """Returns the directory that is kept between test runs: PROVISIONER_TEST_HOME, or one in the user's cache."""
+    """Returns the directory that is kept between test runs, in PROVISIONER_TEST_HOME or in the user's cache.
+
+    Checkouts share one only if they write the same records of images: one version does not read another's.
+    """
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "provisioner-tests"
-    return Path(os.environ.get("PROVISIONER_TEST_HOME") or default)
+    return Path(os.environ.get("PROVISIONER_TEST_HOME") or default) / format_key(Image, SetupData)
+
+
+def format_key(*records: type[BaseModel]) -> str:
+    """Returns a short hash of how records look, whatever their documentation says."""
+    schemas = [_without_words(record.model_json_schema()) for record in records]
+    return hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _without_words(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_words(each) for each in schema]
+    if isinstance(schema, dict):
+        return {key: _without_words(value) for key, value in schema.items() if key != "description"}
+    return schema
 
 
 def new_home(root: Path) -> Home:

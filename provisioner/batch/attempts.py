@@ -178,7 +178,7 @@ class Attempt:
         phases = Phases(self.session.progress)
         problem = ""
         with self.session.shield():
-            score_log = self._score_log()
+            score_log, entries = self._score_log()
             for pause in (*DESTROY_PAUSES, None):
                 try:
                     self._end(phases, came_up=came_up)
@@ -190,14 +190,21 @@ class Attempt:
                         time.sleep(pause)
             recording = recording_of(self.session, self.id)
         phases_done = tuple(phases.finished)
-        return EndStep(at=now(), phases=phases_done, trouble=problem, score_log=score_log, recording=recording)
+        return EndStep(
+            at=now(),
+            phases=phases_done,
+            trouble=problem,
+            score_log=score_log,
+            score_log_entries=entries,
+            recording=recording,
+        )
 
-    def _score_log(self) -> tuple[LoggedScore, ...]:
-        """Returns the intermediate scores, as far as they can be read; also of an environment that is gone already."""
+    def _score_log(self) -> tuple[tuple[LoggedScore, ...], int]:
+        """Returns the bounded score log and how many entries the whole log has, even if the environment is gone."""
         with best_effort(self.session.progress, f"Keeping the score log of {self.id}"):
             record = self.session.environments.record(self.id)
-            return bounded(record.score_log) if record else ()
-        return ()
+            return (bounded(record.score_log), len(record.score_log)) if record else ((), 0)
+        return (), 0
 
     def _end(self, phases: Phases, *, came_up: bool) -> None:
         try:

@@ -18,6 +18,7 @@ from provisioner.costs.ledger import Ledger
 from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.estimate import Forecast, forecast
+from provisioner.errors import InfrastructureError
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
@@ -153,10 +154,15 @@ class BatchContext:
 
     def _family_forecasts(self, path: str, globs: tuple[str, ...]) -> list[TaskForecast]:
         family = self.family(path)
+        unknown = [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
         image = build.built_family_image(self.session, family)
-        tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+        try:
+            tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+        except InfrastructureError as error:
+            self.session.progress.note(f"{error.message} {error.hint or ''}".rstrip())
+            return unknown
         if not tasks:
-            return [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
+            return unknown
         runs = expand(self.suite, {path: tasks}, {path: globs})
         return [
             TaskForecast(

@@ -48,6 +48,7 @@ class Row(Record):
         images: by role.
         cost_micro_usd: of all attempts, in millionths of a US dollar.
         score_log: the last attempt's intermediate scores, bounded as score_log.py says.
+        score_log_entries: how many intermediate scores there were; None in rows of earlier versions.
         phases: those of the last attempt, after one phase for all earlier attempts.
         recording: the hash of the last environment's sealed logs, which `provisioner verify` checks; empty for none.
         version: of provisioner.
@@ -74,6 +75,7 @@ class Row(Record):
     ended_at: AwareDatetime | None = None
     phases: tuple[Phase, ...] = Field(default=(), max_length=1000)
     score_log: ScoreLog = ()
+    score_log_entries: int | None = Field(default=None, ge=0, le=2**53)
     recording: Text = ""
     version: Text = ""
 

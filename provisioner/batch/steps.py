@@ -122,11 +122,13 @@ class EndStep(Step):
     Args:
         trouble: what could not be removed; empty if all of it is gone.
         score_log: the environment's intermediate scores.
+        score_log_entries: how many there were, before score_log was bounded.
         recording: the hash of its sealed logs; empty if there is none.
     """
 
     trouble: str = ""
     score_log: ScoreLog = ()
+    score_log_entries: int = Field(default=0, ge=0, le=2**53)
     recording: str = ""
 
 

@@ -134,6 +134,7 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
         ended_at=last.end.at,
         phases=tuple(phases),
         score_log=last.end.score_log,
+        score_log_entries=last.end.score_log_entries,
         recording=last.end.recording,
         version=version,
     )

@@ -37,7 +37,7 @@ COMMANDS = {
         "test": "Run the family's own pytest tests in an environment.",
         "destroy": "Destroy environments, until the cloud confirms that they are gone.",
     },
-    "provisioner.cli.dev_command": {"dev": "Keep an environment that is as the family's files are now, until Ctrl-C."},
+    "provisioner.cli.dev_command": {"dev": "Keep an environment up to date with the family's files, until Ctrl-C."},
     "provisioner.cli.log_commands": {"logs": "Show an environment's logs, even after its end."},
     "provisioner.cli.recording_commands": {
         "replay": "Replay an environment's recorded terminals, or show its calls and its network.",
@@ -49,7 +49,7 @@ COMMANDS = {
     },
     "provisioner.cli.ttl_commands": {
         "extend": "Extend an environment's time to live.",
-        "sweep": "Remove orphans: environments that no command looks after, or past their time to live.",
+        "sweep": "Remove orphans: environments whose command has died, or whose time to live is over.",
     },
     "provisioner.cli.cost_commands": {
         "plan": "Show the machines and the cost of a task's environment. Creates nothing.",
@@ -61,9 +61,9 @@ COMMANDS = {
         "cp": "Copy a file or directory; write ENV:PATH for the machine's side.",
         "agent": "Copy an agent into the primary machine and run it there as user agent.",
     },
-    "provisioner.cli.forward_command": {"forward": "Bring a machine's port to this host's loopback, until Ctrl-C."},
+    "provisioner.cli.forward_command": {"forward": "Forward a machine's port to this host's loopback, until Ctrl-C."},
     "provisioner.cli.snapshot_commands": {
-        "freeze": "Freeze an environment while it runs, so that copies go on from there.",
+        "freeze": "Freeze a running environment, to bring up copies of it later.",
         "snapshot": "Frozen environments: list, remove.",
     },
     "provisioner.cli.image_commands": {"image": "Machine images: build, list, prune."},

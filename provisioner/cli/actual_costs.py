@@ -61,8 +61,8 @@ def _lines(rows: Sequence[Comparison], known: Sequence[Comparison], bill: Bill, 
         )
     lines.append(
         f"The bill from {days[0]} on{', which AWS may still correct' if bill.estimated else ''}. Besides, "
-        f"{_usd(bill.untagged_usd)} of it bears no environment's tag: public IPv4 addresses, images, and whatever else "
-        "the account has."
+        f"{_usd(bill.untagged_usd)} of it has no environment's tag: public IPv4 addresses, images, and other things in "
+        "the account."
     )
     lines.append(f"Cost Explorer was asked {bill.requests} times, for which AWS bills 0.01 USD each.")
     return lines

@@ -82,7 +82,10 @@ def _agree(planned: Sequence[Step], *, asked: bool) -> None:
     if not asked:
         return
     if not sys.stdin.isatty():
-        raise UsageError("Nobody can be asked whether to begin.", hint="--yes begins without asking.")
+        raise UsageError(
+            "`aws check` asks before it begins, and standard input is not a terminal.",
+            hint="--yes begins without asking.",
+        )
     if not typer.confirm("Begin?", err=True):
         raise UsageError("Nothing was done.")
 

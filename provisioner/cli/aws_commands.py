@@ -56,7 +56,7 @@ def setup(
     settings = load_settings() if profile is None else checked(profile=profile)
     # Roles belong to no region.
     api = Api(settings.profile, settings.region or ROLES_REGION)
-    with asking("Asking AWS who we are"):
+    with asking("Asking AWS for the account of these credentials"):
         account = str(api.client("sts").get_caller_identity()["Account"])
     done = account_setup.set_up(api.client("iam"), account)
     return Result({"account": account, "done": done}, "\n".join(done))

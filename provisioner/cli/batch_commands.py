@@ -77,7 +77,8 @@ def schema() -> Result:
 def plan(suite: SuiteArgument) -> Result:
     """Describes what a suite would run, and its worst case."""
     loaded = load_suite(suite)
-    context = BatchContext(default_home(), load_settings(), loaded, suite.absolute().parent, "plan")
+    directory = suite.absolute().parent
+    context = BatchContext(default_home(), load_settings(), loaded, directory, "plan", progress=progress())
     tasks = context.forecasts()
     return plan_result(loaded, tasks, context.capacity(tasks), context.session.cloud.scarcity)
 
@@ -231,7 +232,7 @@ def worker(
         raise UsageError(f"{missing[0]} is not a directory.")
     if not families:
         raise UsageError(
-            "A worker needs --families: jobs come from a database, and may name nothing that it does not offer.",
+            "A worker needs --families and --agents: a job may use only what is in these directories.",
             hint="--families DIR --agents DIR, with directories that the suites' families and agents lie in.",
         )
     for text in allow or []:

@@ -29,7 +29,7 @@ from provisioner.cli.options import (
     parse_task_name,
     parse_text,
 )
-from provisioner.cli.output import Result
+from provisioner.cli.output import Result, streams
 from provisioner.cli.record_commands import environment_data
 from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
@@ -91,7 +91,7 @@ def up(
         if family or task or env_file or allow or no_template or no_record or keep:
             raise UsageError(
                 "--from takes no FAMILY, TASK, --env-file, --allow, --no-template, --no-record or --keep: "
-                "a copy goes on as is."
+                "a copy has all of these from its snapshot."
             )
         environment = snapshots.up(session(where=where, launch=launch), snapshot)
     elif family is None or task is None:
@@ -224,8 +224,7 @@ def _intermediate(opened: Session, environment: Environment) -> Result:
         "environment": environment.id,
         "entry": entry,
         "visible_to_agent": result.visible,
-        "stdout": result.stdout,
-        "stderr": result.stderr,
+        **streams(result.stdout, result.stderr, result.stdout_size, result.stderr_size),
     }
     return Result(data, _entry_text(result.entry))
 

@@ -38,7 +38,8 @@ def forward(
         listener = listen(local, preferred=port)
     except OSError as error:
         raise HostError(
-            f"Port {local} of this host cannot be had: {error.strerror}.", hint="Without :LOCAL, a free port is chosen."
+            f"Port {local} of this host cannot be opened: {error.strerror}.",
+            hint="Without :LOCAL, a free port is chosen.",
         ) from error
     try:
         connection = connect(opened, environment, role)

@@ -13,6 +13,7 @@ from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
+from provisioner.errors import InfrastructureError
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.images.build import build_all
 from provisioner.session import Phases, Session
@@ -48,14 +49,18 @@ def build(
 
 
 def list_images() -> Result:
-    """Lists all finished images."""
+    """Lists all finished images, and names those whose records cannot be read."""
     opened = session()
-    used = _in_use(opened)
+    used: set[str] | None = None
+    try:
+        used = _in_use(opened)
+    except InfrastructureError as error:
+        opened.progress.note(f"It is not known which images are in use. {error.message} {error.hint or ''}".rstrip())
     images = [
         {
             **image.model_dump(mode="json"),
             "bytes": opened.images.disk_bytes(image.name),
-            "in_use": image.name in used,
+            "in_use": None if used is None else image.name in used,
         }
         for image in opened.images.all()
     ]
@@ -66,11 +71,17 @@ def list_images() -> Result:
             i["cloud"],
             i["family"] or "-",
             f"{i['bytes'] / 1e6:,.0f} MB",
-            "yes" if i["in_use"] else "no",
+            {True: "yes", False: "no", None: "unknown"}[i["in_use"]],
         ]
         for i in images
     ]
-    return Result({"images": images}, table(["NAME", "KIND", "CLOUD", "FAMILY", "DISK", "IN USE"], rows))
+    lines = [table(["NAME", "KIND", "CLOUD", "FAMILY", "DISK", "IN USE"], rows)]
+    unreadable = [
+        {"name": name, "directory": str(opened.images.path(name)), "message": error.message, "hint": error.hint}
+        for name, error in opened.images.unreadable().items()
+    ]
+    lines += [f"{each['name']}: {each['message']} {each['hint']}" for each in unreadable]
+    return Result({"images": images, "unreadable": unreadable}, "\n".join(lines))
 
 
 def prune(

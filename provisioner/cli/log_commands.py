@@ -53,7 +53,7 @@ def logs(
         typer.Option("--tail", metavar="N", help="Only the last N lines of each.", min=0, show_default=False),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until the environment ends.")
+        bool, typer.Option("--follow", help="Keep printing new output until the environment ends.")
     ] = False,
     parts: Annotated[bool, typer.Option("--list", help="List the logs and their sizes instead.")] = False,
     as_json: bool = False,
@@ -109,15 +109,17 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
     for path in sorted(sizes, key=sizes.__getitem__):  # shorter ones leave room to longer ones
         ends[path] = read_end(path, room_bytes // (len(sizes) - len(ends)))
         room_bytes -= len(ends[path])
-    texts, shown = {}, []
+    texts, whole_bytes, shown = {}, {}, []
     for path in paths:
         is_whole = sizes[path] <= len(ends[path])
         data = ends.pop(path)
         text = (data if tail is None else last_lines(data, tail)).decode(errors="replace")
         heading = path.stem if is_whole else f"{path.stem}: its end; all of it is in {path}"
         texts[path.stem] = text
+        if not is_whole:
+            whole_bytes[path.stem] = sizes[path]
         shown += [f"==> {heading} <==", text.rstrip(), ""]
-    return Result({"environment": environment, "logs": texts}, "\n".join(shown) or "No logs.")
+    return Result({"environment": environment, "logs": texts, "cut": whole_bytes}, "\n".join(shown) or "No logs.")
 
 
 def last_lines(data: bytes, count: int) -> bytes:

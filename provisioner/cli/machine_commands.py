@@ -16,7 +16,7 @@ import typer
 from provisioner import child_environment
 from provisioner.cli.command import command
 from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
-from provisioner.cli.output import Result
+from provisioner.cli.output import Result, streams
 from provisioner.cli.recorded_program import run_recorded
 from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import Keys, StandardInput, raw_terminal, terminal_size
@@ -126,8 +126,12 @@ def execute(
     data = {
         "environment": environment.id,
         "exit_code": done.exit_code,
-        "stdout": done.stdout.decode(errors="replace"),
-        "stderr": done.stderr.decode(errors="replace"),
+        **streams(
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+            done.stdout_size,
+            done.stderr_size,
+        ),
     }
     return Result(data, "", done.exit_code)
 
@@ -296,8 +300,12 @@ def agent(
     data = {
         "environment": environment.id,
         "exit_code": done.exit_code,
-        "stdout": opened.redactor.redact(done.stdout.decode(errors="replace")),
-        "stderr": opened.redactor.redact(done.stderr.decode(errors="replace")),
+        **streams(
+            opened.redactor.redact(done.stdout.decode(errors="replace")),
+            opened.redactor.redact(done.stderr.decode(errors="replace")),
+            done.stdout_size,
+            done.stderr_size,
+        ),
     }
     code = -1 if done.exit_code is None else done.exit_code
     return Result(data, f"The agent ended with exit code {code}", code if code >= 0 else 255)

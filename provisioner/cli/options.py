@@ -106,7 +106,7 @@ AllowOption = Annotated[
 
 KeepOption = Annotated[
     bool,
-    typer.Option("--keep", help="Leave the environment up: a failed one, and with `run` and `test` every one."),
+    typer.Option("--keep", help="Keep the environment up if it fails; with `run` and `test`, always."),
 ]
 
 

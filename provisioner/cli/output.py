@@ -12,11 +12,12 @@ from typing import Any, TextIO
 
 from provisioner.cli.streams import silence
 from provisioner.errors import HostError
-from provisioner.printable import printable, printable_lines
+from provisioner.printable import beginning, printable, printable_lines
+from provisioner.remote.output_buffer import StreamSize
 
 SCHEMA = 1
 # What comes from a machine is bounded where it is read; these bound what programs have to read of us.
-MAXIMUM_STRING_CHARACTERS = 8 << 20
+MAXIMUM_STRING_CHARACTERS = 16 << 20
 MAXIMUM_DEPTH = 100
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -87,7 +88,7 @@ def _strict(value: Any, depth: int = 0) -> Any:
     Unpaired surrogates are replaced, and strings are cut at MAXIMUM_STRING_CHARACTERS.
     """
     if isinstance(value, str):
-        value = value[:MAXIMUM_STRING_CHARACTERS]
+        value = beginning(value, MAXIMUM_STRING_CHARACTERS)
         if not _SURROGATE.search(value):
             return value
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -100,6 +101,18 @@ def _strict(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [_strict(item, depth + 1) for item in value]
     return value
+
+
+def streams(stdout: str, stderr: str, stdout_size: StreamSize, stderr_size: StreamSize) -> dict[str, str | int]:
+    """Returns a command's output for programs, and for each stream its size and how much of it was cut out."""
+    return {
+        "stdout": stdout,
+        "stdout_bytes": stdout_size.total_bytes,
+        "stdout_cut_bytes": stdout_size.cut_bytes,
+        "stderr": stderr,
+        "stderr_bytes": stderr_size.total_bytes,
+        "stderr_cut_bytes": stderr_size.cut_bytes,
+    }
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

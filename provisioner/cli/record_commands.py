@@ -77,7 +77,7 @@ def show(env: PastEnvironmentArgument) -> Result:
         f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
     ]
     if environment.snapshot:
-        lines.append(f"  went on from the snapshot {environment.snapshot}")
+        lines.append(f"  copied from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)
         where = _where(endpoint) if endpoint and exists else "-"
@@ -98,7 +98,7 @@ def show(env: PastEnvironmentArgument) -> Result:
 
 
 def _where(endpoint: Endpoint) -> str:
-    return "in a network of its own" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
+    return "in its own network namespace" if endpoint.pidfile else f"{endpoint.host}:{endpoint.port}"
 
 
 def _origin(endpoint: Endpoint | None) -> str:

@@ -23,7 +23,7 @@ TRANSIENT_PHASES = ("images",)
 MAXIMUM_LINE_CHARACTERS = 10_000
 # How much of a line fits beside the spinner.
 SPINNER_CHARACTERS = 100
-# Where there is no spinner, a phase says so often that it goes on.
+# How often a phase says that it is still running, where there is no spinner.
 SIGN_OF_LIFE_SECONDS = 30.0
 
 
@@ -131,7 +131,7 @@ class TerminalProgress:
                 if not ended.is_set():
                     seconds = time.monotonic() - begin
                     last_line = f" {self._last_line}" if self._last_line else ""
-                    self._line(f"{printable(name)} goes on ({seconds:.0f} s)", (last_line, "dim"))
+                    self._line(f"{printable(name)}: still running ({seconds:.0f} s)", (last_line, "dim"))
 
     def _flush(self) -> None:
         half, self._half_line = self._half_line, ""

@@ -40,7 +40,7 @@ def run_sweep(
     older_than: Annotated[
         str | None,
         typer.Option(
-            "--older-than", metavar="TIME", help="Leave anything younger alone, such as 2h.", show_default=False
+            "--older-than", metavar="TIME", help="Skip what is younger than this, such as 2h.", show_default=False
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,

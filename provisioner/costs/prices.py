@@ -19,7 +19,8 @@ MICRO = 1_000_000
 # EBS bills a GiB-month by the second. An hour costs most in the shortest month, which has this many hours.
 HOURS_PER_MONTH = 28 * 24
 
-Usd = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=10)]
+# AWS gives ten decimal places. Its largest machines cost hundreds of dollars an hour.
+Usd = Annotated[Decimal, Field(gt=0, max_digits=14, decimal_places=10)]
 
 
 class Price(Record):

@@ -36,7 +36,7 @@ from provisioner.printable import last_lines
 from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.remote.copy_program import TOP
 from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.remote.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.remote.transfer import send_archive
@@ -76,12 +76,15 @@ class AgentResult:
         exit_code: -1 if a signal ended it; None if its time ran out, or if nobody knows how it ended.
         timed_out: whether its time ran out.
         stdout, stderr: bounded.
+        stdout_size, stderr_size: how much the agent wrote, and how much of it was cut out.
     """
 
     exit_code: int | None
     timed_out: bool
     stdout: bytes
     stderr: bytes
+    stdout_size: StreamSize = NO_OUTPUT
+    stderr_size: StreamSize = NO_OUTPUT
 
     @property
     def problem(self) -> str:
@@ -318,7 +321,22 @@ class _Following:
             raise error
 
     def _result(self, end: AgentEnd) -> AgentResult:
-        return AgentResult(end.exit_code, end.timed_out, self._kept["o"].value(), self._kept["e"].value())
+        return AgentResult(
+            end.exit_code,
+            end.timed_out,
+            self._kept["o"].value(),
+            self._kept["e"].value(),
+            self._size("o"),
+            self._size("e"),
+        )
+
+    def _size(self, kind: str) -> StreamSize:
+        """Returns a stream's size, with what the machine cut out before this process read it.
+
+        Of what was cut out here, the short notes that stand for what the machine cut out count as well.
+        """
+        total = self._frames.offsets[kind]
+        return StreamSize(total, min(total, self._frames.lost_bytes[kind] + self._kept[kind].size.cut_bytes))
 
 
 def stop(connection: Connection) -> None:

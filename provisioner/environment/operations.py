@@ -19,6 +19,7 @@ from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment, Record, ScoreLogEntry
 from provisioner.printable import printable
 from provisioner.remote.driver import TaskDriver
+from provisioner.remote.output_buffer import NO_OUTPUT, StreamSize
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
@@ -264,12 +265,15 @@ class IntermediateScore:
         entry: its entry in the score log; None if the family gave no score.
         visible: message, and the score unless the manifest hides it; never the details.
         stdout, stderr: the scorer's output, which the agent may see.
+        stdout_size, stderr_size: how much the scorer wrote, and how much of it was cut out.
     """
 
     entry: ScoreLogEntry | None
     visible: dict[str, object]
     stdout: str
     stderr: str
+    stdout_size: StreamSize = NO_OUTPUT
+    stderr_size: StreamSize = NO_OUTPUT
 
 
 def intermediate_score(
@@ -302,7 +306,9 @@ def intermediate_score(
         kind = _KilledError if parsed.kind == "killed" else TaskError
         raise kind(f"intermediate_score() failed: {parsed.failure}", details=answer.tail(answer.result))
     visible = visible_message(parsed.score, parsed.message, environment.score_visible_to_agent)
-    return environment, IntermediateScore(entry, visible, answer.stdout, answer.stderr)
+    return environment, IntermediateScore(
+        entry, visible, answer.stdout, answer.stderr, answer.stdout_size, answer.stderr_size
+    )
 
 
 def _extended(log: tuple[ScoreLogEntry, ...], entry: ScoreLogEntry) -> tuple[ScoreLogEntry, ...]:

@@ -43,7 +43,9 @@ def described(environment: Environment) -> list[str]:
         lines.insert(0, f"{len(environment.score_log)} intermediate scores, of which the last {len(lines)}:")
     if environment.agent_ended_at:
         code = environment.agent_exit_code
-        how = "its time ran out, or nobody knows how" if code is None else f"exit code {code}"
+        how = (
+            "without an exit code: its time ran out, or its machine restarted" if code is None else f"exit code {code}"
+        )
         lines.append(f"agent: ended at {environment.agent_ended_at:%H:%M:%S} UTC, {how}")
     if outcome := environment.outcome:
         score = "no score" if outcome.score is None else f"score {outcome.score:g}"

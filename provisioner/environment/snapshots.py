@@ -39,10 +39,10 @@ def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
     with store.making(name, wait) as directory, environment_lock(session, environment) as current:
         _require_freezable(session, current)
         needs = session.cloud.snapshot_needs(current)
-        session.progress.note(f"Freezing {current.id}; it goes on in a moment")
+        session.progress.note(f"Freezing {current.id}; its machines pause for a moment")
         frozen_at = now()
         stood = session.cloud.freeze(current, directory)
-        with best_effort(session.progress, "Moving the clocks by the time in which the machines stood still"):
+        with best_effort(session.progress, "Moving the machines' clocks forward by the time they were paused"):
             renewal.move_clocks(session, current, stood)
         snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs)
         store.finish(snapshot, session.environments.key_path(current.id, "controller").parent)
@@ -107,8 +107,8 @@ def _require_alike(session: Session, snapshot: Snapshot) -> None:
         then, today = snapshot.needs.get(name, "none"), needs.get(name, "none")
         if then != today:
             raise HostError(
-                f"The snapshot {snapshot.name} cannot go on here: {name} was {then}, and is {today}.",
-                hint="Machines go on only with what they were frozen with. Freeze an environment anew.",
+                f"The snapshot {snapshot.name} cannot be copied here: {name} was {then}, and is now {today}.",
+                hint="A copy needs what its machines were frozen with. Freeze an environment again.",
             )
 
 
@@ -119,7 +119,7 @@ def _require_same(store: SnapshotStore, snapshot: Snapshot) -> None:
         UsageError: it was removed, and perhaps another environment was frozen under its name.
     """
     if store.load(snapshot.name) != snapshot:
-        raise UsageError(f"The snapshot {snapshot.name} has become another one in this moment.", hint="Try again.")
+        raise UsageError(f"The snapshot {snapshot.name} was replaced by another one just now.", hint="Try again.")
 
 
 def _copied(session: Session, snapshot: Snapshot) -> Environment:
@@ -174,7 +174,7 @@ def remove(session: Session, name: str) -> None:
     def require_unused() -> None:
         if copies := [each.id for each in session.environments.all() if each.snapshot == name]:
             raise UsageError(
-                f"The snapshot {name} cannot be removed: {', '.join(copies)} went on from it and still exist.",
+                f"The snapshot {name} cannot be removed: these copies of it still exist: {', '.join(copies)}.",
                 hint=f"provisioner destroy {' '.join(copies)}",
             )
 

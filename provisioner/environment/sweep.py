@@ -83,7 +83,7 @@ def judge(
         return None
     expires_at = found.expires_at or (found.created_at + MAX_TTL if found.created_at else None)
     if expires_at and expires_at + GRACE <= at:
-        return f"its time to live ended {words(at - expires_at)} ago, and no controller looks after it"
+        return f"its time to live ended {words(at - expires_at)} ago, and no controller manages it"
     return None
 
 
@@ -93,7 +93,7 @@ def _judge_record(record: Environment, at: datetime) -> str | None:
     if record.status == "unverified":
         return "the cloud never confirmed its end"
     if record.status != "ready" or record.attended:
-        return "the command that looked after it has ended"
+        return "the command that managed it has ended"
     return None
 
 
@@ -112,7 +112,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
     damaged = {name: _damaged_until(session, name) for name in unreadable}
     for name, error in unreadable.items():
         if not _is_over(damaged[name], now()):
-            session.progress.note(f"{name} is left alone: {error.message} `provisioner destroy {name}` removes it.")
+            session.progress.note(f"{name} is not removed: {error.message} `provisioner destroy {name}` removes it.")
     # Records first: an environment that is created before the survey then has no record here, but has a lease.
     readable = store.readable()
     records = {record.id: record for record in readable if record.cloud == session.cloud.name}

@@ -168,7 +168,7 @@ def built_family_image(session: Session, family: TaskFamily) -> str | None:
 
 def _newest_base(session: Session, family: TaskFamily) -> str:
     label = primary_base(session, family).label
-    here = [image.name for image in session.images.readable(label) if image.cloud == session.cloud.name]
+    here = [image.name for image in session.images.all(label) if image.cloud == session.cloud.name]
     return next((name for name in reversed(here) if name.rpartition("-")[0] == label), "")
 
 

@@ -71,10 +71,12 @@ def pack(family: TaskFamily, files: Iterable[str], archive: Path, variables: Map
     """
     names = tuple(files)
     secrets = {name: value.encode() for name, value in variables.items() if len(value) >= SECRET_SCAN_MIN_LENGTH}
-    found = [f"{shown(file)} holds {name}" for file in names for name in _secrets_in(family.directory / file, secrets)]
+    found = [
+        f"{shown(file)} contains {name}" for file in names for name in _secrets_in(family.directory / file, secrets)
+    ]
     if found:
         raise ImageBuildError(
-            "The family's files hold secrets: " + "; ".join(found[:SHOWN]),
+            "The family's files contain secrets: " + "; ".join(found[:SHOWN]),
             hint="Files must not contain secrets: read them in start(). docs/authoring/secrets.md says how.",
         )
     with tarfile.open(archive, mode="w", format=tarfile.PAX_FORMAT) as opened:

@@ -175,4 +175,4 @@ def _keep(
             )  # fmt: skip
             session.images.finish(layer, directory)
         except (CapacityError, InfrastructureError, OSError) as error:
-            session.progress.note(f"No layer is kept of this step: {describe(error)}")
+            session.progress.note(f"The layer of this step is not kept: {describe(error)}")

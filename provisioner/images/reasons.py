@@ -43,8 +43,8 @@ def _took(image: Image, done: int, steps: int) -> list[str]:
 def images_of(session: Session, kind: Kind, family: TaskFamily) -> list[Image]:
     """Returns a family's finished images of one kind in this session's cloud, oldest first."""
     begin = f"{kind}-{family.name.replace('_', '-')}-"
-    readable = session.images.readable(begin)
-    return [image for image in readable if (image.family, image.cloud) == (family.name, session.cloud.name)]
+    images = session.images.all(begin)
+    return [image for image in images if (image.family, image.cloud) == (family.name, session.cloud.name)]
 
 
 def _nearest(

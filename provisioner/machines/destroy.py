@@ -123,7 +123,7 @@ def _verify(session: Session, environment: Environment) -> list[str]:
         return [error.message]
     except SURVIVABLE as error:
         _marked(session, environment, "unverified")
-        return [f"the cloud did not say what is left: {describe(error)}"]
+        return [f"the cloud did not say whether anything remains: {describe(error)}"]
 
 
 def _remaining(session: Session, environment: Environment) -> list[str]:

@@ -79,13 +79,13 @@ def renew(session: Session, environment: Environment) -> None:
                 done = frozen.run(["sh", "-c", _RENEW, "renew", ttl], timeout_seconds=SECONDS)
         except MachineLostError as error:
             raise MachineLostError(
-                f"The {role} machine does not go on from the snapshot as its controller left it: {error.message}",
-                hint="Whoever was root in it when it was frozen can bring that about.",
+                f"The {role} machine does not run as it was frozen: {error.message}",
+                hint="A process that was root in the frozen machine can cause this.",
             ) from error
         if done.exit_code != 0:
             raise TaskError(
                 f"The {role} machine did not take its new keys.",
-                hint="Whoever was root in it when it was frozen can bring that about.",
+                hint="A process that was root in the frozen machine can cause this.",
                 details=last_lines(done.stderr.decode(errors="replace"), 1000),
             )
 

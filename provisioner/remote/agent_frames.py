@@ -41,6 +41,7 @@ class AgentFrames:
 
     Attributes:
         offsets: how far each stream was received.
+        lost_bytes: how much of each stream the machine no longer had.
         started: whether the machine has said anything about the agent.
         unknown: whether the machine said that it has no such agent.
         end: how the agent ended; None until then.
@@ -51,6 +52,7 @@ class AgentFrames:
         self._pending = bytearray()
         self._frame: tuple[str, int, int] | None = None
         self.offsets = {"o": 0, "e": 0}
+        self.lost_bytes = {"o": 0, "e": 0}
         self.started = False
         self.unknown = False
         self.end: AgentEnd | None = None
@@ -105,6 +107,7 @@ class AgentFrames:
         if lost_bytes < 0:
             raise FrameError("output came twice")
         if lost_bytes:
+            self.lost_bytes[kind] += lost_bytes
             self._on_output(kind, b"\n[... %d bytes cut out ...]\n" % lost_bytes)
         self._on_output(kind, body)
         self.offsets[kind] = offset + len(body)

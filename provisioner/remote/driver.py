@@ -6,9 +6,10 @@ Nothing that comes back is trusted: it is bounded and parsed here; family/setup_
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -18,7 +19,7 @@ from provisioner.errors import CommandTimeoutError, TaskError
 from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
+from provisioner.remote.output_buffer import NO_OUTPUT, OUTPUT_LIMIT_BYTES, StreamSize
 from provisioner.remote.output_tee import OutputTee
 from provisioner.remote.ssh import Connection
 from provisioner.validation import shown
@@ -33,6 +34,9 @@ sys.exit(helper.main([]))
 RESULTS = "/run/provisioner"
 # More than the helper ever sends. Family code with root may replace the helper, and only this bounds what it sends.
 STREAM_LIMIT_BYTES = 2 * OUTPUT_LIMIT_BYTES
+# What the helper writes after the first half of OUTPUT_LIMIT_BYTES, in place of what it cuts out.
+_CUT_OUT = re.compile(rb"\n\[\.\.\. (\d{1,15}) bytes cut out \.\.\.\]\n")
+_CUT_OUT_LIMIT_BYTES = 64
 # How much of each stream an answer holds. The log has more.
 ANSWER_OUTPUT_BYTES = 1 << 20
 # How much longer a result may get when its secrets are replaced by their names.
@@ -57,11 +61,14 @@ class Answer:
     Args:
         result: the helper's JSON result; a description of the failure if there was none, or not a valid one.
         stdout, stderr: without their middle if they are longer than ANSWER_OUTPUT_BYTES, and free of secrets.
+        stdout_size, stderr_size: how much the operation wrote, and how much of it was cut out.
     """
 
     result: object
     stdout: str
     stderr: str
+    stdout_size: StreamSize = NO_OUTPUT
+    stderr_size: StreamSize = NO_OUTPUT
 
     def value(self, what: str) -> Any:
         """Returns the result's value.
@@ -114,21 +121,46 @@ def _error(kind: str, message: str) -> dict[str, str | int]:
     return {"status": "error", "kind": kind, "message": message}
 
 
-def _bounded(operation: str, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Returns a function that passes on a stream's pieces and raises once they are more than the helper ever sends."""
-    received = 0
+class _HelperStream:
+    """Passes on a stream's pieces, raises once they are more than the helper ever sends, and counts them.
 
-    def take_bounded(data: bytes) -> None:
-        nonlocal received
-        received += len(data)
-        if received > STREAM_LIMIT_BYTES:
+    Args:
+        operation: the operation's name, for the error.
+        take: called with each piece.
+    """
+
+    def __init__(self, operation: str, take: Callable[[bytes], None]) -> None:
+        self._operation = operation
+        self._take = take
+        self._received = 0
+        self._middle = b""
+
+    def __call__(self, data: bytes) -> None:
+        """Takes a piece.
+
+        Raises:
+            TaskError: the machine sent more output than the helper ever does.
+        """
+        before_middle = max(0, OUTPUT_LIMIT_BYTES // 2 - self._received)
+        self._middle += data[before_middle:][: _CUT_OUT_LIMIT_BYTES - len(self._middle)]
+        self._received += len(data)
+        if self._received > STREAM_LIMIT_BYTES:
             raise TaskError(
-                f"{operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
+                f"{self._operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
                 hint="The helper in it cuts output at 8 MiB; somebody has put another in its place.",
             )
-        take(data)
+        self._take(data)
 
-    return take_bounded
+    def size(self, received: StreamSize) -> StreamSize:
+        """Returns the size of what the operation wrote, from that of what was received.
+
+        The helper sends more than OUTPUT_LIMIT_BYTES only if it cut the middle out, and says in its place how much.
+        """
+        match = _CUT_OUT.match(self._middle) if self._received > OUTPUT_LIMIT_BYTES else None
+        if match is None:
+            return received
+        more = int(match[1]) - len(match[0])
+        return StreamSize(received.total_bytes + more, received.cut_bytes + more)
 
 
 class _Cleaner:
@@ -226,7 +258,7 @@ class TaskDriver:
             return Answer(_error("timeout", f"The machine stayed silent: {error.message}"), "", "")
         # A submission is the agent's own text, and is scored as it is.
         shown = result if operation == "read_submission" else _Cleaner(self._redactor).result(result)
-        return Answer(shown, *self._texts(completed))
+        return Answer(shown, *self._texts(completed), completed.stdout_size, completed.stderr_size)
 
     def _texts(self, completed: Completed) -> tuple[str, str]:
         return tuple(  # type: ignore[return-value]
@@ -236,16 +268,18 @@ class TaskDriver:
     def _stream(self, operation: str, request: bytes, timeout_seconds: float) -> Completed:
         log = self._logs / f"{operation}.log" if self._logs else None
         with OutputTee(self._redactor, self._on_output, log) as tee:
-            return self._connection.run(
+            stdout, stderr = (_HelperStream(operation, tee.stream()) for _ in range(2))
+            done = self._connection.run(
                 ["helper.py"],
                 program=HELPER,
                 stdin=request,
-                on_stdout=_bounded(operation, tee.stream()),
-                on_stderr=_bounded(operation, tee.stream()),
+                on_stdout=stdout,
+                on_stderr=stderr,
                 timeout_seconds=timeout_seconds + GRACE_SECONDS,
                 limit_bytes=ANSWER_OUTPUT_BYTES,
                 part=operation,
             )
+        return replace(done, stdout_size=stdout.size(done.stdout_size), stderr_size=stderr.size(done.stderr_size))
 
     def _result(self, path: str, exit_code: int) -> object:
         """Reads and removes the result; returns an error in its place if it is not strict JSON.

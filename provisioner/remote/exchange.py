@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from provisioner.errors import CommandTimeoutError
 from provisioner.remote.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream, frame
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.remote.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
 
 SENT_BYTES_AT_ONCE = 1 << 15
 RECEIVED_BYTES_AT_ONCE = 1 << 16
@@ -84,12 +84,15 @@ class Completed:
         exit_code: 128+n if signal n ended the command; 126 or 127 if it could not be started.
         stdout, stderr: what was kept.
         errno: why it could not be started; None if it was.
+        stdout_size, stderr_size: how much the command wrote, and how much of it was cut out.
     """
 
     exit_code: int
     stdout: bytes
     stderr: bytes
     errno: int | None = None
+    stdout_size: StreamSize = NO_OUTPUT
+    stderr_size: StreamSize = NO_OUTPUT
 
 
 class Deadline:
@@ -221,11 +224,12 @@ class OutputCollector:
         """Returns the finished command with the output that was kept. Why it could not start is a line of stderr."""
         if end.code is None:
             self.take("stderr", f"{end.text}\n".encode())
-        stdout, stderr = (buffer.value() for buffer in self._buffers.values())
-        if end.code is not None:
-            return Completed(end.code, stdout, stderr)
-        is_forbidden = end.what == "program" and end.errno in PERMISSION_ERRNOS
-        return Completed(CANNOT_EXECUTE if is_forbidden else NOT_FOUND, stdout, stderr, end.errno)
+        code = end.code
+        if code is None:
+            is_forbidden = end.what == "program" and end.errno in PERMISSION_ERRNOS
+            code = CANNOT_EXECUTE if is_forbidden else NOT_FOUND
+        stdout, stderr = self._buffers["stdout"], self._buffers["stderr"]
+        return Completed(code, stdout.value(), stderr.value(), end.errno, stdout.size, stderr.size)
 
 
 def _joined(outputs: Iterable[tuple[Stream, bytes]]) -> Iterable[tuple[Stream, bytes]]:

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 OUTPUT_LIMIT_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class StreamSize:
+    """Says how long a stream of output was.
+
+    Args:
+        total_bytes: all that the command wrote.
+        cut_bytes: how many of these were not kept; 0 if the output is complete.
+    """
+
+    total_bytes: int = 0
+    cut_bytes: int = 0
+
+
+NO_OUTPUT = StreamSize()
 
 
 class BoundedBuffer:
@@ -16,10 +34,11 @@ class BoundedBuffer:
         self._half = max(1, limit_bytes // 2)
         self._head = bytearray()
         self._tail = bytearray()
-        self._cut = 0
+        self._cut = self._total = 0
 
     def write(self, data: bytes) -> None:
         """Appends data."""
+        self._total += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
@@ -31,6 +50,12 @@ class BoundedBuffer:
         if surplus > 0:
             self._cut += surplus
             del self._tail[:surplus]
+
+    @property
+    def size(self) -> StreamSize:
+        """How much was written, and how much of it `value` lacks."""
+        self._trim()
+        return StreamSize(self._total, self._cut)
 
     def value(self) -> bytes:
         """Returns the data that was kept."""

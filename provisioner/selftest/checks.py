@@ -173,8 +173,9 @@ def nothing_left(session: Session, family: TaskFamily) -> str:
     if left := [found.environment for found in everything if found.environment.startswith(family.name)]:
         names = ", ".join(left)
         raise InfrastructureError(f"Something is left of {names}.", hint="`provisioner sweep` removes it.")
-    others = {image.name for image in session.images.all() if image.family != family.name}
-    session.images.prune(others, cloud=session.cloud.name, discard=session.cloud.discard, everything=True)
+    ours = [i for i in session.images.all() if (i.family, i.cloud) == (family.name, session.cloud.name)]
+    session.images.remove(ours, session.cloud.discard)
+    session.images.remove_unfinished()
     return "nothing is left but the base images and the region's network, which the next environment uses"
 
 

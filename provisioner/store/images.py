@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -175,19 +175,27 @@ class ImageStore:
         """
         return _read(self.path(name) / "setup-data.json", SetupData)
 
-    def all(self) -> list[Image]:
-        """Returns all finished images, oldest first."""
-        names = [path.parent.name for path in self._home.images.glob("*/image.json")]
-        images = [self.load(name) for name in names if not name.startswith(UNFINISHED)]
-        return sorted(images, key=lambda image: (image.created_at, image.name))
+    def all(self, begin: str = "") -> list[Image]:
+        """Returns the finished images whose names begin so, oldest first, without those that `unreadable` returns."""
+        return self._read_all(begin)[0]
 
-    def readable(self, begin: str) -> list[Image]:
-        """Returns the finished images whose names begin so, oldest first; without those whose record cannot be read."""
-        images = []
-        for path in self._home.images.glob(f"{begin}*/image.json"):
-            with contextlib.suppress(UsageError, InfrastructureError):  # removed meanwhile, or of another version
-                images.append(self.load(path.parent.name))
-        return sorted(images, key=lambda image: (image.created_at, image.name))
+    def unreadable(self) -> dict[str, InfrastructureError]:
+        """Returns the names of images whose records are damaged or of another version, each with the error."""
+        return self._read_all("")[1]
+
+    def _read_all(self, begin: str) -> tuple[list[Image], dict[str, InfrastructureError]]:
+        images, unreadable = [], {}
+        for path in sorted(self._home.images.glob(f"{begin}*/image.json")):
+            name = path.parent.name
+            if name.startswith(UNFINISHED):
+                continue
+            try:
+                images.append(self.load(name))
+            except UsageError:  # another command has just removed it
+                continue
+            except InfrastructureError as error:
+                unreadable[name] = error
+        return sorted(images, key=lambda image: (image.created_at, image.name)), unreadable
 
     def disk_bytes(self, name: str) -> int:
         """Returns the disk space that the image occupies, in bytes."""
@@ -207,18 +215,31 @@ class ImageStore:
 
         Returns:
             the names of the removed images and directories.
+
+        Raises:
+            InfrastructureError: the record of an image cannot be read, so nobody knows which others it needs.
         """
-        images = self.all()
+        images, unreadable = self._read_all("")
+        for error in unreadable.values():
+            raise error
         keep = set(in_use) if everything else in_use | current(images)
         keep |= needed_by(keep, images)
         if not everything:
             keep |= {layer for image in images if image.name in keep for layer in image.layers}
             keep |= needed_by(keep, images)
-        removed = [image.name for image in images if image.name not in keep and image.cloud == cloud]
-        for image in sorted((i for i in images if i.name in removed), key=lambda i: REMOVED_IN_TURN.index(i.kind)):
+        removed = [image for image in images if image.name not in keep and image.cloud == cloud]
+        self.remove(removed, discard)
+        return [image.name for image in removed] + self.remove_unfinished()
+
+    def remove(self, images: Iterable[Image], discard: Callable[[Path], None]) -> None:
+        """Removes images that nothing uses, first those that are built on others of them.
+
+        Args:
+            discard: removes an image's resources outside its directory.
+        """
+        for image in sorted(images, key=lambda each: REMOVED_IN_TURN.index(each.kind)):
             discard(self.path(image.name))
             self._remove(self.path(image.name))
-        return removed + self.remove_unfinished()
 
     def remove_unfinished(self) -> list[str]:
         """Removes the directories of interrupted builds, of images and of templates, and returns their names."""
@@ -259,8 +280,9 @@ def _read(path: Path, kind: type[R]) -> R:
     except (OSError, ValueError) as error:
         raise InfrastructureError(
             f"The record {path} cannot be read: {type(error).__name__}.",
-            hint="It is damaged, was changed by hand, or is of another version of provisioner. "
-            "Without its directory, the image is built again.",
+            hint="It is damaged, was changed by hand, or was written by another version of provisioner. If you no "
+            f"longer need that version and no machine runs from the image, remove the directory {path.parent}: the "
+            "image is built again when it is needed.",
             details=str(error),
         ) from error
 

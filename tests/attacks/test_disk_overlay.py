@@ -1,6 +1,6 @@
 """Root in a machine fills its disk, and with it the disk of the host: ledger, records and other runs would fail.
 
-A launch counts what all machines are sure of, and is refused before anything is created. While machines run, the one
+A launch counts what all machines are guaranteed, and is refused before anything is created. While machines run, the one
 that has taken most beyond its share ends before the host's disk is full, and the others do not. A large disk that an
 ended machine left changes nothing about that. If the host's disk gets full in spite of all, QEMU pauses machines: that
 is not their agents' doing, and no way to a fresh attempt for the one that fills it.
@@ -85,8 +85,8 @@ def test_a_launch_that_does_not_fit_is_refused_before_anything_is_created(home: 
     with pytest.raises(CapacityError) as refused:
         cloud(home, overcommit=1).prepare(environment("large"), {"primary": {}})
     assert refused.value.message == (
-        "The disk of this host has no room for more machines: 16.0 GiB are needed, 10.0 GiB are free, 0.0 GiB of which "
-        "other machines are sure of and 2.0 GiB the controller."
+        "The disk of this host has no room for these machines: they need 16.0 GiB, and 8.0 GiB are available. Of 10.0 "
+        "GiB free, 0.0 GiB are guaranteed to other machines and 2.0 GiB are kept for provisioner itself."
     )
     assert "disk_overcommit" in (refused.value.hint or "")
     assert refused.value.exit_code == 5
@@ -94,7 +94,7 @@ def test_a_launch_that_does_not_fit_is_refused_before_anything_is_created(home: 
 
 
 def test_launches_at_the_same_time_do_not_share_the_same_room(home: Home) -> None:
-    # 8 GiB for machines that are sure of 2 GiB each, two of them in the pair.
+    # 8 GiB for machines with 2 GiB guaranteed each, two of them in the pair.
     new = [environment(f"env-{number}") for number in range(8)] + [environment("pair", roles=("primary", "aux"))]
     fitting = prepared(cloud(home), *new)
     assert sum(len(env.machines) for env in new if env.id in fitting) == 4
@@ -112,13 +112,12 @@ def test_what_a_machine_has_taken_already_is_not_counted_twice(home: Home, monke
 def test_the_figures_are_shown(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(cloud(home), environment())
     assert cloud(home).notes()[-2] == (
-        "The disk has 10.0 GiB free, 2.0 of which running machines are sure of and 2.0 the controller: room for 3 more "
-        "machines with disks of 16 GiB, each sure of 2.0 GiB."
+        "Disk: 10.0 GiB free, 6.0 GiB available to new machines: 3 more fit (16 GiB each, 2.0 GiB guaranteed)."
     )
     sizes = {role: machine.size for role, machine in environment().machines.items()}
-    assert cloud(home).room(sizes).startswith("2.0 GiB of the host's disk for sure, of 6.0 GiB")
+    assert cloud(home).room(sizes).startswith("2.0 GiB of the host's disk guaranteed, of 6.0 GiB available")
     monkeypatch.setattr(disk, "_free", lambda _: 3 << 30)
-    assert "room for 0 more machines" in cloud(home).problems()[-1][0]
+    assert "0 more fit" in cloud(home).problems()[-1][0]
 
 
 @pytest.fixture

@@ -260,7 +260,8 @@ def test_json_of_great_depth_or_length_is_cut() -> None:
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
-    render(Result({"deep": deep, "long": "x" * (9 << 20)}), as_json=True, out=out)
+    render(Result({"deep": deep, "long": "x" * (17 << 20)}), as_json=True, out=out)
     answer = json.loads(out.getvalue())
-    assert len(answer["long"]) <= 8 << 20
+    assert len(answer["long"]) <= 16 << 20
+    assert answer["long"].endswith(" [...]")
     assert isinstance(answer["deep"], list)

@@ -59,7 +59,7 @@ def test_controllers_join_without_renumbering_and_the_network_forgets_others_onl
     ec2 = account.client(region=REGION)
     group = ec2.create_security_group(VpcId=full.vpcs["online"], GroupName="tests-main-abc", Description="one's")
     api.new.reset()  # EC2 shows it by now
-    with pytest.raises(HostError, match="lets in 18 addresses of controllers, and its ACL holds no more") as caught:
+    with pytest.raises(HostError, match="the addresses of 18 controllers, and its network ACL has no room") as caught:
         joined(account, "192.0.2.100/32")
     assert "tests-main-abc" in (caught.value.hint or "")
     ec2.delete_security_group(GroupId=group["GroupId"])

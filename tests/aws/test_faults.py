@@ -312,7 +312,7 @@ def test_a_region_that_a_policy_has_closed_is_not_swept_and_named(
     assert regions is not None
     assert "eu-west-3" not in regions
     assert session.cloud.region in regions
-    assert any("may not look there: eu-west-3" in note for note in account.progress.notes)
+    assert any("may not list resources there: eu-west-3" in note for note in account.progress.notes)
     assert session.cloud.survey(None) == []
     # A region that the account has switched on itself does not know every session.
     unknown = api.inject(Fault("DescribeInstances", "AuthFailure", status="401 Unauthorized", region="eu-west-2"))

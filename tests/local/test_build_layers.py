@@ -114,7 +114,7 @@ def layered(open_session: Callable[[Mapping[str, str]], Session], tmp_path: Path
     notes = Notes()
     session = replace(open_session({}), progress=notes)
     yield Layered(tmp_path / "layered", session, notes)
-    for image in session.images.readable(""):
+    for image in session.images.all():
         if image.family == "layered":
             shutil.rmtree(session.images.path(image.name))
 

@@ -203,7 +203,7 @@ def thrown_away(session: Session, image: str, environment: Environment) -> Itera
     """Starts a machine whose template does not serve, and yields what it says of its start."""
     try:
         origin = started(session, environment).endpoints["primary"].origin
-        assert origin.startswith("boot: the template did not serve and was thrown away")
+        assert origin.startswith("boot: the template did not work and was deleted")
         assert made(session, image) == []
         yield origin
     finally:

@@ -69,7 +69,7 @@ class Account:
     @cached_property
     def identity(self) -> Identity:
         """The account and the user or role, as AWS says."""
-        with asking("Asking AWS who we are"):
+        with asking("Asking AWS for the account of these credentials"):
             answer = self.api.client("sts").get_caller_identity()
         return Identity(account=str(answer["Account"]), arn=str(answer["Arn"]))
 

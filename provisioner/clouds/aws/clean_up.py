@@ -45,7 +45,7 @@ class AwsCleanUp(CleanUp):
         with ThreadPoolExecutor(max_workers=PARALLEL_SURVEYS) as pool:
             is_closed = dict(zip(names, pool.map(self._is_closed, names), strict=True))
         if closed := [name for name in names if is_closed[name]]:
-            tell(f"Not looked at, as these credentials may not look there: {', '.join(closed)}")
+            tell(f"Skipped, because these credentials may not list resources there: {', '.join(closed)}")
         return [name for name in names if not is_closed[name]]
 
     def _is_closed(self, region: str) -> bool:

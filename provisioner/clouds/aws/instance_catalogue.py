@@ -52,7 +52,13 @@ class PriceList(Record):
 
 
 class Snapshot(PriceList):
-    """The shipped price list, with the instance types in it."""
+    """The shipped price list, with the instance types in it.
+
+    Of GPUs it has NVIDIA's in Nitro machines, without g5g, g6f, gr6, g7, g7e, p3dn and p6-b300, and p5e, which is not
+    sold on demand. Sizes are those of AWS's "Amazon EC2 instance types: accelerated computing". Prices are on AWS's EC2
+    pricing page; those of g6, g6e, p4d, p4de, p5, p5en and p6 were compared with skypilot-org/skypilot-catalog,
+    catalogs/v8/aws/vms.csv at e385a0d, which is made from AWS's price API.
+    """
 
     types: tuple[InstanceType, ...]
 
@@ -77,7 +83,7 @@ def load_catalogue(api: Api, region: str, kept: Path, lists: Iterable[Path] = ()
     prices |= live.prices
     if own:
         prices |= read_price_list(own).of(region)
-    return Catalogue(types=live.types or snapshot_catalogue.types, prices=prices)
+    return Catalogue(types=live.types or snapshot_catalogue.types, prices=prices, is_shipped=not live.types)
 
 
 def _live(api: Api, region: str, kept: Path) -> Catalogue:
@@ -115,7 +121,7 @@ def snapshot() -> Snapshot:
 def shipped(region: str) -> Catalogue:
     """Returns the catalogue of a region by the shipped snapshot alone."""
     shipped_list = snapshot()
-    return Catalogue(types=shipped_list.types, prices=shipped_list.of(region))
+    return Catalogue(types=shipped_list.types, prices=shipped_list.of(region), is_shipped=True)
 
 
 def read_price_list(path: Path) -> PriceList:
@@ -136,7 +142,6 @@ def read_price_list(path: Path) -> PriceList:
 
 def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
     filters = [
-        {"Name": "current-generation", "Values": ["true"]},
         {"Name": "bare-metal", "Values": ["false"]},
         {"Name": "supported-virtualization-type", "Values": ["hvm"]},
         # Only Nitro machines show their console, and on it their host key, at once.
@@ -148,7 +153,7 @@ def _fetch_types(api: Api, region: str) -> tuple[InstanceType, ...]:
 
 
 def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
-    """Reads instance types from the rows of DescribeInstanceTypes, without those with other CPUs or accelerators."""
+    """Reads instance types from the rows of DescribeInstanceTypes, without old ones and other CPUs or accelerators."""
     types = []
     for row in rows:
         architectures = [
@@ -156,7 +161,9 @@ def parse_types(rows: Iterable[dict[str, Any]]) -> tuple[InstanceType, ...]:
         ]
         gpus = row.get("GpuInfo", {}).get("Gpus", [])
         others = {"FpgaInfo", "InferenceAcceleratorInfo", "NeuronInfo", "MediaAcceleratorInfo"} & row.keys()
-        if not architectures or others or len(gpus) > 1:
+        # EC2 calls G5 a previous generation, and it is the only one with A10G.
+        is_outdated = not (row.get("CurrentGeneration", True) or gpus)
+        if not architectures or others or len(gpus) > 1 or is_outdated:
             continue
         types.append(
             InstanceType(

@@ -6,7 +6,7 @@ An instance type whose price is unknown or zero is never chosen: an unknown pric
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, size_of_aux_vm, size_of_primary
@@ -58,10 +58,12 @@ class Catalogue(Record):
 
     Args:
         prices: of an hour on demand, by instance type; of a GiB-month (`gp3`) and an address's hour (`ipv4`).
+        is_shipped: whether the types are those of the shipped list, because EC2 could not be asked.
     """
 
     types: tuple[InstanceType, ...]
     prices: dict[str, Price]
+    is_shipped: bool = False
 
     @property
     def hourly_usd(self) -> dict[str, Decimal]:
@@ -114,7 +116,7 @@ def choose_builder(architecture: Architecture, disk_gib: int, catalogue: Catalog
 
 
 def _size(need: Need, disk_gib: int, what: str, catalogue: Catalogue) -> MachineSize:
-    types = cheapest(need, what, catalogue.types, catalogue.hourly_usd)
+    types = cheapest(need, what, catalogue.types, catalogue.hourly_usd, is_shipped=catalogue.is_shipped)
     first = types[0]
     # An image boots on one architecture: that of the cheapest type.
     of_one_architecture = [candidate.name for candidate in types if candidate.architecture == first.architecture]
@@ -128,30 +130,64 @@ def _size(need: Need, disk_gib: int, what: str, catalogue: Catalogue) -> Machine
 
 
 def cheapest(
-    need: Need, what: str, types: Iterable[InstanceType], hourly_usd: Mapping[str, Decimal]
+    need: Need,
+    what: str,
+    types: Sequence[InstanceType],
+    hourly_usd: Mapping[str, Decimal],
+    *,
+    is_shipped: bool = False,
 ) -> list[InstanceType]:
     """Lists the instance types that fit and have a price, the cheapest first.
 
     Args:
         what: the machine's name in messages.
+        is_shipped: whether EC2 may sell more types than these.
 
     Raises:
         UnavailableError: none fits, or none that fits has a price.
     """
     fitting = [candidate for candidate in types if _fits(candidate, need)]
     if not fitting:
-        raise UnavailableError(
-            f"The {what} asks for {_words(need)}: EC2 sells no such instance type here.",
-            hint="Ask for other sizes in the manifest or an aux VM's spec, or use another --region.",
-        )
+        raise _unavailable(need, what, types, is_shipped=is_shipped)
     priced = [candidate for candidate in fitting if hourly_usd.get(candidate.name, Decimal(0)) > 0]
     if not priced:
         names = ", ".join(sorted(candidate.name for candidate in fitting)[:5])
         raise UnavailableError(
             f"The {what} asks for {_words(need)}: no price is known for any type that fits, such as {names}.",
-            hint="An unknown price never counts as zero. May these credentials call pricing:GetProducts?",
+            hint="An unknown price never counts as zero. May these credentials call pricing:GetProducts? "
+            "`provisioner aws refresh-prices` reads AWS's public price lists.",
         )
     return sorted(priced, key=lambda candidate: (hourly_usd[candidate.name], -candidate.vcpus, candidate.name))
+
+
+def _unavailable(need: Need, what: str, types: Sequence[InstanceType], *, is_shipped: bool) -> UnavailableError:
+    """Returns the error for a need that no type fits, with the machines that have such a GPU if there are any."""
+    asks = f"The {what} asks for {_words(need)}"
+    with_gpu = [each for each in types if need.gpu and each.gpu_count and _is_model(each, need.gpu)]
+    if need.gpu and with_gpu:
+        with_gpu.sort(key=lambda each: (each.gpu_count, each.vcpus))
+        by = " or ".join(str(count) for count in dict.fromkeys(each.gpu_count for each in with_gpu))
+        return UnavailableError(
+            f"{asks}: EC2 sells machines with {by} {need.gpu.model} GPUs, and none of these fits.",
+            hint=f"Ask for the GPUs, vCPUs and memory of one of them: {'; '.join(map(_described, with_gpu))}.",
+        )
+    if is_shipped:
+        return UnavailableError(
+            f"{asks}: the list of instance types that comes with provisioner has none, and EC2 could not be asked.",
+            hint="With credentials that may call ec2:DescribeInstanceTypes, provisioner uses all types that EC2 sells "
+            "in the region. Or ask for other sizes in the manifest or an aux VM's spec.",
+        )
+    models = ", ".join(sorted({each.gpu_model for each in types if each.gpu_model}))
+    gpus = f" Its GPUs here are {models}." if need.gpu and models else ""
+    return UnavailableError(
+        f"{asks}: EC2 sells no such instance type here.{gpus}",
+        hint="Ask for other sizes in the manifest or an aux VM's spec, or use another --region.",
+    )
+
+
+def _described(instance_type: InstanceType) -> str:
+    gpus = f"{instance_type.gpu_count} {'GPU' if instance_type.gpu_count == 1 else 'GPUs'}"
+    return f"{instance_type.name} ({gpus}, {instance_type.vcpus} vCPUs, {instance_type.memory_gib:g} GiB)"
 
 
 def _fits(instance_type: InstanceType, need: Need) -> bool:
@@ -165,10 +201,14 @@ def _fits(instance_type: InstanceType, need: Need) -> bool:
 
 def _gpu_fits(instance_type: InstanceType, gpu: GpuSpec | None) -> bool:
     if gpu is None:
-        return instance_type.gpu_count == 0
-    model = gpu.model.lower()
+        return instance_type.gpu_model is None  # a machine with a part of a GPU has a model, and a count of 0
     low, high = gpu.count_range
-    return instance_type.gpu_model in GPU_NAMES.get(model, {model}) and low <= instance_type.gpu_count <= high
+    return _is_model(instance_type, gpu) and low <= instance_type.gpu_count <= high
+
+
+def _is_model(instance_type: InstanceType, gpu: GpuSpec) -> bool:
+    model = gpu.model.lower()
+    return instance_type.gpu_model in GPU_NAMES.get(model, {model})
 
 
 def _words(need: Need) -> str:

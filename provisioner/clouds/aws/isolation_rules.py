@@ -73,7 +73,7 @@ def compare(seen: Seen, environment: Environment, network: Network) -> list[str]
     """
     differences = [*_instances(seen, environment, network), *_groups(seen, environment, network)]
     if len(seen.tables) != 1:
-        return [*differences, f"{len(seen.tables)} route tables are the environment's, not one"]
+        return [*differences, f"the environment has {len(seen.tables)} route tables instead of one"]
     routes = _routes(seen.tables[0])
     if environment.full_internet:
         expected = {f"{INTERNET} by {network.gateways['online']}"}
@@ -89,7 +89,7 @@ def compare(seen: Seen, environment: Environment, network: Network) -> list[str]
     differences += _unequal("the route table", routes, expected_routes)
     differences += [f"the route to {cidr} is too wide" for cidr in sorted(controllers) if _is_too_wide(cidr)]
     if len(seen.acls) != 1:
-        return [*differences, f"{len(seen.acls)} network ACLs are the environment's, not one"]
+        return [*differences, f"the environment has {len(seen.acls)} network ACLs instead of one"]
     entries = _expected_entries(environment, controllers)
     return [*differences, *_unequal("the network ACL", _entries(seen.acls[0]), entries)]
 

@@ -187,7 +187,7 @@ def _remove(ec2: Any, region: str, of_home: list[dict[str, Any]]) -> None:
     vpcs = [vpc["VpcId"] for vpc in ec2.describe_vpcs(Filters=of_home)["Vpcs"]]
     if vpcs and (users := _users(ec2, vpcs)):
         raise InfrastructureError(
-            f"The network in {region} cannot be made anew while it is used: {', '.join(users[:5])}.",
+            f"The network in {region} cannot be rebuilt while environments use it: {', '.join(users[:5])}.",
             hint="Destroy these environments (`provisioner list` and `sweep`, here and on the other controllers), "
             "and try again.",
         )

@@ -181,8 +181,9 @@ class AwsStacks(Stacks):
             return known | own
         if users := users_of(self.account.api, region, network):
             raise HostError(
-                f"The network in {region} lets in {len(known)} addresses of controllers, and its ACL holds no more.",
-                hint=f"Without environments there, the next `up` forgets the others. Now there are: "
+                f"The network in {region} already lets in the addresses of {len(known)} controllers, and its network "
+                "ACL has no room for another.",
+                hint=f"Destroy the environments there, and the next `up` removes the other addresses: "
                 f"{', '.join(users[:5])}.",
             )
         return own  # whoever comes back is let in again

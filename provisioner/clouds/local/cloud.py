@@ -112,10 +112,9 @@ class LocalCloud(Cloud):
     def _room_text(self) -> str:
         room, share = disk.room(self._home.environments), 1 / self._settings.disk_overcommit
         return (
-            f"The disk has {room.free_bytes / disk.GIB:.1f} GiB free, {room.due_bytes / disk.GIB:.1f} of which running "
-            f"machines are sure of and {disk.RESERVE_BYTES / disk.GIB:.1f} the controller: room for "
-            f"{self._machines_with_room()} more machines with disks of {MINIMUM_DISK_GIB} GiB, each sure of "
-            f"{MINIMUM_DISK_GIB * share:.1f} GiB."
+            f"Disk: {room.free_bytes / disk.GIB:.1f} GiB free, {room.bytes / disk.GIB:.1f} GiB available to new "
+            f"machines: {self._machines_with_room()} more fit ({MINIMUM_DISK_GIB} GiB each, "
+            f"{MINIMUM_DISK_GIB * share:.1f} GiB guaranteed)."
         )
 
     @property
@@ -133,12 +132,12 @@ class LocalCloud(Cloud):
         return sizing.choose_machines(resources, aux)
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:
-        """Says how much of the host's disk the machines are sure of, and how much there is for them now."""
+        """Says how much of the host's disk the machines are guaranteed, and how much is available to them now."""
         shares = [disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes.values()]
         available = disk.room(self._home.environments).bytes
         return (
-            f"{sum(shares) / disk.GIB:.1f} GiB of the host's disk for sure, of {available / disk.GIB:.1f} GiB that new "
-            f"machines may have now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
+            f"{sum(shares) / disk.GIB:.1f} GiB of the host's disk guaranteed, of {available / disk.GIB:.1f} GiB "
+            f"available to new machines now; {sizing.memory_text(sizes.values(), sizing.available_memory_gib())}"
         )
 
     def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
@@ -317,7 +316,7 @@ class LocalCloud(Cloud):
             if needed > room.bytes:
                 raise CapacityError(
                     f"The disk of this host has no room for a snapshot: it may take {needed / disk.GIB:.1f} GiB, "
-                    f"and {room.bytes / disk.GIB:.1f} GiB are free beside what machines and the controller need.",
+                    f"and {room.bytes / disk.GIB:.1f} GiB are available.",
                     hint="Free some space: `provisioner snapshot remove`, `provisioner image prune`.",
                 )
             stood = snapshots.freeze(list(subjects.values()))

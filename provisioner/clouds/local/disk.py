@@ -62,7 +62,7 @@ class Room:
 
     Args:
         free_bytes: what is free.
-        due_bytes: what existing machines are sure of and have not taken yet.
+        due_bytes: what existing machines are guaranteed and have not taken yet.
     """
 
     free_bytes: int
@@ -115,15 +115,16 @@ def claim(environments: Path, disks_gib: Mapping[Path, int], overcommit: float) 
         overcommit: how many times more all disks may have than the host.
 
     Raises:
-        CapacityError: they do not fit beside what existing machines are sure of. Nothing is claimed.
+        CapacityError: they do not fit beside what existing machines are guaranteed. Nothing is claimed.
     """
     shares = {directory: share_bytes(disk_gib, overcommit) for directory, disk_gib in disks_gib.items()}
     needed, available = sum(shares.values()), room(environments)
     if needed > available.bytes:
         raise CapacityError(
-            f"The disk of this host has no room for more machines: {needed / GIB:.1f} GiB are needed, "
-            f"{available.free_bytes / GIB:.1f} GiB are free, {available.due_bytes / GIB:.1f} GiB of which other "
-            f"machines are sure of and {RESERVE_BYTES / GIB:.1f} GiB the controller.",
+            f"The disk of this host has no room for these machines: they need {needed / GIB:.1f} GiB, and "
+            f"{max(0, available.bytes) / GIB:.1f} GiB are available. Of {available.free_bytes / GIB:.1f} GiB free, "
+            f"{available.due_bytes / GIB:.1f} GiB are guaranteed to other machines and {RESERVE_BYTES / GIB:.1f} GiB "
+            "are kept for provisioner itself.",
             hint="Wait until other environments have ended, free some space (`provisioner image prune`), or raise "
             f"disk_overcommit in the configuration file, which is {overcommit:g}.",
         )

@@ -38,7 +38,7 @@ def problems() -> list[tuple[str, str]]:
         return problems
     if os.geteuid() == 0 and not _works("unshare", "--net", "true"):
         problems.append(
-            ("This root cannot make network namespaces: it lacks CAP_SYS_ADMIN.", "Run it outside of the container.")
+            ("Root cannot create network namespaces here: it lacks CAP_SYS_ADMIN.", "Run it outside of the container.")
         )
     if os.geteuid() != 0 and not _works(*USER_NAMESPACES):
         problems.append(

@@ -160,7 +160,7 @@ def _snapshot(directory: Path, launch: qemu.Launch) -> templates.Template | None
     except FileNotFoundError:
         return None
     if not templates.usable(frozen, launch):
-        raise MachineError("the frozen machine that it goes on from is gone, damaged or another user's")
+        raise MachineError("the frozen machine that it copies is missing, damaged, or owned by another user")
     return frozen
 
 
@@ -221,7 +221,7 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
         if not at_fault:  # the host has no memory for it, or somebody else has thrown it away
             return f"{BOOT}: the template could not be used: {error}"
         templates.discard(template)
-        return f"{BOOT}: the template did not serve and was thrown away: {error}"
+        return f"{BOOT}: the template did not work and was deleted: {error}"
     return TEMPLATE
 
 

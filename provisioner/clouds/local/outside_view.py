@@ -102,7 +102,7 @@ def compare(view: View, environment: Environment, role: Role) -> list[str]:
     internet = environment.full_internet or bool(allowed)
     return [
         *_wrong_arguments(view.arguments, network_cards.network(link, 0 if internet else None)),
-        *([] if view.interfaces == ("lo",) else ["QEMU is not enclosed in a network of its own"]),
+        *([] if view.interfaces == ("lo",) else ["QEMU does not run in its own network namespace"]),
         *_wrong_cards(view.cards, backends, internet, is_hub=len(link) > 1),
         *_wrong_flows(view.flows),
         *_wrong_proxy(view, allowed, environment.full_internet),
@@ -151,7 +151,7 @@ def _wrong_proxy(view: View, allowed: set[str], full_internet: bool) -> list[str
     if not full_internet and not allowed:
         return [] if view.proxy is None and view.counts is None else ["it has an egress proxy"]
     if view.proxy is None or view.counts is None:
-        return ["its egress proxy does not run, or counts nothing"]
+        return ["its egress proxy does not run, or does not report its counters"]
     flags = list(pairwise(view.proxy))
     problems = []
     if {value for flag, value in flags if flag == "--allow"} != allowed:

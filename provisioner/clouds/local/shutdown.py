@@ -57,7 +57,7 @@ def reason(directory: Path) -> tuple[str, bool]:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             events = file.read(READ_BYTES)
     except OSError:
-        return "somebody on this host removed it", False
+        return "its files were removed on this host", False
     return explain(events, _noted_kills(directory), _kills())
 
 

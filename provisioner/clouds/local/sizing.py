@@ -65,9 +65,8 @@ def memory_text(sizes: Collection[MachineSize], available_gib: float) -> str:
     """Says how many environments with such machines fit into memory beside what runs now. Pure."""
     gib = sum(size.memory_gib for size in sizes)
     return (
-        f"{gib:g} GiB of memory at most, of {available_gib:.1f} GiB that are available now: room for "
-        f"{fitting(sizes, available_gib)} if all write to all of their memory, and for more if not, as machines share "
-        "what they have not written since their template"
+        f"up to {gib:g} GiB of memory, of {available_gib:.1f} GiB available now: {fitting(sizes, available_gib)} fit "
+        "if each uses all of its memory, more if not (machines from one template share what they have not changed)"
     )
 
 

@@ -43,7 +43,7 @@ def test_the_ledger_stands_beside_the_bill(provisioner: CommandLine) -> None:
     assert "other - 2.0000 USD - not in the ledger" in shown
     assert "total of what is known 0.5000 USD 0.6100 USD 0.1100 USD" in shown
     assert not [line for line in shown if "third-ccc" in line]
-    assert any("3.2500 USD of it bears no environment's tag: public IPv4 addresses" in line for line in shown)
+    assert any("3.2500 USD of it has no environment's tag: public IPv4 addresses" in line for line in shown)
 
 
 @pytest.mark.usefixtures("billed")

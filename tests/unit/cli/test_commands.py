@@ -242,8 +242,8 @@ def test_doctor_and_plan_say_how_many_environments_fit_into_memory(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, available_gib: float, fits: int
 ) -> None:
     monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: available_gib)
-    says = f"of memory at most, of {available_gib} GiB that are available now: room for {fits} if all write to all"
-    assert f"note: An environment of one small machine takes 1 GiB {says}" in provisioner("doctor").stdout
+    says = f"GiB of memory, of {available_gib} GiB available now: {fits} fit if each uses all"
+    assert f"note: An environment of one small machine takes up to 1 {says}" in provisioner("doctor").stdout
     family = str(ROOT / "examples" / "number_guess")
     assert says in provisioner("plan", family, "easy").stdout
     assert says in provisioner("plan", family, "easy", "--json").stdout

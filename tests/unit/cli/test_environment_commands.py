@@ -15,6 +15,7 @@ from provisioner.environment import lifecycle
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import UsageError
 from provisioner.models import ScoreLogEntry
+from provisioner.remote.output_buffer import StreamSize
 from provisioner.session import Session
 from provisioner.store.home import Home
 from tests.command_line import ROOT
@@ -44,6 +45,17 @@ def test_an_intermediate_score_is_shown_with_its_message_and_details(
     monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     assert provisioner("score", running.id, "--intermediate").stdout.splitlines() == ["score: 0.5", *lines]
+
+
+def test_an_intermediate_score_says_how_much_was_cut_out_of_the_scorers_output(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = environment()
+    scored = IntermediateScore(None, {}, "", "much", StreamSize(), StreamSize(9000, 8996))
+    monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
+    said = provisioner("score", running.id, "--intermediate", "--json").json
+    assert (said["stdout_cut_bytes"], said["stderr_bytes"], said["stderr_cut_bytes"]) == (0, 9000, 8996)
 
 
 def test_a_long_message_of_an_intermediate_score_is_cut(

@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_here_is_named(provisioner: CommandLine, running: E
         port = taken.getsockname()[1]
         done = provisioner("forward", running.id, f"80:{port}")
     assert (done.code, done.stdout) == (3, "")
-    assert f"Port {port} of this host cannot be had: Address already in use" in done.stderr
+    assert f"Port {port} of this host cannot be opened: Address already in use" in done.stderr
 
 
 @pytest.mark.parametrize(("text", "ports"), [("80", (80, None)), ("80:8080", (80, 8080)), ("65535:1", (65535, 1))])

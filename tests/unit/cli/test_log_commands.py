@@ -59,6 +59,16 @@ def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> No
     assert (refused.code, "has no log 'nothing'" in refused.stderr, "--list" in refused.stderr) == (2, True, True)
 
 
+def test_json_says_how_long_a_log_is_of_which_it_has_only_the_end(
+    provisioner: CommandLine, ended: Environment, store: EnvironmentStore
+) -> None:
+    with (store.logs(ended.id) / "agent.log").open("wb") as file:
+        file.truncate(12 << 20)
+    shown = provisioner("logs", ended.id, "--json").json
+    assert shown["cut"] == {"agent": 12 << 20}
+    assert len(shown["logs"]["agent"]) < 8 << 20
+
+
 def test_the_list_of_logs_names_what_failed(provisioner: CommandLine, ended: Environment) -> None:
     lines = provisioner("logs", ended.id, "--list").stdout.splitlines()
     assert [line.split() for line in lines] == [

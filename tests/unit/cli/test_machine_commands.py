@@ -11,6 +11,8 @@ import pytest
 
 from provisioner.cli import machine_commands
 from provisioner.cli.standard_input import StandardInput
+from provisioner.environment.agent import AgentResult
+from provisioner.remote.output_buffer import StreamSize
 from provisioner.session import Session
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
@@ -40,6 +42,28 @@ def test_exec_gives_the_command_this_process_s_input(
         done = provisioner("exec", running.id, "--json", "--", "sh", "-c", "sha256sum; exit 3")
     assert done.code == 3
     assert done.json["stdout"].split()[0] == hashlib.sha256(bytes(range(256)) * 1000).hexdigest()
+
+
+def test_exec_says_for_each_stream_how_much_was_cut_out_of_it(
+    provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = up(session, environment())
+    monkeypatch.setattr(machine_commands, "environment_session", lambda _: (session, running))
+    done = provisioner("exec", running.id, "--json", "--", "sh", "-c", "head -c 14000000 /dev/zero; echo few >&2")
+    assert (done.code, done.json["stdout_bytes"], done.json["stderr_bytes"]) == (0, 14_000_000, 4)
+    assert (done.json["stdout_cut_bytes"], done.json["stderr_cut_bytes"]) == (14_000_000 - (8 << 20), 0)
+    assert len(done.json["stdout"]) == (8 << 20) + len("\n[... 5611392 bytes cut out ...]\n")
+
+
+def test_an_agents_result_says_how_much_was_cut_out_of_its_output(
+    provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running = environment()
+    ended = AgentResult(0, False, b"beginning end", b"", StreamSize(5000, 4987))
+    monkeypatch.setattr(machine_commands, "environment_session", lambda *_: (session, running))
+    monkeypatch.setattr(machine_commands, "run_agent", lambda *_: ended)
+    said = provisioner("agent", running.id, str(tmp_path), "true", "--json").json
+    assert (said["stdout_bytes"], said["stdout_cut_bytes"], said["stderr_cut_bytes"]) == (5000, 4987, 0)
 
 
 def test_output_waits_for_a_reader_that_is_slower_although_nothing_else_would() -> None:

@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from provisioner.cli.log_commands import MAXIMUM_LOGS_BYTES
 from provisioner.clouds.local.images import digest as base_image_digest
+from provisioner.errors import InfrastructureError
 from provisioner.family.loader import load_family
 from provisioner.images.layer_keys import family_image_name
 from provisioner.models import (
@@ -251,6 +253,53 @@ def test_image_list_and_prune_say_what_is_there(
     assert [image["in_use"] for image in images] == [False] * 3
     assert len(provisioner("image", "prune", "--all", "--json").json["removed"]) == 3
     assert nothing_was_created(provisioner.home)
+
+
+def test_an_image_of_another_version_hides_no_other(provisioner: CommandLine, family_image: str) -> None:
+    directory = provisioner.home / "images" / family_image
+    record = directory / "image.json"
+    record.write_text(record.read_text().replace("{", '{"of_another_version": 1,', 1))
+    done = provisioner("image", "list", "--json")
+    assert (done.code, len(done.json["images"])) == (0, 2)
+    [unreadable] = done.json["unreadable"]
+    assert (unreadable["name"], unreadable["directory"]) == (family_image, str(directory))
+    assert f"remove the directory {directory}" in provisioner("image", "list").stdout
+    pruned = provisioner("image", "prune", "--all")
+    assert pruned.code == InfrastructureError.exit_code
+    assert f"remove the directory {directory}" in pruned.stderr
+    assert len(list((provisioner.home / "images").glob("*/image.json"))) == 3
+
+
+def test_an_environment_whose_record_cannot_be_read_does_not_hide_images(
+    provisioner: CommandLine, family_image: str
+) -> None:
+    directory = provisioner.home / "environments" / "damaged-bcd234"
+    directory.mkdir(parents=True)
+    (directory / "environment.json").write_text("{")
+    done = provisioner("image", "list", "--json")
+    assert (done.code, [image["in_use"] for image in done.json["images"]]) == (0, [None] * 3)
+    assert "It is not known which images are in use." in done.stderr
+    assert provisioner("image", "prune", "--all").code != 0
+
+
+def test_a_batch_is_planned_although_the_setup_data_of_an_image_cannot_be_read(
+    provisioner: CommandLine, family_image: str
+) -> None:
+    data = {
+        "name": "s",
+        "families": [{"path": str(FAMILY)}],
+        "submissions": [{"name": "one", "text": "1"}],
+        "env_file": "env",
+    }
+    suite = provisioner.home.parent / "suite.yaml"
+    suite.write_text(yaml.safe_dump(data))
+    arguments = ("batch", "plan", str(suite), "--json")
+    directory = provisioner.home / "images" / family_image
+    (directory / "setup-data.json").write_text('{"of": "another version"}')
+    planned = provisioner(*arguments)
+    assert planned.code == 0, planned.stderr
+    assert (planned.code, planned.json["images_to_build"]) == (0, ["echo"])
+    assert f"remove the directory {directory}" in planned.stderr
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -> None:

@@ -58,7 +58,7 @@ def test_a_phase_in_a_pipe_says_that_it_begins_and_that_it_goes_on(monkeypatch: 
     assert isinstance(progress._ended, Steps)
     progress._ended.steps.release()
     until(lambda: "step 7" in said_by(shown))
-    assert re.search(r" images goes on \(\d+ s\) step 7\n", said_by(shown))
+    assert re.search(r" images: still running \(\d+ s\) step 7\n", said_by(shown))
     progress.phase_finished("images", 1.0)
     ended = said_by(shown)
     [signs_of_life] = threads

@@ -107,6 +107,8 @@ def test_an_agent_that_says_more_than_anybody_keeps_is_not_held_up(
     assert done.exit_code == 5
     assert done.stdout.endswith(b"xlast\n")
     assert len(done.stdout) < (8 << 20) + 1000
+    assert done.stdout_size.total_bytes == 30_000_005
+    assert abs(30_000_005 - done.stdout_size.cut_bytes - (8 << 20)) < 1 << 16  # the notes of cuts count, too
     assert len(log(session)) <= LOG_LIMIT_BYTES
     assert log(session).endswith("xlast\n\n")
 

@@ -102,7 +102,7 @@ def test_machines_that_would_go_on_elsewhere_are_refused_before_anything_exists(
     session: Session, cloud: FakeCloud, snapshot: Snapshot
 ) -> None:
     cloud.needs = {"QEMU": "8.0"}
-    with pytest.raises(HostError, match=r"QEMU was 7\.2, and is 8\.0"):
+    with pytest.raises(HostError, match=r"QEMU was 7\.2, and is now 8\.0"):
         snapshots.up(session, "saved")
     assert [each.id for each in session.environments.all()] == ["env"]
 
@@ -118,7 +118,7 @@ def test_a_copy_is_of_the_snapshot_that_was_read_and_of_no_other_of_its_name(
         return reserve(session, environment)
 
     monkeypatch.setattr(reservations, "reserve", reserve_late)
-    with pytest.raises(UsageError, match="has become another one"):
+    with pytest.raises(UsageError, match="was replaced by another one"):
         snapshots.up(session, "saved")
     assert cloud.existing() == before
     assert [each.id for each in session.environments.all()] == ["env"]
@@ -180,7 +180,7 @@ def test_a_clock_that_cannot_be_moved_is_told_and_loses_no_snapshot(
 ) -> None:
     cloud.machine(pair, "aux").sshd.authorize = lambda _user, _key: False
     assert snapshots.freeze(session, pair, "saved").name == "saved"
-    assert "Moving the clocks" in told_of(session).notes[-1]
+    assert "Moving the machines' clocks" in told_of(session).notes[-1]
 
 
 def test_a_copy_that_comes_up_in_this_moment_keeps_its_snapshot(
@@ -194,7 +194,7 @@ def test_a_copy_that_comes_up_in_this_moment_keeps_its_snapshot(
         remove(store, *arguments)
 
     monkeypatch.setattr(SnapshotStore, "remove", late)
-    with pytest.raises(UsageError, match=r"went on from it and still exist"):
+    with pytest.raises(UsageError, match=r"these copies of it still exist"):
         snapshots.remove(session, snapshot.name)
     assert SnapshotStore(session.home).load(snapshot.name) == snapshot
     lifecycle.destroy(session, copies[0])

@@ -53,9 +53,9 @@ def verdict(
     ("recorded", "reason"),
     [
         (record(), None),
-        (record("creating"), "the command that looked after it has ended"),
-        (record("destroying"), "the command that looked after it has ended"),
-        (record(attended=True), "the command that looked after it has ended"),
+        (record("creating"), "the command that managed it has ended"),
+        (record("destroying"), "the command that managed it has ended"),
+        (record(attended=True), "the command that managed it has ended"),
         (record("unverified"), "the cloud never confirmed its end"),
         (record(remaining=-HOUR), "its time to live ended 1h ago"),
     ],
@@ -145,7 +145,7 @@ def test_an_environment_whose_record_cannot_be_read_is_removed_long_after_its_ti
     (session.environments.directory("env") / "environment.json").write_text("{")
     monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
     assert sweep(session, lambda _: session, None) == []
-    assert told_of(session).notes[0].startswith("env is left alone: The record")
+    assert told_of(session).notes[0].startswith("env is not removed: The record")
     assert "provisioner destroy env" in told_of(session).notes[0]
     soon = datetime.now(UTC) + 2 * HOUR
     monkeypatch.setattr("provisioner.environment.sweep.now", lambda: soon)

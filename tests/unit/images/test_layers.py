@@ -143,7 +143,7 @@ def test_a_build_does_without_a_layer_that_cannot_be_kept(
     assert session.images.finished(name)
     kept = {"room": 0, "secret": 1}[lack]
     assert len(of_kind(session, "layer")) == kept
-    assert any("No layer is kept" in note for note in told_of(session).notes) == (lack == "room")
+    assert any("The layer of this step is not kept" in note for note in told_of(session).notes) == (lack == "room")
 
 
 def test_a_disk_that_becomes_full_while_a_layer_is_recorded_stops_no_build(
@@ -267,7 +267,7 @@ def test_an_image_whose_install_image_is_gone_is_built_again(
 
 def test_a_secret_among_the_files_that_are_added_is_refused(session: Session, tmp_path: Path) -> None:
     fam = split(tmp_path, data="x" * 100 + "s3cret-value")
-    with pytest.raises(ImageBuildError, match=r"'data' holds TOKEN") as caught:
+    with pytest.raises(ImageBuildError, match=r"'data' contains TOKEN") as caught:
         build.family_image(session, fam)
     assert "s3cret" not in caught.value.message
     assert of_kind(session, "family") == []
@@ -293,7 +293,7 @@ def test_records_of_another_version_harm_no_build(session: Session, cloud: FakeC
     ran(cloud)
     build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.5")))
     assert ran(cloud) == []
-    for image in session.images.readable("family-"):
+    for image in session.images.all("family-"):
         (session.images.path(image.name) / "setup-data.json").write_text("[]")
     build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.75")))
     assert ran(cloud) == ["setup"]

@@ -94,7 +94,7 @@ def test_an_environment_that_still_exists_keeps_its_record_and_reservation(sessi
 def test_the_end_is_unverified_if_the_cloud_cannot_be_reached(session: Session, cloud: FakeCloud) -> None:
     [env] = reserved(session, environment())
     cloud.faults.unreachable = True
-    with pytest.raises(StillThereError, match="the cloud did not say what is left: The cloud does not answer"):
+    with pytest.raises(StillThereError, match="whether anything remains: The cloud does not answer"):
         destroy_machines(session, env)
     assert session.environments.find("env").status == "unverified"
     assert len(unsettled(session)) == 1

@@ -131,7 +131,7 @@ def test_the_end_is_unverified_if_the_cloud_does_not_answer(home: Home) -> None:
     cloud = CountingCloud([InfrastructureError("EC2 does not answer.")])
     session = session_with(home, cloud)
     environment = recorded(session)
-    with pytest.raises(StillThereError, match=r"the cloud did not say what is left: EC2 does not answer\."):
+    with pytest.raises(StillThereError, match=r"the cloud did not say whether anything remains: EC2 does not answer\."):
         destroy_machines(session, environment)
     assert cloud.calls == ["left"]
     assert [kept.status for kept in session.environments.all()] == ["unverified"]

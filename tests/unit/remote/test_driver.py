@@ -11,8 +11,9 @@ import pytest
 
 from provisioner.errors import TaskError
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.remote.driver import ANSWER_OUTPUT_BYTES, STREAM_LIMIT_BYTES, TaskDriver
 from provisioner.remote.exchange import Completed
+from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES, BoundedBuffer, StreamSize
 from provisioner.remote.ssh import Connection
 
 
@@ -34,9 +35,11 @@ class HostileMachine:
         limit_bytes: int = 0,
         part: str = "",
     ) -> Completed:
+        kept = BoundedBuffer(limit_bytes)
         for data in self._output:
+            kept.write(data)
             on_stdout(data)
-        return Completed(0, b"", b"")
+        return Completed(0, kept.value(), b"", stdout_size=kept.size)
 
     def read_file(self, path: str, limit_bytes: int, *, remove: bool) -> bytes:
         return self._result
@@ -92,6 +95,22 @@ def test_a_failure_shows_the_familys_frame_and_the_exception_below_a_librarys_ma
     assert lines[4] == "[...]"
     assert lines[-1] == "KeyError: 'x'"
     assert len(lines) == 12
+
+
+def test_an_answer_says_how_much_the_operation_wrote_although_the_helper_cut_it_out() -> None:
+    half = OUTPUT_LIMIT_BYTES // 2
+    sent = b"x" * half + b"\n[... 70000000 bytes cut out ...]\n" + b"y" * half
+    pieces = (sent[begin : begin + 65_521] for begin in range(0, len(sent), 65_521))
+    answer = driver(b"{}", pieces).call("intermediate_score", timeout_seconds=60)
+    total = 70_000_000 + OUTPUT_LIMIT_BYTES
+    assert answer.stdout_size == StreamSize(total, total - ANSWER_OUTPUT_BYTES)
+
+
+def test_words_of_the_operation_that_look_like_a_cut_are_none() -> None:
+    half = OUTPUT_LIMIT_BYTES // 2
+    sent = b"x" * half + b"\n[... 70000000 bytes cut out ...]\n"
+    answer = driver(b"{}", iter([sent])).call("intermediate_score", timeout_seconds=60)
+    assert answer.stdout_size == StreamSize(len(sent), len(sent) - ANSWER_OUTPUT_BYTES)
 
 
 def test_endless_output_is_refused_and_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from provisioner.remote import exchange as exchange_module
 from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
 from provisioner.remote.exec_frames import ALIVE, EXIT, HEADER, STARTED, STDERR, STDIN, STDIN_END, STDOUT, frame
+from provisioner.remote.output_buffer import StreamSize
 
 
 class ScriptedChannel:
@@ -110,7 +111,7 @@ def exchange(
 def test_output_and_exit_code_are_returned(channel: ScriptedChannel) -> None:
     channel.answer(frame(STARTED), frame(STDOUT, b"out"), frame(ALIVE), frame(STDERR, b"err"))
     channel.end(3)
-    assert exchange(channel) == Completed(3, b"out", b"err")
+    assert exchange(channel) == Completed(3, b"out", b"err", None, StreamSize(3), StreamSize(3))
 
 
 def test_kept_output_is_bounded_but_a_listener_gets_all_of_it(channel: ScriptedChannel) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.remote.output_buffer import BoundedBuffer, StreamSize
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,13 @@ def test_the_first_and_the_last_half_are_kept(limit_bytes: int, written: list[by
     for data in written:
         buffer.write(data)
     assert buffer.value() == kept
+    total = sum(len(data) for data in written)
+    assert buffer.size == StreamSize(total, total - len(kept.replace(_mark(kept), b"")))
+
+
+def _mark(kept: bytes) -> bytes:
+    match = re.search(rb"\n\[\.\.\. \d+ bytes cut out \.\.\.\]\n", kept)
+    return match[0] if match else b"no mark"
 
 
 def test_endless_output_takes_at_most_one_and_a_half_times_the_limit() -> None:

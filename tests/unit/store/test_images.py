@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.errors import UsageError
+from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.store import images
@@ -157,6 +157,19 @@ def test_prune_keeps_images_that_are_newest_in_use_or_needed(home: Home) -> None
     assert sorted(image.name for image in store.all()) == ["aux-a-2", "base-primary-2", "family-a-2"]
     assert len(store.prune(set(), cloud="local", discard=lambda _: None, everything=True)) == 3
     assert store.all() == []
+
+
+def test_an_unreadable_record_hides_no_other_image_and_nothing_is_pruned(home: Home) -> None:
+    add(home, "base-primary-1", "base")
+    add(home, "family-a-1", "family", "a", "base-primary-1")
+    (home.images / "family-a-1" / "image.json").write_text("{")
+    store = ImageStore(home)
+    assert [image.name for image in store.all()] == ["base-primary-1"]
+    assert store.unreadable().keys() == {"family-a-1"}
+    with pytest.raises(InfrastructureError) as caught:
+        store.prune(set(), cloud="local", discard=lambda _: None, everything=True)
+    assert f"remove the directory {home.images / 'family-a-1'}" in (caught.value.hint or "")
+    assert store.finished("base-primary-1")
 
 
 def test_a_missing_image_is_a_usage_error(home: Home) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from decimal import Decimal
 
 from provisioner.clouds.aws.instance_catalogue import SNAPSHOT, parse_prices, parse_types, shipped
+from provisioner.costs.prices import Price
 
 
 def product(name: str, price: str, unit: str = "Hrs", currency: str = "USD") -> str:
@@ -48,8 +50,11 @@ def test_types_are_read_and_what_no_task_asks_for_is_left_out() -> None:
         row("g4dn.xlarge", ["x86_64"], GpuInfo=gpu),
         row("mac1.metal", ["x86_64_mac"]),
         row("inf1.xlarge", ["x86_64"], InferenceAcceleratorInfo={}),
+        row("a1.xlarge", ["arm64"], CurrentGeneration=False),
+        row("g5.xlarge", ["x86_64"], CurrentGeneration=False, GpuInfo={"Gpus": [{"Name": "A10G", "Count": 1}]}),
     ]
-    arm, with_gpu = parse_types(rows)
+    arm, with_gpu, older = parse_types(rows)
+    assert older.gpu_model == "a10g"
     assert (arm.architecture, arm.vcpus, arm.memory_gib, arm.gpu_count) == ("arm64", 4, 16, 0)
     assert (with_gpu.gpu_model, with_gpu.gpu_count) == ("t4", 1)
 
@@ -60,6 +65,11 @@ def test_the_snapshot_says_what_it_is_and_prices_every_type() -> None:
     assert {one.name for one in found.types} | {"gp3", "ipv4"} == found.prices.keys()
     assert min(found.hourly_usd.values()) > 0
     assert shipped("eu-west-1").hourly_usd == {}
+
+
+def test_a_machine_of_hundreds_of_dollars_an_hour_has_a_price() -> None:
+    prices = parse_prices([product("u7in-32tb.224xlarge", "407.6800000000")])
+    assert Price(usd=prices["u7in-32tb.224xlarge"], source="AWS", as_of=date(2026, 11, 1)).usd == Decimal("407.68")
 
 
 def test_the_snapshot_names_no_type_twice() -> None:

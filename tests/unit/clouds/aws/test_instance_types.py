@@ -109,14 +109,44 @@ def test_a_builder_is_of_the_images_architecture() -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ({"cpu_count_range": (3, 3)}, "sells no such instance type"),
+        ({"cpu_count_range": (3, 3)}, "comes with provisioner has none, and EC2 could not be asked"),
         ({"gpu_spec": {"model": "h100", "count_range": (1, 1)}}, "1 h100 GPUs"),
         ({"ram_gib_range": (5, 6)}, "5 to 6 GiB"),
     ],
 )
-def test_what_nobody_sells_is_refused_in_words(wanted: dict[str, object], said: str) -> None:
+def test_what_the_shipped_list_lacks_is_refused_in_words(wanted: dict[str, object], said: str) -> None:
     with pytest.raises(UnavailableError, match=said):
         aux(**wanted)
+
+
+@pytest.mark.parametrize("model", ["t4", "a10", "l4", "l40s", "a100", "h100", "h200", "B200"])
+def test_the_shipped_list_has_each_gpu(model: str) -> None:
+    gpu = {"model": model, "count_range": (1, 8)}
+    assert aux(gpu_spec=gpu, cpu_count_range=(1, 192), ram_gib_range=(1, 2048))[1]
+
+
+def test_one_gpu_is_found_where_ec2_sells_it_alone() -> None:
+    gpu = {"model": "H100", "count_range": (1, 1)}
+    assert aux(gpu_spec=gpu, cpu_count_range=(1, 192), ram_gib_range=(1, 2048))[1] == "p5.4xlarge"
+
+
+def test_one_gpu_of_a_model_that_is_sold_by_eight_names_the_machines_that_have_it() -> None:
+    gpu = {"model": "a100", "count_range": (1, 1)}
+    with pytest.raises(UnavailableError, match="EC2 sells machines with 8 a100 GPUs, and none of these fits") as caught:
+        aux(gpu_spec=gpu, cpu_count_range=(1, 192), ram_gib_range=(1, 2048))
+    assert "p4d.24xlarge (8 GPUs, 96 vCPUs, 1152 GiB)" in (caught.value.hint or "")
+
+
+def test_ec2s_own_list_is_complete() -> None:
+    gpu = GpuSpec(model="x9000", count_range=(1, 1))
+    with pytest.raises(UnavailableError, match=r"EC2 sells no such instance type here\. Its GPUs here are a100, a10g"):
+        cheapest(Need(cpus=(1, 4), memory_gib=(1, 8), gpu=gpu), "aux VM", MARKET.types, MARKET.hourly_usd)
+
+
+def test_a_part_of_a_gpu_is_no_machine_without_gpu() -> None:
+    part = InstanceType(name="g6f.large", vcpus=2, memory_gib=8, architecture="x64", gpu_model="l4")
+    with pytest.raises(UnavailableError):
+        cheapest(Need(cpus=(1, 4), memory_gib=(1, 8)), "aux VM", [part], {"g6f.large": Decimal(1)})
 
 
 def test_an_unknown_or_zero_price_is_never_taken_for_none() -> None:
@@ -135,9 +165,8 @@ TYPES = st.builds(
     vcpus=st.integers(1, 64),
     memory_gib=st.integers(1, 256).map(float),
     architecture=st.sampled_from(["x64", "arm64"]),
-    gpu_model=st.just("t4"),
     gpu_count=st.integers(0, 4),
-)
+).map(lambda each: each.model_copy(update={"gpu_model": "t4" if each.gpu_count else None}))
 
 
 @given(st.lists(TYPES, max_size=20, unique_by=lambda one: one.name), st.data())

@@ -119,5 +119,5 @@ def test_a_damaged_template_is_thrown_away_before_qemu_sees_it(
         cpus=1, memory_mib=1, kernel="k", initrd="i", kvm=False, link=(), internet_fd=None, user=None
     )  # fmt: skip
     origin = machine._go_on({}, launch, template)
-    assert origin.startswith(f"boot: the template did not serve and was thrown away: {part} is damaged")
+    assert origin.startswith(f"boot: the template did not work and was deleted: {part} is damaged")
     assert not template.directory.exists()

@@ -84,7 +84,7 @@ def test_a_lost_note_counts_as_a_crash(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_directory_was_removed_here(tmp_path: Path) -> None:
-    assert shutdown.reason(tmp_path / "gone") == ("somebody on this host removed it", False)
+    assert shutdown.reason(tmp_path / "gone") == ("its files were removed on this host", False)
 
 
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="QEMU is not installed")

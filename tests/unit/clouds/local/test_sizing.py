@@ -71,4 +71,4 @@ def test_environments_fit_by_all_the_memory_of_all_their_machines(available_gib:
 def test_it_says_how_many_environments_fit_if_all_their_memory_is_written() -> None:
     pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
     text = memory_text(pair, 7.9)
-    assert text.startswith("1.5 GiB of memory at most, of 7.9 GiB that are available now: room for 5 if all write")
+    assert text.startswith("up to 1.5 GiB of memory, of 7.9 GiB available now: 5 fit if each uses all")
