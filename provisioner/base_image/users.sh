@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates a machine's user, in a directory tree or, if TREE is /, on the running machine.
+# Creates a machine's user, in a directory tree or, if TREE is /, on the running machine. The agent's limits are the
+# primary machine's alone: a user of that name whom a family makes on its aux VM has none of them.
 # Usage: users.sh TREE ROLE
 set -eu
 tree=$1 role=$2
@@ -22,12 +23,17 @@ if [ "$role" = aux ]; then
     fi
     printf '%s ALL=(ALL) NOPASSWD:ALL\n' "$user" > "$tree/etc/sudoers.d/$user"
     chmod 0440 "$tree/etc/sudoers.d/$user"
+    # Without it, the exec server gives commands of that user no other limits than other users'.
+    rm "$tree/usr/lib/provisioner/guest/agent_cgroup.sh"
     exit
 fi
 # A primary machine is set up as by the Task Standard's Dockerfile.
 chroot "$tree" groupadd --system protected
 chroot "$tree" useradd --create-home --shell /bin/bash --uid 1000 agent
 chmod 0755 "$tree/home/agent"
+# Logins as agent count towards the limits of the agent's cgroup.
+cp -R --no-preserve=ownership,mode "$(dirname "$0")/primary/." "$tree/"
+DEBIAN_FRONTEND=noninteractive chroot "$tree" pam-auth-update --package
 # A service manager of the agent's own would start processes outside its cgroup, where logind is installed.
 mkdir -p "$tree/etc/systemd/system"
 ln -sf /dev/null "$tree/etc/systemd/system/user@1000.service"

@@ -1,4 +1,4 @@
-"""The users of machines."""
+"""The users of machines, and the agent's limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.base_image.tree import make_tree
 
+RULE = "usr/share/pam-configs/provisioner"
+PROGRAM = "usr/lib/provisioner/guest/agent_cgroup.sh"
 ADD = "useradd --create-home --shell /bin/bash --uid"
 
 
@@ -34,3 +36,14 @@ def test_a_vendors_user_stays_on_an_aux_vm_with_the_home_and_without_keys(tmp_pa
     primary = make_tree(tmp_path / "primary", **vendors)
     assert "userdel --force --remove ubuntu" in primary.run("users.sh", "primary")
     assert not {path for path in primary.files if path.startswith("/etc/sudoers.d/")} - {"/etc/sudoers.d/README"}
+
+
+def test_the_agents_limits_are_the_primary_machines_alone(tmp_path: Path) -> None:
+    aux = make_tree(tmp_path / "aux")
+    assert not any("pam" in call for call in aux.run("users.sh", "aux"))
+    assert not (aux.root / RULE).exists()
+    assert not (aux.root / PROGRAM).exists()
+    primary = make_tree(tmp_path / "primary")
+    assert "pam-auth-update --package" in primary.run("users.sh", "primary")
+    assert f"/{PROGRAM} login" in primary.text(RULE)
+    assert (primary.root / PROGRAM).exists()
