@@ -1,10 +1,11 @@
-"""Takes pages of the documentation apart: commands in indented blocks, and fenced blocks of a language."""
+"""Takes pages of the documentation apart: commands in indented blocks, fenced blocks of a language, lists of names."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.command_line import ROOT
@@ -52,6 +53,20 @@ def blocks(page: Path) -> list[Block]:
         elif line:
             inside_list = bool(re.match(r"\d+\. ", line)) or (inside_list and line.startswith("   "))
     return [*found, *_shell(gathered)]
+
+
+def lacked_by_base_images() -> set[str]:
+    """Returns the paths and packages of Debian's cloud image that base images lack by the reference."""
+    page = (ROOT / "docs" / "reference" / "task-families.md").read_text()
+    section = page.split("\n### What base images lack\n")[1].split("\n#")[0]
+    rows = " ".join(re.findall(r"^\|([^|]*)\|", section, re.MULTILINE))
+    packages = section[section.index("\nOn AWS") :]
+    return set(re.findall(r"`([^` ]+)`", rows + packages))
+
+
+def matches(name: str, patterns: set[str]) -> bool:
+    """Returns whether a name is one of those that patterns stand for."""
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _shell(lines: list[str]) -> list[Block]:

@@ -25,9 +25,11 @@ disk() {
         -d "$tree" "$output/$1.raw"
 }
 
-# An aux VM is a plain Debian machine, without the Python of families.
+# An aux VM is a plain Debian machine, without the Python of families and the limits of the agent.
 aux() {
+    guest=$tree/usr/lib/provisioner/guest
     cp -a "$tree/etc" "$work/etc"
+    cp -a "$guest/agent_cgroup.sh" "$work/"
     mkdir "$work/local"
     for directory in bin include lib; do
         mv "$tree/usr/local/$directory" "$work/local/"
@@ -39,6 +41,7 @@ aux() {
         rmdir "$tree/usr/local/$directory"
         mv "$work/local/$directory" "$tree/usr/local/"
     done
+    mv "$work/agent_cgroup.sh" "$guest/"
     rm -rf "${tree:?}/home/admin" "${tree:?}/var/mail/admin" "${tree:?}/etc"
     mv "$work/etc" "$tree/etc"
 }

@@ -27,12 +27,6 @@ apt-get -o DPkg::Lock::Timeout=120 -q install -y --no-install-recommends "$@"
 sh "$directory/common.sh" / "$directory/rootfs" "$directory/guest" ${bundle:+"$bundle"}
 sh "$directory/runtime.sh" /
 if [ "$role" = primary ]; then sh "$directory/family_python.sh" / "$directory/python"; fi
-# The vendor's user has the uid of ours, and keys to log in with.
-for user in admin ubuntu debian; do
-    if id "$user" > /dev/null 2>&1; then userdel --force --remove "$user" 2> /dev/null; fi
-    rm -f "/etc/sudoers.d/$user"
-done
-rm -f /etc/sudoers.d/90-cloud-init-users
 sh "$directory/users.sh" / "$role"
 # What follows in this builder is done by the server that the image has.
 systemctl daemon-reload

@@ -25,7 +25,7 @@ from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.admission import readmit
 from provisioner.machines.connect import connect
-from provisioner.machines.create import AUX_USER
+from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import PrintableStream
 from provisioner.recording.casts import Cast
@@ -47,10 +47,10 @@ MachineOption = Annotated[
         "--machine", metavar="NAME", help="Which machine: primary, aux, or its host name.", autocompletion=_roles
     ),
 ]
-# None: agent on the primary machine, admin on the aux VM.
+# None: agent on the primary machine, admin on the aux VM, or ubuntu if it is an Ubuntu.
 UserOption = Annotated[
-    Literal["agent", "root", "admin"] | None,
-    typer.Option("--user", help="User in the machine.", show_default="agent; aux: admin"),
+    Literal["agent", "root", "admin", "ubuntu"] | None,
+    typer.Option("--user", help="User in the machine.", show_default="agent; aux: admin, ubuntu if it is an Ubuntu"),
 ]
 SHOWN_PATHS = 10
 
@@ -83,7 +83,7 @@ def _machine(environment: Environment, name: str, user: str | None) -> tuple[Rol
         UsageError: there is none, or it has no such user.
     """
     role = machine_role(environment, name)
-    users = (AUX_USER, "root") if role == "aux" else ("agent", "root")
+    users = (aux_user(environment.machines[role].distribution), "root") if role == "aux" else ("agent", "root")
     chosen = user or users[0]
     if chosen not in users:
         raise UsageError(f"The {role} machine has no user {chosen}.")

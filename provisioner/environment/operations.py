@@ -15,7 +15,7 @@ from provisioner.clock import now
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
-from provisioner.machines.create import AUX_USER
+from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Record, ScoreLogEntry
 from provisioner.printable import printable
 from provisioner.remote.driver import TaskDriver
@@ -72,7 +72,7 @@ def vm_variables(session: Session, environment: Environment) -> dict[str, str]:
     if "aux" not in environment.machines:
         return {}
     return {
-        "VM_SSH_USERNAME": AUX_USER,
+        "VM_SSH_USERNAME": aux_user(environment.machines["aux"].distribution),
         "VM_SSH_PRIVATE_KEY": session.environments.key(environment.id, "task").private,
         "VM_IP_ADDRESS": environment.endpoints["aux"].private_address or "",
     }

@@ -39,15 +39,13 @@ from provisioner.images.provisioning import (
     read_setup,
 )
 from provisioner.images.reasons import FIRST_BUILD, why
-from provisioner.machines.create import AUX_USER
+from provisioner.machines.create import aux_user
 from provisioner.models import BaseImage, MachineSize, SetupData, VMSpec
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.store.images import INPUTS, Image
-
-AUX_ACCOUNT = Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / AUX_USER, user=AUX_USER)
 
 
 def base_image(session: Session, base: BaseImage) -> str:
@@ -210,6 +208,12 @@ def _aux_base(spec: VMSpec, size: MachineSize) -> BaseImage:
     return BaseImage(role="aux", distribution=spec.base_image_type, architecture=size.architecture)
 
 
+def _aux_account(kind: BaseImage) -> Account:
+    """Returns the user who runs an aux VM's build steps, as the Task Standard has it."""
+    user = aux_user(kind.distribution)
+    return Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / user, user=user)
+
+
 def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineSize) -> str:
     """Returns the name of the aux VM's image and builds it if it does not exist. Without build steps: the base image.
 
@@ -233,7 +237,7 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
             def names() -> tuple[str, ...]:
                 return aux_layer_names(family, base, spec)
 
-            steps = Steps(family, spec.build_steps, AUX_ACCOUNT, names, names(), finished=name)
+            steps = Steps(family, spec.build_steps, _aux_account(kind), names, names(), finished=name)
             made_of = aux_inputs(family, base, spec)
             if not session.cloud.adopt(name, directory):
                 reasons = why(session, "aux", family, made_of, done_before(session, steps))

@@ -14,7 +14,7 @@ from typing import TypeVar
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
-from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH
+from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
@@ -194,7 +194,7 @@ def _require_no_secrets(session: Session, connection: Connection) -> None:
     if found := secrets_in(session, connection):
         raise ImageBuildError(
             "The build left secrets in the image: " + "; ".join(found),
-            hint="An image must not contain secrets: read them in start(). docs/authoring/secrets.md says how.",
+            hint=WITHOUT_SECRETS,
         )
 
 

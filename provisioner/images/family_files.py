@@ -22,6 +22,11 @@ SECRET_SCAN_MIN_LENGTH = 8
 PIECE_BYTES = 4 << 20
 # Of the files that hold secrets, so many are named.
 SHOWN = 10
+WITHOUT_SECRETS = (
+    "Leave the file out of the family, and let install() write none. If the task needs the file: list the variable in "
+    "required_environment_variables, and write the file in start(), from os.environ. "
+    "docs/authoring/secrets.md#give-the-agent-a-file-with-a-secret shows how."
+)
 
 
 @contextlib.contextmanager
@@ -77,7 +82,7 @@ def pack(family: TaskFamily, files: Iterable[str], archive: Path, variables: Map
     if found:
         raise ImageBuildError(
             "The family's files contain secrets: " + "; ".join(found[:SHOWN]),
-            hint="Files must not contain secrets: read them in start(). docs/authoring/secrets.md says how.",
+            hint=WITHOUT_SECRETS,
         )
     with tarfile.open(archive, mode="w", format=tarfile.PAX_FORMAT) as opened:
         filler(family.directory, names)(opened)

@@ -155,9 +155,10 @@ def install(
     try:
         answer.value("install()")
     except TaskError as error:
-        hint = None
+        hint = error.hint
         if family.manifest.install_inputs is not None:
-            hint = "install() sees only the files that the manifest's install_inputs names, and the module."
+            seen = "install() sees only the files that the manifest's install_inputs names, and the module."
+            hint = f"{hint} {seen}" if hint else seen
         raise ImageBuildError(f"{family.title}: {error.message}", hint=hint, details=error.details) from error
     seconds = time.monotonic() - begin
     # Python would take what it compiled for a later module of the same size and time.
@@ -220,7 +221,7 @@ def _run(session: Session, step: ShellBuildStep, driver: TaskDriver, account: Ac
     try:
         answer.value(what)
     except TaskError as error:
-        raise ImageBuildError(error.message, details=error.details) from error
+        raise ImageBuildError(error.message, hint=error.hint, details=error.details) from error
 
 
 def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, account: Account, what: str) -> None:

@@ -27,7 +27,6 @@ from pydantic import BaseModel, JsonValue
 
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
-from provisioner.environment.agent import HOME
 from provisioner.errors import CommandTimeoutError, ProvisionerError
 from provisioner.inspect import clean_up
 from provisioner.inspect.blocking import call, end, launch
@@ -46,7 +45,7 @@ from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
 from provisioner.inspect.results import Output, exec_result, file_errors, unavailable_if_lost
 from provisioner.inspect.sample import Ending, SampleMachines
-from provisioner.machines.create import AUX_USER
+from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import encodable
 from provisioner.remote.ssh import Connection
@@ -60,8 +59,6 @@ SANDBOXES_AT_ONCE = 50
 GIB_PER_SANDBOX = 1.0
 # Inspect's names of the machines of a family.
 NAMES: dict[Role, str] = {"primary": "default", "aux": "aux"}
-# The default users of a family's machines, and where they work.
-HOMES: dict[Role, tuple[str, str]] = {"primary": ("agent", HOME), "aux": (AUX_USER, f"/home/{AUX_USER}")}
 
 
 @sandboxenv(name="provisioner")
@@ -195,11 +192,12 @@ class ProvisionerSandbox(SandboxEnvironment):
         """Returns how a person logs in: as root, if the user has no login of their own. Asks nobody."""
         machine = "" if self._role == "primary" else f" --machine {self._role}"
         asked = user or self._user
-        login = asked if asked in ("root", HOMES["aux" if self._role == "aux" else "primary"][0]) else "root"
         try:
-            identity = self.machines.environment.id
+            environment = self.machines.environment
         except ProvisionerError as error:
             raise ConnectionError(error.message) from error
+        identity = environment.id
+        login = asked if asked in ("root", _default_user(environment, self._role)) else "root"
         return SandboxConnection(type="provisioner", command=f"provisioner ssh {identity}{machine} --user {login}")
 
     @classmethod
@@ -272,8 +270,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         sandboxes: dict[str, SandboxEnvironment] = {}
         for role in environment.roles:
             if configuration.family:
-                user, directory = HOMES[role]
-                sandboxes[NAMES[role]] = cls(machines, role, user, directory, {})
+                user = _default_user(environment, role)
+                sandboxes[NAMES[role]] = cls(machines, role, user, f"/home/{user}", {})
             else:
                 plain = configuration.by_role[role]
                 sandboxes[plain.name] = cls(machines, role, plain.user, workdir(plain), dict(plain.env))
@@ -322,6 +320,11 @@ class ProvisionerSandbox(SandboxEnvironment):
 def _encoded(contents: str | bytes) -> bytes:
     """Returns text as UTF-8. Takes its time for 50 MiB, so that only threads of ours call it."""
     return contents.encode(errors="replace") if isinstance(contents, str) else contents
+
+
+def _default_user(environment: Environment, role: Role) -> str:
+    """Returns the user of a machine, who has the directory /home/USER there."""
+    return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
 
 
 def _machines(sandbox: SandboxEnvironment) -> SampleMachines:

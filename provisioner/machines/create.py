@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from provisioner.clouds.cloud import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.machines.stacks import stack_of
-from provisioner.models import Endpoint, Environment, Role
+from provisioner.models import Distribution, Endpoint, Environment, Role
 from provisioner.remote.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
@@ -16,7 +16,14 @@ from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_ne
 from provisioner.terraform.requirements import product_that_runs
 from provisioner.terraform.stack import Stack
 
-AUX_USER = "admin"
+
+def aux_user(distribution: Distribution | None) -> str:
+    """Returns the user of an aux VM: that of the distribution's own cloud image (Task Standard, VMSpec).
+
+    Args:
+        distribution: None in records of when all had the same.
+    """
+    return "ubuntu" if distribution == "ubuntu-20.04-cuda" else "admin"
 
 
 def record_environment(session: Session, environment: Environment, task_key: KeyPair | None = None) -> None:
@@ -36,7 +43,8 @@ def record_environment(session: Session, environment: Environment, task_key: Key
     controller = keys["controller"].public + "\n"
     authorized_keys: dict[Role, dict[str, str]] = {role: {"agent": controller} for role in environment.machines}
     if "aux" in environment.machines:
-        authorized_keys["aux"] = {AUX_USER: controller + keys["task"].public + "\n"}
+        user = aux_user(environment.machines["aux"].distribution)
+        authorized_keys["aux"] = {user: controller + keys["task"].public + "\n"}
     session.cloud.prepare(environment, authorized_keys)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from provisioner import strict_json
 from provisioner.errors import CommandTimeoutError, TaskError
+from provisioner.family.missing_modules import how_to_install
 from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.remote.exchange import Completed
@@ -82,12 +83,7 @@ class Answer:
         result = self.result
         if isinstance(result, dict) and result.get("status") == "ok":
             return result.get("value")
-        timed_out = isinstance(result, dict) and result.get("kind") == "timeout"
-        raise TaskError(
-            f"{what} {failure(result)}",
-            details=self.tail(result),
-            hint=TIME_LIMITS if timed_out else None,
-        )
+        raise TaskError(f"{what} {failure(result)}", details=self.tail(result), hint=_hint(result))
 
     def tail(self, result: object = None) -> str:
         """Returns the end of the output, and both ends of the traceback if there is one: about one screen."""
@@ -114,6 +110,16 @@ def failure(result: object) -> str:
             return "did not end in time"
         case _:
             return f"failed: {beginning(str(result.get('message') or 'no reason given'), 400)}"
+
+
+def _hint(result: object) -> str | None:
+    if not isinstance(result, dict):
+        return None
+    if result.get("kind") == "timeout":
+        return TIME_LIMITS
+    if result.get("kind") == "exception" and result.get("type") == "ModuleNotFoundError":
+        return how_to_install(str(result.get("message")))
+    return None
 
 
 def _error(kind: str, message: str) -> dict[str, str | int]:

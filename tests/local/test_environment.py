@@ -110,6 +110,20 @@ def test_the_aux_vm_has_what_its_build_steps_made(lab: Lab) -> None:
     assert lab.text("stat -c %U /built-as-root", "aux", "admin") == "root"
 
 
+def test_a_user_agent_whom_a_family_makes_on_the_aux_vm_has_none_of_the_agents_limits(lab: Lab) -> None:
+    keys = "install -D -m 644 /etc/ssh/authorized_keys.d/admin /home/agent/.ssh/authorized_keys"
+    lab.text(f"useradd --create-home --shell /bin/bash agent && {keys}", "aux")
+    ssh = "ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes -i ~/.ssh/aux"
+    aux = lab.environment.endpoints["aux"].private_address
+    cgroups = [
+        lab.text(f"{ssh} agent@{aux} cat /proc/self/cgroup", user="agent"),
+        lab.text("cat /proc/self/cgroup", "aux", "agent"),
+    ]
+    assert [cgroup for cgroup in cgroups if "::/agent/" in cgroup] == []
+    assert lab.run("test -e /sys/fs/cgroup/agent", "aux").exit_code == 1
+    assert "::/agent/" in lab.text("cat /proc/self/cgroup", user="agent")
+
+
 @pytest.mark.parametrize(("source", "target"), [("primary", "aux"), ("aux", "primary")])
 @pytest.mark.parametrize("port", [23, 8443, 61234])
 def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target: str, port: int) -> None:

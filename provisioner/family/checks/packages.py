@@ -14,6 +14,7 @@ from provisioner.family.checks.finding import Finding
 from provisioner.family.checks.shell import Script
 from provisioner.family.checks.source import FamilySource
 from provisioner.family.loader import TaskFamily
+from provisioner.family.missing_modules import build_step
 from provisioner.models import FileBuildStep
 from provisioner.validation import shown
 
@@ -68,7 +69,8 @@ def import_findings(source: FamilySource, family: TaskFamily, scripts: Iterable[
                     f"The module imports {shown(name)} at its top.",
                     "The machine's Python has no such module, and install() belongs to this module, so it cannot run "
                     "before the import.",
-                    "Import it inside the functions that use it, or install it by a step in build_steps.json.",
+                    "Import it inside the functions that use it, or install it by a step in build_steps.json: "
+                    f"{build_step(name)}.",
                 )  # fmt: skip
 
 

@@ -22,7 +22,10 @@ _PATTERNS = {
     "an OpenAI or Anthropic key": re.compile(rb"\bsk-(?:ant-|proj-)[A-Za-z0-9_-]{20,}"),
 }
 _WHY = "The family's files are copied into the image, where root of the primary machine can read them."
-_FIX = "Pass it with --env-file, and read it in start() through required_environment_variables."
+_FIX = (
+    "Leave it out, pass it with --env-file, and list it in required_environment_variables. If the task needs the file, "
+    "write it in start(), from os.environ."
+)
 
 
 def secret_findings(family: TaskFamily, variables: Mapping[str, str]) -> Iterator[Finding]:

@@ -184,6 +184,8 @@ def test_long_logs_are_shown_by_their_ends_and_leave_room_to_short_ones(
         (["exec", "echo", "--", "true"], "is not up: its status is creating"),
         (["exec", "echo", "--machine", "aux", "--", "true"], "has no machine aux"),
         (["exec", "echo", "--user", "admin", "--", "true"], "The primary machine has no user admin"),
+        (["exec", "cuda", "--machine", "aux", "--user", "admin", "--", "true"], "The aux machine has no user admin"),
+        (["exec", "cuda", "--machine", "aux", "--user", "ubuntu", "--", "true"], "cuda is not up"),
         (["ssh", "echo"], "is not up"),
         (["forward", "echo", "80"], "is not up"),
         (["cp", "echo:/etc/hostname", "."], "is not up"),
@@ -202,7 +204,10 @@ def test_an_environment_that_cannot_do_it_is_left_alone(
     arguments: list[str],
     says: str,
 ) -> None:
-    before = [store.save(environment(identity)) for identity in ("echo-main-bcd234", "evil")]
+    cuda = environment("cuda")
+    aux = cuda.machines["primary"].model_copy(update={"distribution": "ubuntu-20.04-cuda"})
+    cuda = cuda.model_copy(update={"machines": {**cuda.machines, "aux": aux}})
+    before = [store.save(each) for each in (cuda, environment("echo-main-bcd234"), environment("evil"))]
     done = provisioner(*arguments)
     assert (done.code, says in done.stderr, done.stdout) == (2, True, ""), done.stderr
     assert store.all() == before

@@ -13,13 +13,12 @@ import pytest
 from provisioner.environment import operations
 from provisioner.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
 from provisioner.machines.connect import connect
-from provisioner.machines.create import AUX_USER
 from provisioner.models import Environment
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from tests.unit.fakes.guest import Fails, Guest
-from tests.unit.fakes.world import environment, told_of, up
+from tests.unit.fakes.world import environment, told_of, up, with_aux
 
 
 @pytest.fixture
@@ -82,13 +81,18 @@ def test_with_an_aux_vm_the_task_gets_its_address_and_key(session: Session) -> N
     env = up(session, environment(roles=("primary", "aux")))
     variables = operations.vm_variables(session, env)
     assert variables == {
-        "VM_SSH_USERNAME": AUX_USER,
+        "VM_SSH_USERNAME": "admin",
         "VM_SSH_PRIVATE_KEY": session.environments.key("env", "task").private,
         "VM_IP_ADDRESS": "192.0.2.3",
     }
     wants = env.setup.model_copy(update={"required_environment_variables": ("VM_IP_ADDRESS",)})
     env = session.environments.update(env, setup=wants)
     assert operations.task_variables(session, env) == {"VM_IP_ADDRESS": "192.0.2.3"}
+
+
+def test_the_task_logs_in_as_ubuntu_on_an_ubuntu(session: Session) -> None:
+    env = up(session, with_aux("ubuntu-20.04-cuda"))
+    assert operations.vm_variables(session, env)["VM_SSH_USERNAME"] == "ubuntu"
 
 
 def test_a_teardown_has_two_minutes(session: Session, env: Environment, guest: Guest, driver: TaskDriver) -> None:

@@ -41,6 +41,7 @@ class Fails:
     """Makes an operation of the helper raise an exception."""
 
     message: str = "it broke"
+    type: str = "ValueError"
 
 
 @dataclass
@@ -270,7 +271,7 @@ class Guest:
         value = self.values[operation]
         result: dict[str, Any] = {"status": "ok", "value": value}
         if isinstance(value, Fails):
-            result = {"status": "error", "kind": "exception", "type": "ValueError", "message": value.message}
+            result = {"status": "error", "kind": "exception", "type": value.type, "message": value.message}
         self._results[request["result"]] = json.dumps(result)
         return self.says.get(operation, "").encode(), b""
 

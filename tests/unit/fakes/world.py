@@ -16,7 +16,7 @@ from provisioner.images import build
 from provisioner.images.layer_keys import family_image_name
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment
-from provisioner.models import BaseImage, Environment, MachineRecord, MachineSize, Role, TaskSetup
+from provisioner.models import BaseImage, Distribution, Environment, MachineRecord, MachineSize, Role, TaskSetup
 from provisioner.session import Session
 from provisioner.store.images import Image
 from tests.unit.fakes.sshd import Sshd
@@ -115,6 +115,13 @@ def environment(identity: str = "env", roles: tuple[Role, ...] = ("primary",), *
         machines={role: MachineRecord(image="base", size=SIZE, user="root") for role in roles},
     )  # fmt: skip
     return Environment.model_validate(new.model_dump() | changes)
+
+
+def with_aux(distribution: Distribution) -> Environment:
+    """Returns the record of an environment with an aux VM of that distribution, which has no machines yet."""
+    new = environment(roles=("primary", "aux"))
+    aux = new.machines["aux"].model_copy(update={"distribution": distribution})
+    return new.model_copy(update={"machines": {**new.machines, "aux": aux}})
 
 
 def created(session: Session, *new: Environment) -> list[Environment]:

@@ -22,9 +22,9 @@ from tests.unit.fakes.world import SIZE, family, told_of
 PRIMARY = BaseImage(role="primary")
 
 
-def spec(*steps: dict[str, Any]) -> VMSpec:
+def spec(*steps: dict[str, Any], **more: Any) -> VMSpec:
     ranges = {"cpu_count_range": [1, 2], "ram_gib_range": [1, 2]}
-    return parse_vm_spec({**ranges, "build_steps": list(steps)}, "spec")
+    return parse_vm_spec({**ranges, "build_steps": list(steps), **more}, "spec")
 
 
 SHELL = {"type": "shell", "commands": ["ls"]}
@@ -203,6 +203,14 @@ def test_an_aux_image_is_built_by_the_aux_vms_own_user_without_secrets(
     assert (cloud.guest().files, cloud.guest().ran_as) == ({"/data": b"1"}, ["admin"])
     assert build.aux_image(session, fam, spec(SHELL, FILE), SIZE) == name
     assert builds(cloud) == 1
+
+
+def test_build_steps_on_an_ubuntu_run_as_its_own_user(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    gpus = {"count_range": [1, 1], "model": "a10"}
+    asked = spec(SHELL, base_image_type="ubuntu-20.04-cuda", gpu_spec=gpus)
+    build.aux_image(session, family(tmp_path), asked, SIZE)
+    request = cloud.guest().request("shell")
+    assert (request["user"], request["cwd"]) == ("ubuntu", "/home/ubuntu")
 
 
 def test_an_aux_vms_file_outside_the_family_is_refused_before_a_machine_boots(

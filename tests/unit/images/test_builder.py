@@ -89,8 +89,11 @@ def test_a_builder_may_take_minutes_to_stop(
 
 def test_a_secret_left_in_the_builder_prevents_the_image(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"secrets_left": ["/root/.netrc: TOKEN s3cret-value"]}
-    with pytest.raises(ImageBuildError, match=r"left secrets in the image: /root/\.netrc: TOKEN \[redacted:TOKEN\]"):
+    expected = r"left secrets in the image: /root/\.netrc: TOKEN \[redacted:TOKEN\]"
+    with pytest.raises(ImageBuildError, match=expected) as caught:
         build(session, BUILDER, "family-1", image, nothing)
+    assert "Leave the file out of the family" in (caught.value.hint or "")
+    assert "write the file in start()" in (caught.value.hint or "")
     assert list(image.iterdir()) == []
     assert_nothing_is_left(session, cloud)
 

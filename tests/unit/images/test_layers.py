@@ -270,6 +270,7 @@ def test_a_secret_among_the_files_that_are_added_is_refused(session: Session, tm
     with pytest.raises(ImageBuildError, match=r"'data' contains TOKEN") as caught:
         build.family_image(session, fam)
     assert "s3cret" not in caught.value.message
+    assert "write the file in start()" in (caught.value.hint or "")
     assert of_kind(session, "family") == []
 
 

@@ -138,6 +138,16 @@ def test_a_failed_build_names_its_step_and_stops_there(
     assert guest.operations[-1] == operation
 
 
+@pytest.mark.parametrize("manifest", ["tasks: {}", "install_inputs: []\ntasks: {}"], ids=["whole", "split"])
+def test_a_build_that_lacks_a_module_of_metrs_image_says_which_step_brings_it(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, manifest: str
+) -> None:
+    guest.values["install"] = Fails("No module named 'pydantic'", "ModuleNotFoundError")
+    with pytest.raises(ImageBuildError, match="raised ModuleNotFoundError: No module named 'pydantic'") as caught:
+        fill(session, family(tmp_path, **{"manifest.yaml": manifest}), machine)
+    assert '{"type": "shell", "commands": ["pip install pydantic==1.10.8"]}' in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [({"tasks": []}, TaskFamilyError), ("text", TaskFamilyError), (Fails(), TaskError)],

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -26,11 +27,13 @@ from provisioner.inspect.failures import SECRETS_HINT, BadInputError
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.machines.connect import connect
+from provisioner.models import Distribution
 from provisioner.remote.exchange import Completed
 from provisioner.session import Session
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP, Fails
+from tests.unit.fakes.world import with_aux
 from tests.unit.inspect.conftest import Configured
 from tests.waiting import BOUND_SECONDS
 
@@ -301,6 +304,15 @@ class _Machine:
 
     def write_file(self, *_: Any, **__: Any) -> None:
         """Takes it."""
+
+
+@pytest.mark.parametrize(("distribution", "user"), [("debian-12", "admin"), ("ubuntu-20.04-cuda", "ubuntu")])
+async def test_a_person_logs_in_on_the_aux_vm_as_its_distributions_own_user(
+    distribution: Distribution, user: str
+) -> None:
+    machines = cast(SampleMachines, SimpleNamespace(environment=with_aux(distribution)))
+    connection = await ProvisionerSandbox(machines, "aux", user, f"/home/{user}", {}).connection()
+    assert connection.command == f"provisioner ssh env --machine aux --user {user}"
 
 
 async def test_neither_half_characters_nor_a_forged_mode_of_a_file_are_errors_of_ours() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork
 from provisioner.errors import CapacityError, TerraformError
-from provisioner.machines.create import AUX_USER, create_machines, create_shared_network, record_environment
-from provisioner.models import Destination, Environment
+from provisioner.machines.create import create_machines, create_shared_network, record_environment
+from provisioner.models import Destination, Distribution, Environment
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.fakes.world import created, environment, told_of
+from tests.unit.fakes.world import created, environment, told_of, with_aux
 
 NETWORK = SharedNetwork(
     stack="network-crater",
@@ -39,11 +39,14 @@ def test_record_and_keys_are_written_before_anything_is_created(session: Session
     assert (cloud.existing(), cloud.runs()) == ([], [])
 
 
-def test_an_aux_vm_accepts_the_tasks_own_key(session: Session, cloud: FakeCloud) -> None:
-    new = environment(roles=("primary", "aux"))
+@pytest.mark.parametrize(("distribution", "user"), [("debian-12", "admin"), ("ubuntu-20.04-cuda", "ubuntu")])
+def test_an_aux_vm_accepts_the_tasks_own_key(
+    session: Session, cloud: FakeCloud, distribution: Distribution, user: str
+) -> None:
+    new = with_aux(distribution)
     record_environment(session, new)
     keys = {name: session.environments.key("env", name).public for name in ("controller", "task")}
-    assert cloud.machine(new, "aux").authorized_keys == {AUX_USER: f"{keys['controller']}\n{keys['task']}\n"}
+    assert cloud.machine(new, "aux").authorized_keys == {user: f"{keys['controller']}\n{keys['task']}\n"}
     assert keys["task"].startswith("ssh-rsa ")
     assert keys["task"] not in cloud.machine(new, "primary").authorized_keys["agent"]
 

@@ -67,6 +67,35 @@ def test_an_invalid_result_is_a_task_error(result: bytes) -> None:
         driver(result).call("score", timeout_seconds=60).value("score()")
 
 
+def missing(module: str, kind: str = "ModuleNotFoundError") -> bytes:
+    failure = {"status": "error", "kind": "exception", "type": kind, "message": f"No module named '{module}'"}
+    return json.dumps(failure).encode()
+
+
+@pytest.mark.parametrize(
+    ("result", "hint"),
+    [
+        (missing("pydantic"), '{"type": "shell", "commands": ["pip install pydantic==1.10.8"]}'),
+        (missing("tiktoken.load"), '{"type": "shell", "commands": ["pip install tiktoken==0.4.0"]}'),
+        (missing("numpy"), '{"type": "shell", "commands": ["pip install PACKAGE"]}'),
+    ],
+    ids=["metr", "submodule", "other"],
+)
+def test_the_error_for_a_missing_module_names_the_build_step_that_brings_it(result: bytes, hint: str) -> None:
+    with pytest.raises(TaskError, match=r"^install\(\) raised ModuleNotFoundError") as caught:
+        driver(result).call("install", timeout_seconds=60).value("install()")
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "result", [missing("a b"), missing("x" * 9999), missing("numpy", "KeyError")], ids=["name", "long", "error"]
+)
+def test_no_build_step_is_named_for_other_failures(result: bytes) -> None:
+    with pytest.raises(TaskError) as caught:
+        driver(result).call("install", timeout_seconds=60).value("install()")
+    assert caught.value.hint is None
+
+
 def test_a_valid_result_is_returned_without_secrets() -> None:
     said = b'{"status": "ok", "value": {"said": ["with s3cret-value"], "a s3cret-value": {"s3cret-value": 1}}}'
     answer = driver(said).call("score", timeout_seconds=60)

@@ -104,6 +104,12 @@ def test_an_import_that_only_install_could_satisfy_is_found(tmp_path: Path, line
     assert "'numpy'" in result.findings[0].what
 
 
+@pytest.mark.parametrize("module", ["aiohttp", "playwright", "pydantic", "tiktoken"])
+def test_the_finding_names_the_build_step_that_brings_what_metrs_image_has(tmp_path: Path, module: str) -> None:
+    [finding] = checked(tmp_path, f"import {module}\n{GOOD}").findings
+    assert f'{{"type": "shell", "commands": ["pip install {module}==' in finding.fix
+
+
 @pytest.mark.parametrize("command", ["pip install numpy==2", "sh setup.sh", "./setup", "apt-get install python3-numpy"])
 def test_a_build_step_may_have_brought_it(tmp_path: Path, command: str) -> None:
     assert found(checked(tmp_path, f"import numpy\n{GOOD}", build_step(command))) == []

@@ -1,0 +1,29 @@
+"""What base images have in common, and what of the distribution's files they lack."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
+from tests.pages import lacked_by_base_images, matches
+from tests.unit.base_image.tree import SSHD, make_tree
+
+
+def test_a_base_image_keeps_what_the_distribution_has_but_for_what_the_reference_names(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    program = tree.root / "etc/update-motd.d/10-uname"
+    program.chmod(0o755)
+    before = tree.files
+    tree.run("common.sh", BASE_IMAGE / "rootfs", GUEST)
+    gone = before - tree.files
+    assert gone == {"/etc/ssh/ssh_host_rsa_key", "/usr/lib/python3.11/EXTERNALLY-MANAGED"}
+    assert [path for path in gone if not matches(path, lacked_by_base_images())] == []
+    assert stat.S_IMODE(program.stat().st_mode) == 0o755
+
+
+def test_a_login_shows_the_message_of_the_day_without_running_programs_for_it(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    for _ in range(2):
+        tree.run("common.sh", BASE_IMAGE / "rootfs", GUEST)
+        assert tree.text("etc/pam.d/sshd") == f"# {SSHD}"
