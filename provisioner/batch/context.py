@@ -18,6 +18,7 @@ from provisioner.costs.ledger import Ledger
 from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.estimate import Forecast, forecast
+from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
@@ -114,8 +115,10 @@ class BatchContext:
             ImageBuildError: an image could not be built.
         """
         wanted = family_directories(self.suite, self.directory)
-        for path in wanted:
-            self.family(path)  # all are checked before the first image is built
+        # All are checked before the first image is built.
+        written = {path: refuse_mistakes(self.family(path), None, self.session.variables) for path in wanted}
+        known = {path: names for path, names in written.items() if names is not None}
+        expand(self.suite, known, {path: wanted[path] for path in known})
         tasks = {path: list(build.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
         runs = expand(self.suite, tasks, wanted)
         for path, task in dict.fromkeys((run.family, run.task) for run in runs):
@@ -154,7 +157,8 @@ class BatchContext:
     def _family_forecasts(self, path: str, globs: tuple[str, ...]) -> list[TaskForecast]:
         family = self.family(path)
         image = build.built_family_image(self.session, family)
-        tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+        written = refuse_mistakes(family, None, self.session.variables if self._env_file else None)
+        tasks = list(self.session.images.setup_data(image).tasks) if image else list(written or family.manifest.tasks)
         if not tasks:
             return [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
         runs = expand(self.suite, {path: tasks}, {path: globs})
