@@ -79,7 +79,7 @@ def test_a_family_may_score_at_the_end_and_in_between(machine: Machine) -> None:
     assert (value["has_score"], value["has_intermediate_score"]) == (True, True)
 
 
-def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_others(machine: Machine) -> None:
+def test_setup_sets_the_variables_that_the_class_requires_and_no_others(machine: Machine) -> None:
     machine.write_family(
         """
         required_environment_variables = ["KEY"]
@@ -87,15 +87,15 @@ def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_ot
         def get_tasks():
             names = [name for name in ("KEY", "OTHER") if name in os.environ]
             print(f"read with {names}")
-            return {"always": {}, **{name: {} for name in names}}
+            return {name: {} for name in names}
     """,
         before="import os\n",
     )
 
     answer = machine.run("setup", given={"KEY": "1", "OTHER": "2"})
 
-    assert set(answer.value["tasks"]) == {"always", "KEY"}
-    assert answer.stdout == "read with []\nread with ['KEY']\n"
+    assert set(answer.value["tasks"]) == {"KEY"}
+    assert answer.stdout == "read with ['KEY']\n"
 
 
 def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_them(machine: Machine) -> None:
@@ -104,6 +104,21 @@ def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_the
     assert machine.run("setup", given={"KEY": "1"}).result["status"] == "ok"
     result = machine.run("setup", given={"ANOTHER": "1"}).result
     assert (result["type"], result["message"]) == ("KeyError", "'KEY'")
+
+
+def test_setup_names_the_variables_without_which_there_are_no_tasks(machine: Machine) -> None:
+    machine.write_family(
+        """
+        required_environment_variables = ("SECOND", "FIRST", "SET")
+        get_tasks = staticmethod(lambda: {"main": {}} if "FIRST" in os.environ else {})
+    """,
+        before="import os\n",
+    )
+
+    result = machine.run("setup", given={"SET": "1"}).result
+
+    assert result["kind"] == "invalid"
+    assert result["message"].endswith("required variables are not set: FIRST, SECOND")
 
 
 def test_setup_of_a_family_that_ends_the_process_is_an_error(machine: Machine) -> None:
