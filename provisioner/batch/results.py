@@ -50,6 +50,7 @@ class Row(Record):
         score_log: the last attempt's intermediate scores, bounded as score_log.py says.
         phases: those of the last attempt, after one phase for all earlier attempts.
         recording: the hash of the last environment's sealed logs, which `provisioner verify` checks; empty for none.
+        warnings: what may spoil the result, such as a task that differs at each call of get_tasks.
         version: of provisioner.
     """
 
@@ -75,6 +76,7 @@ class Row(Record):
     phases: tuple[Phase, ...] = Field(default=(), max_length=1000)
     score_log: ScoreLog = ()
     recording: Text = ""
+    warnings: tuple[Text, ...] = Field(default=(), max_length=100)
     version: Text = ""
 
 

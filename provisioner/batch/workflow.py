@@ -135,6 +135,7 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
         phases=tuple(phases),
         score_log=last.end.score_log,
         recording=last.end.recording,
+        warnings=last.up.warnings,
         version=version,
     )
 

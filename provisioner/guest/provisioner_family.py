@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import inspect
@@ -17,8 +18,16 @@ from typing import Any
 import provisioner_result
 from provisioner_request import Request, as_json, python_command
 from provisioner_result import OperationError
+from provisioner_values import fingerprint
 
 COLLECTIONS = (list, tuple, set, frozenset)
+# More fields than that, of all tasks together, are not compared.
+MAXIMUM_FIELDS = 50_000
+FIELD_CHARACTERS, FIELDS_SHOWN, TASKS_SHOWN = 100, 10, 20
+DIFFERS = (
+    "So the agent may be told one task and scored on another. Let get_tasks() return the same tasks at each call: "
+    "give a seed to what is random."
+)
 
 
 def load_family(name: str) -> Any:
@@ -128,7 +137,7 @@ def teardown(request: Request) -> None:
 
 
 def setup(request: Request) -> dict[str, Any]:
-    """Read the setup data of all tasks in a new process, with the required variables.
+    """Read the setup data of all tasks in new processes: with the required variables, and again, to compare the two.
 
     The class says which variables it requires. Those that the user gave are set before get_tasks is called. All of them
     are set if the family cannot be read otherwise.
@@ -144,7 +153,9 @@ def setup(request: Request) -> dict[str, Any]:
         if variables.keys() >= set(names):
             break
         variables |= {name: given[name] for name in names}
-    return {name: part for name, part in _value(result).items() if name != "missing"}
+    first = _value(result)
+    _compare(first, _read_afresh(request, variables, given))
+    return {name: part for name, part in first.items() if name not in ("missing", "fingerprints")}
 
 
 def _value(result: dict[str, Any]) -> dict[str, Any]:
@@ -182,8 +193,8 @@ def read_setup(request: Request) -> dict[str, Any]:
         unset: the names of variables that the user gave, and that are not set in this process.
 
     Returns:
-        the setup data; and "missing", those of the unset variables that the class requires, and nothing else if there
-        are any.
+        the setup data; "missing", those of the unset variables that the class requires, and nothing else if there are
+        any; and "fingerprints", hashes of what each task consists of.
 
     Raises:
         OperationError: the family has score() and aggregate_scores(), but no intermediate_score(); or it has no tasks
@@ -203,9 +214,10 @@ def read_setup(request: Request) -> dict[str, Any]:
     if not tasks and (absent := [name for name in required if name not in os.environ]):
         message = f"get_tasks() returns no tasks while these required variables are not set: {', '.join(absent)}"
         raise OperationError("invalid", message)
+    setups = {name: _task_setup(family, name, task) for name, task in tasks.items()}
     return {
         "standard_version": getattr(family, "standard_version", None),
-        "tasks": {name: _task_setup(family, name, task) for name, task in tasks.items()},
+        "tasks": setups,
         "has_score": hasattr(family, "score"),
         "has_intermediate_score": hasattr(family, "intermediate_score"),
         "has_aggregate_scores": hasattr(family, "aggregate_scores"),
@@ -213,6 +225,7 @@ def read_setup(request: Request) -> dict[str, Any]:
         "skip_chown_after_start": bool(getattr(family, "skip_chown_after_start", False)),
         "warnings": warnings,
         "missing": [],
+        "fingerprints": _fingerprints(tasks, setups),
     }
 
 
@@ -234,3 +247,46 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
     except Exception as error:
         error.add_note(f"This happened while the setup data of the task {name!r} was read.")
         raise
+
+
+def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, str]]:
+    """Return hashes of each task's fields, by the task's name. Only hashes: the values may be large, or secret."""
+    left = MAXIMUM_FIELDS
+    fingerprints = {}
+    for name, task in tasks.items():
+        named = isinstance(task, dict) and all(isinstance(key, str) for key in task)
+        fields = {repr(key[:FIELD_CHARACTERS]): task[key] for key in task} if named else {"value": task}
+        fields |= {key: setups[name][key] for key in ("permissions", "instructions", "aux_vm_spec")}
+        left -= len(fields)
+        fingerprints[name] = {key: _fingerprint(value) for key, value in fields.items()} if left >= 0 else {}
+    return fingerprints
+
+
+def _fingerprint(value: object) -> str:
+    with contextlib.suppress(Exception):  # it is too large, or its own methods fail
+        return fingerprint(value)
+    return ""
+
+
+def _compare(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Add warnings to setup data that was read: of each task that was another one when it was read again.
+
+    Args:
+        second: the result of the second reading.
+    """
+    if second["status"] == "error":
+        first["warnings"].append("The setup data was read twice, and the second time failed. Each call must succeed.")
+        return
+    before, after = first["fingerprints"], second["value"]["fingerprints"]
+    for name, fields in before.items():
+        if name not in after:
+            first["tasks"][name]["warnings"] = [_only_once(name)]
+        elif different := [field for field in fields if fields[field] != after[name].get(field)]:
+            said = ", ".join(different[:FIELDS_SHOWN]) + (" and others" if len(different) > FIELDS_SHOWN else "")
+            problem = f"The task {name!r} was read twice, and differs in: {said}."
+            first["tasks"][name]["warnings"] = [f"{problem} {DIFFERS}"]
+    first["warnings"] += [_only_once(name) for name in after if name not in before][:TASKS_SHOWN]
+
+
+def _only_once(name: str) -> str:
+    return f"The tasks were read twice, and the task {name[:FIELD_CHARACTERS]!r} was there only once. {DIFFERS}"
