@@ -66,12 +66,13 @@ class VMSpec(Record):
 
 
 class TaskSetup(Record):
-    """The setup data of one task."""
+    """The setup data of one task. Warnings say what may spoil its results."""
 
     permissions: tuple[Permission, ...] = ()
     instructions: str = ""
     required_environment_variables: tuple[str, ...] = ()
     aux_vm_spec: VMSpec | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def full_internet(self) -> bool:
@@ -90,6 +91,11 @@ class SetupData(Record):
     has_teardown: bool = False
     skip_chown_after_start: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The family's warnings and those of its tasks, which name them."""
+        return (*self.warnings, *(warning for task in self.tasks.values() for warning in task.warnings))
 
 
 class MachineSize(Record):

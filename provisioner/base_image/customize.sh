@@ -28,7 +28,8 @@ for generator in cryptsetup debug getty gpt-auto hibernate-resume integritysetup
 done
 
 chroot "$tree" systemctl set-default --quiet multi-user.target
-chroot "$tree" systemctl enable --quiet provisioner-boot.service provisioner-exec.service ssh.service
+chroot "$tree" systemctl enable --quiet \
+    provisioner-boot.service provisioner-clock.service provisioner-exec.service ssh.service
 chroot "$tree" systemctl disable --quiet systemd-networkd.service systemd-networkd.socket
 # Nothing but the task runs on its own, and the boot waits for nothing that a short-lived machine
 # does not need: on an emulated machine each of these takes a good part of a second.

@@ -123,6 +123,7 @@ class Attempt:
             phases=environment.phases,
             machine_types=_machine_types(environment),
             images={role: machine.image for role, machine in environment.machines.items()},
+            warnings=environment.setup.warnings,
             **facts,
         )
 

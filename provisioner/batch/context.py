@@ -19,6 +19,7 @@ from provisioner.environment import planning
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.estimate import Forecast, forecast
 from provisioner.errors import InfrastructureError
+from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
@@ -115,8 +116,10 @@ class BatchContext:
             ImageBuildError: an image could not be built.
         """
         wanted = family_directories(self.suite, self.directory)
-        for path in wanted:
-            self.family(path)  # all are checked before the first image is built
+        # All are checked before the first image is built.
+        written = {path: refuse_mistakes(self.family(path), None, self.session.variables) for path in wanted}
+        known = {path: names for path, names in written.items() if names is not None}
+        expand(self.suite, known, {path: wanted[path] for path in known})
         tasks = {path: list(build.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
         runs = expand(self.suite, tasks, wanted)
         for path, task in dict.fromkeys((run.family, run.task) for run in runs):
@@ -156,11 +159,13 @@ class BatchContext:
         family = self.family(path)
         unknown = [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
         image = build.built_family_image(self.session, family)
+        written = refuse_mistakes(family, None, self.session.variables if self._env_file else None)
         try:
-            tasks = list(self.session.images.setup_data(image).tasks) if image else list(family.manifest.tasks)
+            built = self.session.images.setup_data(image).tasks if image else None
         except InfrastructureError as error:
             self.session.progress.note(f"{error.message} {error.hint or ''}".rstrip())
             return unknown
+        tasks = list(written or family.manifest.tasks) if built is None else list(built)
         if not tasks:
             return unknown
         runs = expand(self.suite, {path: tasks}, {path: globs})

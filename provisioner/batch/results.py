@@ -51,6 +51,7 @@ class Row(Record):
         score_log_entries: how many intermediate scores there were; None in rows of earlier versions.
         phases: those of the last attempt, after one phase for all earlier attempts.
         recording: the hash of the last environment's sealed logs, which `provisioner verify` checks; empty for none.
+        warnings: what may spoil the result, such as a task that differs at each call of get_tasks.
         version: of provisioner.
     """
 
@@ -77,6 +78,7 @@ class Row(Record):
     score_log: ScoreLog = ()
     score_log_entries: int | None = Field(default=None, ge=0, le=2**53)
     recording: Text = ""
+    warnings: tuple[Text, ...] = Field(default=(), max_length=100)
     version: Text = ""
 
 

@@ -68,6 +68,7 @@ class UpStep(Step):
         begun_at: when the attempt began.
         environment: the environment's id.
         machine_types, images: by the machine's role.
+        warnings: what may spoil the result.
     """
 
     begun_at: datetime
@@ -76,6 +77,7 @@ class UpStep(Step):
     region: str
     machine_types: dict[str, str] = Field(default_factory=dict)
     images: dict[str, str] = Field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class AgentStep(Step):

@@ -136,6 +136,7 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
         score_log=last.end.score_log,
         score_log_entries=last.end.score_log_entries,
         recording=last.end.recording,
+        warnings=last.up.warnings,
         version=version,
     )
 

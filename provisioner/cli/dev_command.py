@@ -89,7 +89,7 @@ def _work(submission: str | None, opened: Session, environment: Environment, *, 
     """Scores or tests an environment as far as that is wanted, and prints what came of it."""
     if submission is not None:
         environment, outcome = lifecycle.score(opened, environment, submission, keep=True)
-        _print(outcome_text(outcome))
+        _print(outcome_text(outcome, environment.setup.warnings))
     if tests:
         with lifecycle.open_driver(opened, environment) as driver:
             code = operations.run_tests(opened, environment, driver, ())

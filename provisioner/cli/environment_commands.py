@@ -176,16 +176,18 @@ def run(
         "score_log": [entry.model_dump(mode="json") for entry in result.score_log],
         "phases": [phase.model_dump() for phase in result.phases],
         "recording": result.recording,
+        "warnings": list(result.warnings),
     }
-    return Result(data, outcome_text(outcome), _exit_code(outcome))
+    return Result(data, outcome_text(outcome, result.warnings), _exit_code(outcome))
 
 
-def outcome_text(outcome: ScoreResult) -> str:
-    """Describes how scoring ended, with what matters of a traceback."""
+def outcome_text(outcome: ScoreResult, warnings: tuple[str, ...] = ()) -> str:
+    """Describes how scoring ended, with what matters of a traceback, and what may spoil the result."""
     if outcome.score is not None:
-        return f"score: {outcome.score:g}"
-    traceback = first_and_last_lines(outcome.details, 4, 20)
-    return "\n".join(part for part in (f"no score: {outcome.kind}", outcome.message, traceback) if part)
+        lines = [f"score: {outcome.score:g}"]
+    else:
+        lines = [f"no score: {outcome.kind}", outcome.message, first_and_last_lines(outcome.details, 4, 20)]
+    return "\n".join(part for part in (*lines, *(f"warning: {warning}" for warning in warnings)) if part)
 
 
 def _exit_code(outcome: ScoreResult) -> int:
@@ -213,8 +215,9 @@ def score(
         "score": outcome.score,
         "message": outcome.message,
         "score_log": [entry.model_dump(mode="json") for entry in environment.score_log],
+        "warnings": list(environment.setup.warnings),
     }
-    return Result(data, outcome_text(outcome), _exit_code(outcome))
+    return Result(data, outcome_text(outcome, environment.setup.warnings), _exit_code(outcome))
 
 
 def _intermediate(opened: Session, environment: Environment) -> Result:

@@ -33,6 +33,6 @@ def tasks(family: FamilyArgument, env_file: EnvFileOption = None, *, where: Wher
         for task, data in setup.tasks.items()
     ]
     text = table(["TASK", "NETWORK", "AUX VM", "VARIABLES"], rows)
-    for warning in setup.warnings:
+    for warning in setup.all_warnings:
         opened.progress.note(f"warning: {warning}")
     return Result({"family": loaded.name, "image": name, **setup.model_dump(mode="json")}, text)

@@ -91,6 +91,7 @@ def show(env: PastEnvironmentArgument) -> Result:
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
     lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
+    lines += [f"  warning: {warning}" for warning in environment.setup.warnings]
     lines += [f"  {line}" for line in described(environment)]
     if environment.recording:
         lines.append(f"  sealed as {environment.recording}")

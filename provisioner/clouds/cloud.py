@@ -377,14 +377,11 @@ class Snapshots:
         """
         raise UnavailableError("Only environments of the local cloud can be frozen.")
 
-    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+    def freeze(self, environment: Environment, directory: Path) -> None:
         """Freezes all machines of an environment in one moment; they go on afterwards, whatever happens.
 
         Args:
             directory: an empty directory, for a directory of each machine.
-
-        Returns:
-            for how many seconds each machine stood still.
 
         Raises:
             CapacityError: there is no room for what would be kept.

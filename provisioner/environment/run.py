@@ -46,6 +46,7 @@ class RunResult:
         score_log: the intermediate scores.
         phases: the phases and their durations.
         recording: the hash of its sealed logs; empty while the environment is kept, or if they could not be sealed.
+        warnings: what may spoil the result, such as a task that differs at each call of get_tasks.
     """
 
     environment: str
@@ -56,6 +57,7 @@ class RunResult:
     score_log: tuple[ScoreLogEntry, ...]
     phases: tuple[Phase, ...]
     recording: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def run(
@@ -106,6 +108,7 @@ def run(
         score_log=environment.score_log,
         phases=tuple(phases.finished),
         recording=recording_of(session, environment.id),
+        warnings=environment.setup.warnings,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
 from provisioner.environment.isolation_proof import prove_isolation
@@ -41,9 +40,7 @@ def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
         needs = session.cloud.snapshot_needs(current)
         session.progress.note(f"Freezing {current.id}; its machines pause for a moment")
         frozen_at = now()
-        stood = session.cloud.freeze(current, directory)
-        with best_effort(session.progress, "Moving the machines' clocks forward by the time they were paused"):
-            renewal.move_clocks(session, current, stood)
+        session.cloud.freeze(current, directory)
         snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs)
         store.finish(snapshot, session.environments.key_path(current.id, "controller").parent)
     return snapshot

@@ -16,6 +16,9 @@ from provisioner.validation import lines_of, listed
 
 FILE_NAMES = ("manifest.yaml", "manifest.yml")
 MAXIMUM_BYTES = 1 << 20
+# For a manifest that has another shape. In one line, as `check` prints each finding.
+EXAMPLE = "tasks: {main: {resources: {cpus: 2, memory_gb: 4}, scoring: {visible_to_agent: false}}, other: {}}"
+_SHAPES = ("missing", "dict_type", "model_type")
 
 
 def _positive(value: float) -> float:
@@ -153,11 +156,13 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
         raise TaskFamilyError(f"{name} is larger than {MAXIMUM_BYTES} bytes.")
     value = strict_yaml.load(data, name, TaskFamilyError)
     if not isinstance(value, dict):
-        raise TaskFamilyError(f"{name} must be a mapping with the key `tasks`.")
+        raise TaskFamilyError(f"{name} must be a mapping with the key `tasks`, for example `{EXAMPLE}`.")
     try:
         return Manifest.model_validate(value)
     except ValidationError as error:
         lines = lines_of(error)
         numbers = any(line.partition(":")[0].endswith("version") for line in lines)
         hint = "A version is a string: write it in quotes." if numbers else None
-        raise TaskFamilyError(f"{name} is not valid:{listed(lines)}", hint=hint) from None
+        shape = any(finding["type"] in _SHAPES and "gpu" not in finding["loc"] for finding in error.errors())
+        form = f"\nThe right form is, for example, `{EXAMPLE}`." if shape else ""
+        raise TaskFamilyError(f"{name} is not valid:{listed(lines)}{form}", hint=hint) from None

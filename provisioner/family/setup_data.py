@@ -18,6 +18,7 @@ MAXIMUM_TASK_NAME_CHARACTERS = 256
 MAXIMUM_INSTRUCTIONS_BYTES = 1 << 20
 MAXIMUM_VARIABLES = 1000
 MAXIMUM_WARNINGS = 1000
+MAXIMUM_TASK_WARNINGS = 10
 MAXIMUM_WARNING_CHARACTERS = 4096
 MAXIMUM_VERSION_CHARACTERS = 64
 
@@ -44,7 +45,7 @@ def parse_setup_data(value: object) -> SetupData:
     return SetupData(
         standard_version=_version(value.get("standard_version")),
         tasks=_tasks(value.get("tasks")),
-        warnings=_warnings(value.get("warnings", [])),
+        warnings=_warnings(value.get("warnings", []), _WHERE, MAXIMUM_WARNINGS),
         **flags,
     )
 
@@ -89,11 +90,11 @@ def _version(value: object) -> str | None:
     return None if value is None else str(value) if plain else shown(value)
 
 
-def _warnings(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MAXIMUM_WARNINGS:
-        raise TaskFamilyError(f"{_WHERE}: warnings must be a list of at most {MAXIMUM_WARNINGS}, not {shown(value)}.")
+def _warnings(value: object, where: str, maximum: int) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > maximum:
+        raise TaskFamilyError(f"{where}: warnings must be a list of at most {maximum}, not {shown(value)}.")
     if any(not isinstance(warning, str) or not _is_text(warning) for warning in value):
-        raise TaskFamilyError(f"{_WHERE}: every warning must be a string.")
+        raise TaskFamilyError(f"{where}: every warning must be a string.")
     return tuple(warning[:MAXIMUM_WARNING_CHARACTERS] for warning in value)
 
 
@@ -131,6 +132,7 @@ def _task(name: str, value: object) -> TaskSetup:
         instructions=_instructions(value.get("instructions", ""), where),
         required_environment_variables=_variables(value.get("required_environment_variables", []), where),
         aux_vm_spec=None if spec is None else parse_vm_spec(spec, f"{where}: aux_vm_spec"),
+        warnings=_warnings(value.get("warnings", []), where, MAXIMUM_TASK_WARNINGS),
     )
 
 

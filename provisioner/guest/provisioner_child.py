@@ -17,6 +17,7 @@ from provisioner_request import Request
 OPERATIONS: dict[str, Callable[[Request], Any]] = {
     "install": provisioner_family.install,
     "setup": provisioner_family.setup,
+    "read_setup": provisioner_family.read_setup,
     "start": provisioner_family.start,
     "score": provisioner_family.score,
     "intermediate_score": provisioner_family.intermediate_score,

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import inspect
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import provisioner_result
-from provisioner_request import Request
+from provisioner_request import Request, as_json, python_command
 from provisioner_result import OperationError
+from provisioner_values import fingerprint
+
+COLLECTIONS = (list, tuple, set, frozenset)
+# More fields than that, of all tasks together, are not compared.
+MAXIMUM_FIELDS = 50_000
+FIELD_CHARACTERS, FIELDS_SHOWN, TASKS_SHOWN = 100, 10, 20
+DIFFERS = (
+    "So the agent may be told one task and scored on another. Let get_tasks() return the same tasks at each call: "
+    "give a seed to what is random."
+)
 
 
 def load_family(name: str) -> Any:
@@ -124,22 +137,28 @@ def teardown(request: Request) -> None:
 
 
 def setup(request: Request) -> dict[str, Any]:
-    """Read the setup data of all tasks, repeatedly in fresh processes, until they require no further variables.
+    """Read the setup data of all tasks in new processes: with the required variables, and again, to compare the two.
 
-    A family may leave tasks out while a variable is missing. So the first pass sets none of the user's variables, the
-    next ones set those that the tasks required, and all of them are set if the family cannot be read otherwise.
+    The class says which variables it requires. Those that the user gave are set before get_tasks is called. All of them
+    are set if the family cannot be read otherwise.
 
     Options:
         given: the user's variables.
     """
-    variables = request.option("given", dict)
-    names: set[str] = set()
+    given = request.option("given", dict)
+    variables: dict[str, str] = {}
     while True:
-        result = _read_afresh(request, {name: variables[name] for name in names})
-        required = set(variables) if result["status"] == "error" else _required(result["value"]) & set(variables)
-        if required <= names:
+        result = _read_afresh(request, variables, given)
+        names = given.keys() if result["status"] == "error" else result["value"]["missing"]
+        if variables.keys() >= set(names):
             break
-        names |= required
+        variables |= {name: given[name] for name in names}
+    first = _value(result)
+    _compare(first, _read_afresh(request, variables, given))
+    return {name: part for name, part in first.items() if name not in ("missing", "fingerprints")}
+
+
+def _value(result: dict[str, Any]) -> dict[str, Any]:
     if result["status"] == "error":
         error = OperationError("", "")
         error.result = result
@@ -147,22 +166,19 @@ def setup(request: Request) -> dict[str, Any]:
     return result["value"]  # type: ignore[no-any-return]
 
 
-def _required(value: dict[str, Any]) -> set[str]:
-    lists = [task["required_environment_variables"] for task in value["tasks"].values()]
-    return {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
-
-
-def _read_afresh(request: Request, variables: dict[str, str]) -> dict[str, Any]:
-    """Read the setup data in a fork of this process, in which the family is not imported yet."""
+def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, str]) -> dict[str, Any]:
+    """Read the setup data in a new interpreter, and return the result of the operation read_setup."""
     path = request.result.with_name(request.result.name + ".setup")
+    unset = [name for name in given if name not in variables]
+    read = replace(request, operation="read_setup", result=path, environment={}, options={"unset": unset})
     provisioner_result.discard(path)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _read_and_write(request.family, variables, path)
-        finally:
-            os._exit(0)  # whatever happens, the child must not continue as the parent does
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    program = os.path.join(os.path.dirname(__file__), "helper.py")
+    sys.stdout.flush()
+    with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
+        stdin.write(as_json(read))
+        stdin.seek(0)
+        command = [*python_command(), "-u", program, "child"]
+        exit_code = subprocess.run(command, stdin=stdin, env={**os.environ, **variables}, check=False).returncode
     if not provisioner_result.is_written(path):
         return provisioner_result.ended(exit_code)
     result = json.loads(path.read_bytes())
@@ -170,43 +186,53 @@ def _read_afresh(request: Request, variables: dict[str, str]) -> dict[str, Any]:
     return result  # type: ignore[no-any-return]
 
 
-def _read_and_write(name: str, variables: dict[str, str], path: Path) -> None:
-    own_pid = os.getpid()
-
-    def read() -> dict[str, Any]:
-        os.environ.update(variables)
-        return read_setup(name)
-
-    result = provisioner_result.result_of(read)
-    if os.getpid() == own_pid:  # otherwise task code forked, and its child came back here
-        provisioner_result.write(path, result)
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
-def read_setup(name: str) -> dict[str, Any]:
+def read_setup(request: Request) -> dict[str, Any]:
     """Import the family and read the setup data of every task.
 
+    Options:
+        unset: the names of variables that the user gave, and that are not set in this process.
+
+    Returns:
+        the setup data; "missing", those of the unset variables that the class requires, and nothing else if there are
+        any; and "fingerprints", hashes of what each task consists of.
+
     Raises:
-        OperationError: the family has score() and aggregate_scores(), but no intermediate_score().
+        OperationError: the family has score() and aggregate_scores(), but no intermediate_score(); or it has no tasks
+            without its variables.
     """
-    family = load_family(name)
+    family = load_family(request.family)
+    required = _required(family)
+    if missing := [name for name in request.option("unset", list) if name in required]:
+        return {"missing": missing}
     if hasattr(family, "score") and hasattr(family, "aggregate_scores") and not hasattr(family, "intermediate_score"):
         message = "the task family has both score() and aggregate_scores(), but no intermediate_score() to aggregate"
         raise OperationError("invalid", message)
     warnings = []
     if not hasattr(family, "get_instructions"):
         warnings.append("the task family has no get_instructions(): every task's instructions are empty")
+    tasks = _tasks(family)
+    if not tasks and (absent := [name for name in required if name not in os.environ]):
+        message = f"get_tasks() returns no tasks while these required variables are not set: {', '.join(absent)}"
+        raise OperationError("invalid", message)
+    setups = {name: _task_setup(family, name, task) for name, task in tasks.items()}
     return {
         "standard_version": getattr(family, "standard_version", None),
-        "tasks": {name: _task_setup(family, name, task) for name, task in _tasks(family).items()},
+        "tasks": setups,
         "has_score": hasattr(family, "score"),
         "has_intermediate_score": hasattr(family, "intermediate_score"),
         "has_aggregate_scores": hasattr(family, "aggregate_scores"),
         "has_teardown": hasattr(family, "teardown"),
         "skip_chown_after_start": bool(getattr(family, "skip_chown_after_start", False)),
         "warnings": warnings,
+        "missing": [],
+        "fingerprints": _fingerprints(tasks, setups),
     }
+
+
+def _required(family: Any) -> list[str]:
+    """Return the names in the class's list of required variables, as far as it is one."""
+    names = getattr(family, "required_environment_variables", None)
+    return sorted({name for name in names if isinstance(name, str)}) if isinstance(names, COLLECTIONS) else []
 
 
 def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
@@ -221,3 +247,46 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
     except Exception as error:
         error.add_note(f"This happened while the setup data of the task {name!r} was read.")
         raise
+
+
+def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, str]]:
+    """Return hashes of each task's fields, by the task's name. Only hashes: the values may be large, or secret."""
+    left = MAXIMUM_FIELDS
+    fingerprints = {}
+    for name, task in tasks.items():
+        named = isinstance(task, dict) and all(isinstance(key, str) for key in task)
+        fields = {repr(key[:FIELD_CHARACTERS]): task[key] for key in task} if named else {"value": task}
+        fields |= {key: setups[name][key] for key in ("permissions", "instructions", "aux_vm_spec")}
+        left -= len(fields)
+        fingerprints[name] = {key: _fingerprint(value) for key, value in fields.items()} if left >= 0 else {}
+    return fingerprints
+
+
+def _fingerprint(value: object) -> str:
+    with contextlib.suppress(Exception):  # it is too large, or its own methods fail
+        return fingerprint(value)
+    return ""
+
+
+def _compare(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Add warnings to setup data that was read: of each task that was another one when it was read again.
+
+    Args:
+        second: the result of the second reading.
+    """
+    if second["status"] == "error":
+        first["warnings"].append("The setup data was read twice, and the second time failed. Each call must succeed.")
+        return
+    before, after = first["fingerprints"], second["value"]["fingerprints"]
+    for name, fields in before.items():
+        if name not in after:
+            first["tasks"][name]["warnings"] = [_only_once(name)]
+        elif different := [field for field in fields if fields[field] != after[name].get(field)]:
+            said = ", ".join(different[:FIELDS_SHOWN]) + (" and others" if len(different) > FIELDS_SHOWN else "")
+            problem = f"The task {name!r} was read twice, and differs in: {said}."
+            first["tasks"][name]["warnings"] = [f"{problem} {DIFFERS}"]
+    first["warnings"] += [_only_once(name) for name in after if name not in before][:TASKS_SHOWN]
+
+
+def _only_once(name: str) -> str:
+    return f"The tasks were read twice, and the task {name[:FIELD_CHARACTERS]!r} was there only once. {DIFFERS}"

@@ -7,7 +7,6 @@ block this process nor die of a closed pipe.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +22,7 @@ import provisioner_leftovers
 import provisioner_machine
 import provisioner_result
 from provisioner_fork import Fork
-from provisioner_request import Request, family_python
+from provisioner_request import Request, as_json, family_python
 
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 64 * 1024
@@ -103,7 +102,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Start the child as a program, in its own session. The request stays in memory: never on disk or in arguments."""
     with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
-        stdin.write(_as_json(request))
+        stdin.write(as_json(request))
         stdin.flush()
         stdin.seek(0)
         return subprocess.Popen(
@@ -116,13 +115,6 @@ def _start(
             start_new_session=True,
             umask=0o022,
         )
-
-
-def _as_json(request: Request) -> bytes:
-    keys = asdict(request)
-    options = keys.pop("options")
-    keys["root"] = str(keys.pop("places")["root"])
-    return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
 
 
 def _wait(child: Child, streams: list[_Stream], timeout_seconds: float | None) -> int | None:

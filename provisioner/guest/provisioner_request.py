@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,6 +134,14 @@ def _variables(variables: dict[str, Any]) -> dict[str, str]:
         if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
             raise BadRequestError("the request's 'environment' holds a name or value that no environment can hold")
     return variables
+
+
+def as_json(request: Request) -> bytes:
+    """Return the request as the JSON that `parse_request` reads."""
+    keys = asdict(request)
+    options = keys.pop("options")
+    keys["root"] = str(keys.pop("places")["root"])
+    return json.dumps({**options, **keys, "result": str(request.result)}).encode("ascii")
 
 
 def python_command() -> list[str]:

@@ -30,6 +30,15 @@ def plain(value: object) -> Any:
     return _Encoder().encode(value, 0)
 
 
+def fingerprint(value: object) -> str:
+    """Return a hash that two equal values have in two processes, where sets have another order and objects move."""
+    import hashlib  # only here: each import costs the other operations time
+    import json
+
+    text = json.dumps(_ComparableEncoder().encode(value, 0), sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
 class _Encoder:
     """Counts the size of its output, since a small value can expand without end (a list that contains itself twice)."""
 
@@ -94,3 +103,17 @@ class _Encoder:
         self._room -= size
         if self._room < 0:
             raise TooLargeError
+
+
+class _ComparableEncoder(_Encoder):
+    """Sorts sets, and leaves addresses out of what has no other form."""
+
+    def _converted(self, value: object, depth: int) -> Any:
+        if isinstance(value, set | frozenset):
+            return sorted((self.encode(item, depth + 1) for item in value), key=repr)
+        return super()._converted(value, depth)
+
+    def _representation(self, value: object) -> str:
+        import re
+
+        return re.sub("0x[0-9a-f]+", "0x", super()._representation(value))

@@ -31,6 +31,8 @@ from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, install
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
 PREPARATION = "/run/provisioner-base"
 STATUS_SECONDS = 60
+# `provisioner tasks` lists all.
+SHOWN_WARNINGS = 20
 
 
 @dataclass(frozen=True)
@@ -167,13 +169,18 @@ def install(
 
 
 def read_setup(session: Session, driver: TaskDriver) -> SetupData:
-    """Reads a family's setup data in a machine that has its image.
+    """Reads a family's setup data in a machine that has its image, and tells the warnings.
 
     Raises:
         TaskFamilyError: the setup data is not valid.
     """
     read = driver.call("setup", given=dict(session.variables), timeout_seconds=_limit(session))
-    return parse_setup_data(read.value("reading the family's setup data"))
+    setup = parse_setup_data(read.value("reading the family's setup data"))
+    for warning in setup.all_warnings[:SHOWN_WARNINGS]:
+        session.progress.note(f"warning: {warning}")
+    if (more := len(setup.all_warnings) - SHOWN_WARNINGS) > 0:
+        session.progress.note(f"warning: there are {more} more warnings; `provisioner tasks` lists them")
+    return setup
 
 
 def run_steps(

@@ -145,6 +145,7 @@ def _metadata(row: Row, said: str) -> dict[str, object]:
     return {
         "outcome": row.outcome,
         "message": said,
+        "warnings": [printable_lines(warning) for warning in row.warnings],
         "agent_exit_code": row.agent_exit_code,
         "attempts": row.attempts,
         "environment": printable(row.environment),

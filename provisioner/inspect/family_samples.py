@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,17 +51,23 @@ class FamilySamples:
             common = {"family": str(self.family.directory), "cloud": cloud, "ttl": ttl, "env_file": secrets}
             self._configuration = partial(_configuration, common)
             session = open_session(self._configuration("any"), Origin(self.family.name))
-            # Once: it reads the whole family. Of several names, the built image tells which are unknown.
-            refuse_mistakes(self.family, named[0] if len(set(named)) == 1 else None, session.variables)
+            # Once: it reads the whole family. Of several names, the text or the built image tells which are unknown.
+            task = named[0] if len(set(named)) == 1 else None
+            written = refuse_mistakes(self.family, task, session.variables)
+            if written is not None:
+                self._refuse_unknown(named, written)
             CHECKED.add((self.family.directory, secrets))
         # Inspect makes tasks in its event loop's own thread, and must know their samples before it goes on.
         with before_samples(), told_in_full(session.redactor), interruptible(session) as watched:
             with told(session.progress, "its image is ready"):
                 self._setup: SetupData = build.family_image(watched, self.family)[1]
-            known = sorted(self._setup.tasks)
-            if unknown := [name for name in named if name not in known]:
-                raise UsageError(f"{self.family.name} has no task {', '.join(unknown)}. It has {', '.join(known)}.")
-        self.tasks = list(named) or known
+            self._refuse_unknown(named, self._setup.tasks)
+        self.tasks = list(named) or sorted(self._setup.tasks)
+
+    def _refuse_unknown(self, named: Sequence[str], known: Collection[str]) -> None:
+        if unknown := [name for name in named if name not in known]:
+            listed = ", ".join(sorted(known))
+            raise UsageError(f"{self.family.name} has no task {', '.join(unknown)}. It has {listed}.")
 
     def sample(
         self, task: str, identity: str = "", actions: Sequence[Any] = (), expected_score: float | None = None

@@ -159,7 +159,8 @@ def check_expected_score() -> Scorer:
     async def judge(state: TaskState, target: Target) -> Score:
         replayed = await _score(state, nan_is_zero=True)
         expected = state.metadata["expected_score"]
-        has_failed = AGENT_FAILED.items() <= (replayed.metadata or {}).items()
+        kept = {name: value for name, value in (replayed.metadata or {}).items() if name in ("warnings", *AGENT_FAILED)}
+        has_failed = bool(kept.keys() & AGENT_FAILED.keys())
         is_close = not has_failed and (
             expected is None
             if isinstance(replayed.value, float) and math.isnan(replayed.value)
@@ -169,7 +170,7 @@ def check_expected_score() -> Scorer:
             value=float(is_close),
             answer=replayed.answer,
             explanation=replayed.explanation,
-            metadata={"replay": replayed.value, "expected": expected, **(AGENT_FAILED if has_failed else {})},
+            metadata={"replay": replayed.value, "expected": expected, **kept},
         )
 
     return judge
@@ -184,7 +185,10 @@ async def _score(state: TaskState, nan_is_zero: bool) -> Score:
         except (AgentError, SubmissionError) as error:
             return _agent_failed(submission, in_full(error, here.session.redactor))
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
-        return as_score(f"{environment.family}/{environment.task}", outcome, submission, nan_is_zero)
+        score = as_score(f"{environment.family}/{environment.task}", outcome, submission, nan_is_zero)
+        if warnings := environment.setup.warnings:
+            score.metadata = {**(score.metadata or {}), "warnings": list(warnings)}
+        return score
 
 
 def _agent_failed(submission: str | None, said: str) -> Score:

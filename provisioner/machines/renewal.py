@@ -9,11 +9,9 @@ any whose root is hostile.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import MachineLostError, TaskError
-from provisioner.machines.connect import connect
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, Role
 from provisioner.printable import last_lines
@@ -47,16 +45,6 @@ for keys in "$given"/authorized_keys.*; do
 done
 rm -rf "$given"
 systemctl kill --kill-who=main --signal=HUP ssh.service
-"""
-
-# Moves the clock by so many nanoseconds (asm/unistd_64.h: clock_settime, clock_gettime).
-_MOVE_CLOCK = r"""
-my $time = pack 'q2', 0, 0;
-syscall(228, 0, $time) == 0 or die "clock_gettime: $!\n";
-my ($seconds, $nanoseconds) = unpack 'q2', $time;
-my $now = $seconds * 1_000_000_000 + $nanoseconds + $ARGV[0];
-$time = pack 'q2', int($now / 1_000_000_000), $now % 1_000_000_000;
-syscall(227, 0, $time) == 0 or die "clock_settime: $!\n";
 """
 
 
@@ -101,23 +89,3 @@ def _frozen_login(session: Session, environment: Environment, role: Role) -> Log
         host_key=store.key_path(environment.snapshot, f"host_{role}.pub").read_text().strip(),
         pidfile=session.environments.directory(environment.id) / role / endpoint.pidfile if endpoint.pidfile else None,
     )
-
-
-def move_clocks(session: Session, environment: Environment, seconds: Mapping[Role, float]) -> None:
-    """Moves the clocks of machines that stood still.
-
-    Raises:
-        MachineLostError: a machine cannot be reached.
-        TaskError: a machine does not let its clock be moved.
-    """
-
-    def move(role: Role, _: threading.Event) -> None:
-        with connect(session, environment, role) as connection:
-            done = connection.run(["perl", "-e", _MOVE_CLOCK, str(int(seconds[role] * 1e9))])
-        if done.exit_code != 0:
-            raise TaskError(
-                f"The clock of the {role} machine is slow by {seconds[role]:.1f} seconds.",
-                details=last_lines(done.stderr.decode(errors="replace"), 1000),
-            )
-
-    on_all_machines(environment.machines, move)

@@ -62,6 +62,8 @@ FORGERIES: dict[str, dict[str, Any]] = {
     "attempts": {"attempts": 10**400},
     "message": {"message": "x" * 1_000_000},
     "retried": {"retried": ["x"] * 50_000},
+    "warnings": {"warnings": ["x"] * 50_000},
+    "long_warning": {"warnings": ["x" * 1_000_000]},
     "long_score_log": {"score_log": [ENTRY] * 501},
     "large_score_log": {"score_log": [ENTRY | {"details": {"x": "y" * 70_000}}]},
     "late_score": {"score_log": [ENTRY | {"elapsed_seconds": 1e300}]},

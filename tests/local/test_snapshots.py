@@ -76,6 +76,6 @@ def test_a_machine_goes_on_when_whoever_froze_it_is_killed(
         launch = machine.described(directory, settings_of(session, environment))
         for name in ("again", "and again"):
             subject = snapshots.Subject(directory, session.images.disk(image), launch, gib, tmp_path / name)
-            assert all(seconds > 0 for seconds in snapshots.freeze([subject]))
+            snapshots.freeze([subject])
             assert templates.usable(templates.Template(subject.target), launch)
             assert connection.run(["true"], timeout_seconds=60).exit_code == 0

@@ -303,7 +303,7 @@ class LocalCloud(Cloud):
         works = kvm.kvm_works(kernel, self._kvm_answer)
         return {**needs, "accelerator": "kvm" if works else "tcg", **({"processor": kvm.processor()} if works else {})}
 
-    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+    def freeze(self, environment: Environment, directory: Path) -> None:
         """Freezes all machines of an environment in one moment.
 
         Raises:
@@ -319,10 +319,9 @@ class LocalCloud(Cloud):
                     f"and {room.bytes / disk.GIB:.1f} GiB are available.",
                     hint="Free some space: `provisioner snapshot remove`, `provisioner image prune`.",
                 )
-            stood = snapshots.freeze(list(subjects.values()))
+            snapshots.freeze(list(subjects.values()))
         except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:
             raise InfrastructureError(f"{environment.id} could not be frozen: {error}") from error
-        return dict(zip(subjects, stood, strict=True))
 
     def _subject(self, environment: Environment, role: Role, target: Path) -> snapshots.Subject:
         record, directory = environment.machines[role], self._directory(environment, role)

@@ -71,11 +71,8 @@ class _Receiver:
     stream: socket.socket
 
 
-def freeze(subjects: Sequence[Subject]) -> list[float]:
+def freeze(subjects: Sequence[Subject]) -> None:
     """Freezes machines: stops all, saves them, and lets all go on.
-
-    Returns:
-        for how many seconds each stood still.
 
     Raises:
         OSError, subprocess.SubprocessError, qemu.QMPError: it failed. The machines go on; what was written stays.
@@ -87,9 +84,7 @@ def freeze(subjects: Sequence[Subject]) -> list[float]:
         receivers = [receiving.enter_context(_receiver(subject)) for subject in subjects]
         with contextlib.ExitStack() as standing:
             machines = [standing.enter_context(standstill.held(subject.directory)) for subject in subjects]
-            stopped_at = []
             for machine in machines:
-                stopped_at.append(time.monotonic())
                 machine.execute("stop")
             for machine, receiver in zip(machines, receivers, strict=True):
                 _send(machine, receiver.stream)
@@ -98,13 +93,11 @@ def freeze(subjects: Sequence[Subject]) -> list[float]:
                 receiver.qmp.wait_for_migration(deadline)
             for subject in subjects:
                 disk_layers.copy(subject.directory / disk.OVERLAY, subject.target / templates.DISK)
-        went_on_at = time.monotonic()
         for receiver in receivers:
             templates.write_state(receiver.qmp, receiver.subject.target)
             receiver.process.wait(templates.FREEZE_SECONDS)
     for subject in subjects:
         _complete(subject)
-    return [went_on_at - each for each in stopped_at]
 
 
 def devices() -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from provisioner.errors import MissingVariablesError, TaskFamilyError
+from provisioner.errors import MissingVariablesError, TaskFamilyError, UsageError
 from provisioner.family.build_steps import FILE_NAME, load_build_steps
 from provisioner.family.checks.finding import RULES_PAGE, Finding, bounded
 from provisioner.family.checks.inputs import input_findings
@@ -81,12 +81,17 @@ def check_family(path: Path, task: str | None = None, variables: Mapping[str, st
     return Checked(family.name, tuple(bounded(found)), None if tasks is None else tuple(tasks), tuple(needs))
 
 
-def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str, str] | None) -> None:
+def refuse_mistakes(
+    family: TaskFamily, task: str | None, variables: Mapping[str, str] | None
+) -> tuple[str, ...] | None:
     """Refuses a family that surely fails. Takes a fraction of a second, and creates nothing.
 
     Args:
         task: the task that is to be run; None for all.
         variables: those of the env file; None if they do not matter yet.
+
+    Returns:
+        the names of the tasks, or None if only a machine can tell them.
 
     Raises:
         UsageError: the family has no such task.
@@ -97,14 +102,18 @@ def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str
     found = _of_source(source, family, task, variables) + _some(shell_findings(scripts(source, family)))
     errors = [finding for finding in bounded(found) if finding.level == "error"]
     rules = {finding.rule for finding in errors}
-    if source and task is not None and rules == {"unknown-task"}:
-        raise unknown_task(family.name, task, literal_tasks(source) or ())
+    tasks = literal_tasks(source) if source else None
+    if task is not None and rules == {"unknown-task"}:
+        if tasks is None:
+            raise UsageError(errors[0].what, hint=errors[0].fix)
+        raise unknown_task(family.name, task, tasks)
     if source and variables is not None and rules == {"missing-variable"}:
         raise MissingVariablesError(missing_variables(source, variables)[:MAXIMUM_OF_A_KIND])
     if errors:
         lines = listed(f"{finding.place}: {finding.what} [{finding.rule}]" for finding in errors)
         hint = f"`provisioner check FAMILY` says why, and what to do. {RULES_PAGE} has every rule."
         raise TaskFamilyError(f"The family {family.name} cannot run:{lines}", hint=hint)
+    return None if tasks is None else tuple(tasks)
 
 
 def _of_source(

@@ -25,6 +25,9 @@ from provisioner.validation import shown
 _VERSIONS = re.compile(r"0\.[1-5](\.\d+)*")
 _VARIABLES = "required_environment_variables"
 _SHOWN = 20
+# The parts of a task's name. Words of fewer letters often differ in one from another task's.
+_WORDS = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
+_LETTERS = 4
 # Looking for the nearest of many names takes long.
 _NEAR = 1000
 
@@ -32,10 +35,45 @@ _NEAR = 1000
 def literal_tasks(source: FamilySource) -> dict[str, int] | None:
     """Returns the names of the tasks with their lines, or None if the text does not tell them all."""
     value = source.returned("get_tasks")
+    if isinstance(value, ast.DictComp):
+        value = source.iterated(value)
+        names = strings(value)
+        if names is not None:
+            return {str(name.value): name.lineno for name in names}
     if not isinstance(value, ast.Dict):
         return None
     keys = [key for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     return {str(key.value): key.lineno for key in keys} if len(keys) == len(value.keys) else None
+
+
+def mistyped_task(family: TaskFamily, task: str) -> str:
+    """Returns the manifest's task that is meant, if another name is surely a mistake; empty otherwise.
+
+    A manifest need not name all tasks. So a name counts only if it differs in case or in one letter of a word: `main_2`
+    and `main_b` may be tasks beside `main_1` and `main_a`.
+    """
+    names = family.manifest.tasks
+    return "" if task in names else next((name for name in names if _differ_in_a_letter(name, task)), "")
+
+
+def _differ_in_a_letter(one: str, other: str) -> bool:
+    one, other = one.casefold(), other.casefold()
+    if one == other:
+        return True
+    words, others = _WORDS.findall(one), _WORDS.findall(other)
+    different = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(others) or len(different) != 1:
+        return False
+    are_words = all(word.isalpha() and len(word) >= _LETTERS for word in different[0])
+    return are_words and _is_one_edit(*different[0])
+
+
+def _is_one_edit(one: str, other: str) -> bool:
+    """Returns whether a letter more, less, or another, or two swapped, make one word the other."""
+    shorter = min(len(one), len(other))
+    begin = next((place for place in range(shorter) if one[place] != other[place]), shorter)
+    a, b = one[begin:], other[begin:]
+    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 def missing_variables(source: FamilySource, variables: Mapping[str, str]) -> list[str]:
@@ -62,6 +100,13 @@ def task_findings(source: FamilySource, family: TaskFamily, task: str | None) ->
     """Yields what is wrong with the tasks' names: in get_tasks, in the manifest, and of the one that is asked for."""
     tasks = literal_tasks(source)
     if tasks is None:
+        if task is not None and (meant := mistyped_task(family, task)):
+            yield Finding(
+                "error", "unknown-task", _manifest_name(family), None,
+                f"The manifest names no task {shown(task)}, but {shown(meant)}.",
+                "No environment can be created for a task that the family does not have.",
+                f"Correct the name. If get_tasks has both tasks, name {shown(task)} in the manifest, too.",
+            )  # fmt: skip
         return
     function = source.function("get_tasks")
     line = function.lineno if function else None
@@ -85,7 +130,7 @@ def task_findings(source: FamilySource, family: TaskFamily, task: str | None) ->
 
 
 def _manifest(family: TaskFamily, tasks: Mapping[str, int]) -> Iterator[Finding]:
-    manifest = next((name for name in FILE_NAMES if name in family.files), "")
+    manifest = _manifest_name(family)
     unknown = [name for name in family.manifest.tasks if name not in tasks]
     for name in unknown[:_SHOWN]:
         yield Finding(
@@ -94,6 +139,10 @@ def _manifest(family: TaskFamily, tasks: Mapping[str, int]) -> Iterator[Finding]
             "Its resources and scoring are for no task.",
             f"Remove it, or correct its name. get_tasks has {_listed(list(tasks))}.",
         )  # fmt: skip
+
+
+def _manifest_name(family: TaskFamily) -> str:
+    return next((name for name in FILE_NAMES if name in family.files), "")
 
 
 def _duplicates(source: FamilySource, tasks: Mapping[str, int]) -> Iterator[Finding]:

@@ -96,8 +96,8 @@ class FamilySource:
 
     def attribute(self, name: str) -> ast.expr | None:
         """Returns the value of an attribute of the class that nothing else in the module names; None otherwise."""
-        value = _assigned(self.member(name))
-        return value if self._names[name] == 1 else None
+        value = _assigned(self.member(name)) if self._names[name] == 1 else None
+        return self._constant(value, name) if isinstance(value, ast.Name) else value
 
     def returned(self, name: str) -> ast.expr | None:
         """Returns the expression that is all that a function of the class returns; None if it does anything else."""
@@ -110,15 +110,30 @@ class FamilySource:
         value = body[0].value
         return self._constant(value, name) if isinstance(value, ast.Name) else value
 
-    def _constant(self, used: ast.Name, function: str) -> ast.expr | None:
-        """Returns the value of a name of the module, if it is bound once and all other uses only read it."""
+    def iterated(self, comprehension: ast.DictComp) -> ast.expr | None:
+        """Returns what a comprehension has a key for each element of, and none beside; None if it is not certain."""
+        generator = comprehension.generators[0]
+        key, target = comprehension.key, generator.target
+        each = isinstance(key, ast.Name) and isinstance(target, ast.Name) and key.id == target.id
+        if not each or len(comprehension.generators) > 1 or generator.ifs or generator.is_async:
+            return None
+        iterable = generator.iter
+        return self._constant(iterable, "", uses=0) if isinstance(iterable, ast.Name) else iterable
+
+    def _constant(self, used: ast.Name, function: str, uses: int = 1) -> ast.expr | None:
+        """Returns the value of a name of the module, if it is bound once and all other uses only read it.
+
+        Args:
+            function: the function that hands the value out; empty for none.
+            uses: how many uses do not only read it, and are known to leave it as it is.
+        """
         name = used.id
         bindings = [node for node in self.tree.body if name in bound_names(node)]
         value = _assigned(bindings[0]) if len(bindings) == 1 else None
         reads = sum(_only_reads(node, name) for node in self.nodes)
         # Whoever calls the function gets the dict itself, and could change it.
         called = sum(isinstance(node, ast.Attribute) and node.attr == function for node in self.nodes)
-        return value if self._names[name] == reads + 2 and not called else None
+        return value if self._names[name] == reads + uses + 1 and not called else None
 
 
 def read_source(family: TaskFamily) -> FamilySource | None:

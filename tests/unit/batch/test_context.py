@@ -14,7 +14,8 @@ from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.suite import Run, Suite
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
-from provisioner.errors import UsageError
+from provisioner.errors import MissingVariablesError, UsageError
+from provisioner.images import build
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.store.home import Home
 
@@ -76,6 +77,27 @@ def test_a_family_with_the_suites_secrets_inside_is_refused(tmp_path: Path, env_
             context.family(path)
     else:
         assert context.family(path) is context.family(path)
+
+
+@pytest.mark.parametrize(
+    ("families", "error", "says"),
+    [
+        ([{"path": "fam", "tasks": ["easy", "esay"]}], UsageError, "The family fam has no task 'esay'"),
+        ([{"path": "fam"}], MissingVariablesError, "not set: TOKEN"),
+    ],
+    ids=["task", "variable"],
+)
+def test_what_no_run_can_begin_with_is_refused_before_an_image_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, families: list[Any], error: type[Exception], says: str
+) -> None:
+    monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
+    context = new_context(tmp_path, families=families)
+    text = FAMILY.replace("{}", "{'easy': {}, 'hard': {}}")
+    if error is MissingVariablesError:
+        text += "    required_environment_variables = ['TOKEN']\n"
+    (tmp_path / "fam" / "fam.py").write_text(text)
+    with pytest.raises(error, match=says):
+        context.prepare()
 
 
 def test_a_batch_costs_what_is_reserved_and_what_is_spent(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Script:
         begun_at = AT + timedelta(seconds=10 * self._number)
         return UpStep(
             at=AT, begun_at=begun_at, environment=f"env-{self._number}", cloud="local", region="",
-            failure=self._failure, phases=(Phase(name="boot", seconds=2),),
+            failure=self._failure, phases=(Phase(name="boot", seconds=2),), **self._steps.get("up", {}),
         )  # fmt: skip
 
     def agent(self) -> AgentStep:
@@ -87,6 +87,11 @@ def test_the_row_has_the_score_log_of_the_last_attempt() -> None:
 def test_the_row_has_the_hash_of_the_last_attempts_recording() -> None:
     assert completed(None, end={"recording": "a" * 64})[0].recording == "a" * 64
     assert completed(None)[0].recording == ""
+
+
+def test_the_row_has_the_warnings_of_the_task() -> None:
+    assert completed(None, up={"warnings": ("It differs.",)})[0].warnings == ("It differs.",)
+    assert completed(None)[0].warnings == ()
 
 
 def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_paid_for() -> None:

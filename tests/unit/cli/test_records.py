@@ -106,6 +106,12 @@ def test_show_says_how_each_machine_started(provisioner: CommandLine, store: Env
     assert provisioner("show", "started", "--json").json["endpoints"]["primary"]["origin"] == origin
 
 
+def test_show_names_the_warnings_of_the_task(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("warned").model_copy(update={"setup": TaskSetup(warnings=("It\x9b differs.",))}))
+    assert "  warning: It\ufffd differs.\n" in provisioner("show", "warned").stdout
+    assert provisioner("show", "warned", "--json").json["setup"]["warnings"] == ["It\x9b differs."]
+
+
 def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:
     store.save(environment("limited").model_copy(update={"time_limits": TimeLimits(start_seconds=5400)}))
     assert provisioner("show", "limited", "--json").json["time_limits"]["start_seconds"] == 5400

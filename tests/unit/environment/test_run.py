@@ -20,8 +20,8 @@ from provisioner.recording import casts
 from provisioner.recording.manifest import load
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.fakes.guest import Fails
-from tests.unit.fakes.world import Told, Trigger, agents, told_of
+from tests.unit.fakes.guest import SETUP, Fails
+from tests.unit.fakes.world import Told, Trigger, agents, family, store_image, told_of
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_a_run_brings_up_runs_the_agent_scores_and_destroys(
     assert (record.agent_exit_code, record.outcome.status, record.outcome.score) == (3, "scored", 0.5)
     assert record.breakdown is None
     assert_nothing_is_left(session, cloud)
+
+
+def test_a_run_carries_the_warnings_of_its_task(session: Session, tmp_path: Path) -> None:
+    fam = family(tmp_path)
+    tasks = {"main": {"warnings": ["It differs."]}, "other": {"warnings": ["Another."]}}
+    store_image(session, fam, {**SETUP, "tasks": tasks})
+    result = run(session, fam, "main", submission="7")
+    assert result.warnings == ("It differs.",)
+    assert session.environments.find(result.environment, archived=True).setup.warnings == result.warnings
 
 
 def test_a_run_carries_the_hash_of_its_sealed_logs_in_which_the_agent_and_all_calls_are_recorded(

@@ -28,7 +28,7 @@ from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.fakes.world import environment, told_of, up
+from tests.unit.fakes.world import environment, up
 
 HOUR = timedelta(hours=1)
 
@@ -45,12 +45,9 @@ def snapshot(session: Session, pair: Environment) -> Snapshot:
     return snapshots.freeze(session, pair, "saved")
 
 
-def test_a_frozen_environment_goes_on_with_its_clocks_put_right(
-    session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot
-) -> None:
+def test_a_frozen_environment_goes_on(session: Session, pair: Environment, snapshot: Snapshot) -> None:
     assert SnapshotStore(session.home).load("saved") == snapshot
     assert snapshot.environment == pair == session.environments.find("env")
-    assert [cloud.guest(role).clock_moved_by for role in pair.machines] == [1_500_000_000] * 2
 
 
 def test_a_copy_goes_on_with_keys_and_time_of_its_own_and_start_does_not_run_again(
@@ -173,14 +170,6 @@ def test_nothing_is_left_of_a_snapshot_that_fails(session: Session, cloud: FakeC
     with pytest.raises(InfrastructureError):
         snapshots.freeze(session, pair, "saved")
     assert list(session.home.snapshots.iterdir()) == []
-
-
-def test_a_clock_that_cannot_be_moved_is_told_and_loses_no_snapshot(
-    session: Session, cloud: FakeCloud, pair: Environment
-) -> None:
-    cloud.machine(pair, "aux").sshd.authorize = lambda _user, _key: False
-    assert snapshots.freeze(session, pair, "saved").name == "saved"
-    assert "Moving the machines' clocks" in told_of(session).notes[-1]
 
 
 def test_a_copy_that_comes_up_in_this_moment_keeps_its_snapshot(

@@ -284,7 +284,7 @@ class FakeCloud(Cloud):
     def snapshot_needs(self, environment: Environment) -> dict[str, str]:
         return self.needs
 
-    def freeze(self, environment: Environment, directory: Path) -> dict[Role, float]:
+    def freeze(self, environment: Environment, directory: Path) -> None:
         if self.faults.stuck:
             raise InfrastructureError(f"{environment.id} could not be frozen.")
         for role in environment.machines:
@@ -297,7 +297,6 @@ class FakeCloud(Cloud):
             )
             for role in environment.machines
         }
-        return dict.fromkeys(environment.machines, 1.5)
 
     def _endpoints(self) -> dict[str, dict[str, Any]]:
         path = self.directory / "endpoints.json"

@@ -61,7 +61,6 @@ class Guest:
         agent_requests: the requests to the program that runs agents, in order.
         cgroup: what was asked of the agent's cgroup, in order; `cgroup_exit_code` is the answer.
         renewal: what taking new credentials does, in a machine that went on from a snapshot; None if it refuses.
-        clock_moved_by: the nanoseconds by which the clock was moved.
         ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
@@ -89,7 +88,6 @@ class Guest:
     seal_exit_code: int = 0
     cloud_init: tuple[bool, ...] = (True,)
     renewal: Callable[[], None] | None = None
-    clock_moved_by: int | None = None
     ttl_moved_to: int | None = None
     ttl_refusal: str = ""
     during: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -185,9 +183,6 @@ class Guest:
             return 0, *self._as_programs(call, stdin)
         if argv == ["cat", "/var/lib/dpkg/status"]:
             return 0, self.packages, b""
-        if argv[:2] == ["perl", "-e"]:
-            self.clock_moved_by = int(argv[3])
-            return 0, b"", b""
         if argv[0] == "journalctl":
             return 0, self.journal.encode(), b""
         if argv[:1] == ["sh"] and argv[1].endswith("agent_cgroup.sh"):

@@ -53,6 +53,24 @@ def test_a_base_image_is_that_of_all_tasks() -> None:
         parse_manifest(b"tasks: {main: {base_image: debian-13}}")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["tasks: [easy, hard, harder]", "tasks:", "version: '1'", "- tasks", "tasks: {main: [1]}",
+     "tasks: {main: {resources: 2}}", "tasks: {main: {scoring: [no]}}"],
+)  # fmt: skip
+def test_a_manifest_of_another_shape_is_told_the_right_one_by_an_example(text: str) -> None:
+    with pytest.raises(TaskFamilyError) as caught:
+        parse_manifest(text.encode())
+    example = caught.value.message.rpartition(" `")[2].removesuffix("`.")
+    assert list(parse_manifest(example.encode()).tasks) == ["main", "other"]
+
+
+def test_a_manifest_with_another_mistake_is_told_no_shape() -> None:
+    with pytest.raises(TaskFamilyError) as caught:
+        parse_manifest(b"tasks: {main: {resources: {cpus: 0, gpu: {model: a10}}}}")
+    assert "right form" not in caught.value.message
+
+
 def test_a_family_without_a_manifest_has_an_empty_one(tmp_path: Path) -> None:
     assert load_manifest(tmp_path) == Manifest(tasks={})
 
@@ -83,8 +101,8 @@ def test_every_problem_has_its_own_line() -> None:
 def test_a_thousand_problems_are_twenty_lines_and_a_count() -> None:
     with pytest.raises(TaskFamilyError) as caught:
         parse_manifest(b"tasks: {" + b", ".join(b"t%d: 1" % number for number in range(1000)) + b"}")
-    assert len(caught.value.message.splitlines()) == 22
-    assert caught.value.message.endswith("and 980 more")
+    lines = caught.value.message.splitlines()
+    assert (len(lines), lines[21]) == (23, "  - and 980 more")
 
 
 def test_merges_that_double_with_every_line_are_refused_at_once() -> None:

@@ -79,7 +79,7 @@ def test_a_family_may_score_at_the_end_and_in_between(machine: Machine) -> None:
     assert (value["has_score"], value["has_intermediate_score"]) == (True, True)
 
 
-def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_others(machine: Machine) -> None:
+def test_setup_sets_the_variables_that_the_class_requires_and_no_others(machine: Machine) -> None:
     machine.write_family(
         """
         required_environment_variables = ["KEY"]
@@ -87,15 +87,15 @@ def test_setup_reads_again_with_the_variables_that_the_family_requires_and_no_ot
         def get_tasks():
             names = [name for name in ("KEY", "OTHER") if name in os.environ]
             print(f"read with {names}")
-            return {"always": {}, **{name: {} for name in names}}
+            return {name: {} for name in names}
     """,
         before="import os\n",
     )
 
     answer = machine.run("setup", given={"KEY": "1", "OTHER": "2"})
 
-    assert set(answer.value["tasks"]) == {"always", "KEY"}
-    assert answer.stdout == "read with []\nread with ['KEY']\n"
+    assert set(answer.value["tasks"]) == {"KEY"}
+    assert answer.stdout == "read with ['KEY']\n" * 2
 
 
 def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_them(machine: Machine) -> None:
@@ -104,6 +104,87 @@ def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_the
     assert machine.run("setup", given={"KEY": "1"}).result["status"] == "ok"
     result = machine.run("setup", given={"ANOTHER": "1"}).result
     assert (result["type"], result["message"]) == ("KeyError", "'KEY'")
+
+
+def test_setup_names_the_variables_without_which_there_are_no_tasks(machine: Machine) -> None:
+    machine.write_family(
+        """
+        required_environment_variables = ("SECOND", "FIRST", "SET")
+        get_tasks = staticmethod(lambda: {"main": {}} if "FIRST" in os.environ else {})
+    """,
+        before="import os\n",
+    )
+
+    result = machine.run("setup", given={"SET": "1"}).result
+
+    assert result["kind"] == "invalid"
+    assert result["message"].endswith("required variables are not set: FIRST, SECOND")
+
+
+def test_setup_warns_of_tasks_that_differ_when_they_are_read_again(machine: Machine) -> None:
+    machine.write_family(
+        """
+        @staticmethod
+        def get_tasks():
+            number = random.randrange(1 << 60)
+            word = {"answer": number, "same": {"list": [1, 2]}}
+            return {"word": word, "whole": number, "quiet": {"answer": 1}, f"task {number}": {"answer": 1}}
+        get_instructions = staticmethod(lambda t: f"Find {t['answer']}" if isinstance(t, dict) else "")
+    """,
+        before="import random\n",
+    )
+
+    value = machine.run("setup", given={}).value
+
+    warnings = {name: task.get("warnings", []) for name, task in value["tasks"].items()}
+    [number] = [name for name in warnings if name.startswith("task ")]
+    assert all(len(warnings[name]) == 1 for name in ("word", "whole", number))
+    assert warnings["word"][0].startswith("The task 'word' was read twice, and differs in: 'answer', instructions. ")
+    assert warnings["whole"][0].startswith("The task 'whole' was read twice, and differs in: value. ")
+    assert f"the task {number!r} was there only once" in warnings[number][0]
+    assert "scored on another" in warnings["word"][0]
+    assert warnings["quiet"] == []
+    [other] = value["warnings"]
+    assert "was there only once" in other
+    assert number not in other
+
+
+def test_setup_does_not_warn_of_another_order_nor_of_other_addresses(machine: Machine) -> None:
+    machine.write_family(
+        """
+        @staticmethod
+        def get_tasks():
+            names = ["a", "b", "c"]
+            random.shuffle(names)
+            tasks = {n: {k: {"x", "y", "z", "long", "short"} for k in names} | {"o": object()} for n in names}
+            return tasks | {"nan": {"value": float("nan"), "huge": "x" * 9_000_000}}
+        get_instructions = staticmethod(lambda t: "")
+    """,
+        before="import random\n",
+    )
+
+    value = machine.run("setup", given={}).value
+
+    assert not any("warnings" in task for task in value["tasks"].values())
+    assert value["warnings"] == []
+
+
+def test_setup_that_fails_the_second_time_warns(machine: Machine) -> None:
+    machine.write_family(
+        """
+        @staticmethod
+        def get_tasks():
+            with open("count", "a") as file:
+                file.write("x")
+            return {"main": {}} if os.path.getsize("count") == 1 else 1 / 0
+        get_instructions = staticmethod(lambda t: "")
+    """,
+        before="import os\n",
+    )
+
+    [warning] = machine.run("setup", given={}).value["warnings"]
+
+    assert "the second time failed" in warning
 
 
 def test_setup_of_a_family_that_ends_the_process_is_an_error(machine: Machine) -> None:

@@ -111,6 +111,15 @@ def test_a_failed_build_leaves_no_image_and_no_machine(session: Session, cloud: 
     assert cloud.existing() == []
 
 
+def test_a_build_tells_warnings_but_not_without_end(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    tasks = {f"task {number}": {"warnings": [f"Task {number} differs."]} for number in range(30)}
+    cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks, "warnings": ["No instructions."]}}}
+    build.family_image(session, family(tmp_path))
+    told = [note for note in told_of(session).notes if note.startswith("warning: ")]
+    assert told[:2] == ["warning: No instructions.", "warning: Task 0 differs."]
+    assert told[20:] == ["warning: there are 11 more warnings; `provisioner tasks` lists them"]
+
+
 def test_invalid_setup_data_leaves_no_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.guest_defaults = {"values": {"setup": {"tasks": {}}}}
     with pytest.raises(TaskFamilyError, match="has no tasks"):

@@ -83,3 +83,11 @@ def test_missing_secrets_are_told_before_the_image_is_built_with_inspects_own_ar
     assert "not set: TOKEN" in str(raised.value)
     assert "-T secrets_env_path=FILE" in str(raised.value)
     assert "--env-file" not in str(raised.value)
+
+
+def test_of_several_tasks_those_that_the_family_does_not_have_are_told_before_the_image_is_built(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
+    with pytest.raises(BadInputError, match=r"fam has no task other, mian\. It has main"):
+        FamilySamples(Path(configured().family), "", "local", "", ["main", "other", "mian"])

@@ -136,6 +136,21 @@ async def test_a_family_that_scores_without_a_submission_is_not_said_to_ignore_o
     assert "submission" not in caplog.text
 
 
+async def test_a_score_has_the_warnings_of_its_task(
+    cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = {"main": {"warnings": ["It differs."]}}
+    cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks}}}
+    sandboxes = await ProvisionerSandbox.sample_init("task", configured(), {})
+    monkeypatch.setattr(scoring, "sandbox", sandboxes.__getitem__)
+    init_subtask_store(Store())
+    state = _state([_submit(1, answer="42")], expected_score=0.5)
+    for scorer, more in ((score_metr_task(), {}), (check_expected_score(), {"replay": 0.5, "expected": 0.5})):
+        score = await scorer(state, Target(""))
+        assert score is not None
+        assert score.metadata == {**more, "warnings": ["It differs."]}
+
+
 async def test_a_replay_is_right_if_the_score_is_the_expected_one(sandboxes: dict[str, SandboxEnvironment]) -> None:
     init_subtask_store(Store())
     for expected, value in ((0.5, 1.0), (0.505, 1.0), (0.75, 0.0), (None, 0.0)):

@@ -40,7 +40,7 @@ def test_a_family_that_works_has_no_mistakes(directory: Path) -> None:
 
 def test_what_examples_write_out_is_known() -> None:
     assert check_family(ROOT / "examples" / "number_guess").tasks == ("easy", "hard")
-    assert check_family(ROOT / "examples" / "word_count").tasks is None
+    assert check_family(ROOT / "examples" / "word_count").tasks == ("total", "longest", "table")
     assert check_family(ROOT / "tests" / "local" / "families" / "lab").needs == ("LAB_TOKEN",)
 
 
@@ -78,6 +78,21 @@ def refuse(directory: Path, text: str = GOOD, task: str | None = None, **files: 
 def test_an_unknown_task_is_refused_as_after_a_build(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no task 'eas'\. The nearest names are:\n  - 'easy'"):
         refuse(tmp_path, task="eas")
+
+
+@pytest.mark.parametrize("task", ["smal", "SMALL", "smlal", "part_thre_1"])
+def test_a_task_that_is_surely_a_manifests_mistyped_is_refused(tmp_path: Path, task: str) -> None:
+    manifest = "tasks: {small: {}, part_three_1: {}}"
+    text = changed(TASKS, "return load()")
+    with pytest.raises(UsageError, match=rf"The manifest names no task '{task}', but ") as refused:
+        refuse(tmp_path, text, task, **{"manifest.yaml": manifest})
+    assert "name it in the manifest" in (refused.value.hint or "").replace(repr(task), "it")
+
+
+@pytest.mark.parametrize("task", ["small", "part_two_1", "part_three_2", "smaller", "other", "", "x" * 300])
+def test_a_task_that_the_manifest_need_not_name_is_not_refused(tmp_path: Path, task: str) -> None:
+    manifest = "tasks: {small: {}, part_three_1: {}}"
+    refuse(tmp_path, changed(TASKS, "return load()"), task, **{"manifest.yaml": manifest})
 
 
 def test_missing_variables_are_refused_as_after_a_build(tmp_path: Path) -> None:

@@ -76,6 +76,32 @@ def test_a_task_is_compared_with_those_that_are_written_out(tmp_path: Path) -> N
     assert found(checked(tmp_path, changed(TASKS, "return {x: 1 for x in y}"), task="easyy")) == []
 
 
+@pytest.mark.parametrize(
+    ("constant", "returned", "tasks"),
+    [
+        ('NAMES = ("one", "two")', "{name: {} for name in NAMES}", ("one", "two")),
+        ('NAMES = {"one": 1, "two": 2}', "{name: NAMES[name] for name in NAMES}", ("one", "two")),
+        ("", '{name: {} for name in ["one", "two"]}', ("one", "two")),
+        ('NAMES = ["one"]', "{name: {} for name in NAMES if name}", None),
+        ('NAMES = ["one"]', "{name + '_': {} for name in NAMES}", None),
+        ('NAMES = ["one"]', "{name: {} for name in NAMES for other in NAMES}", None),
+        ('NAMES = ["one"]\nNAMES.append("two")', "{name: {} for name in NAMES}", None),
+        ('NAMES = ["one"] + MORE', "{name: {} for name in NAMES}", None),
+    ],
+)
+def test_names_are_known_where_each_of_a_written_list_has_a_task(
+    tmp_path: Path, constant: str, returned: str, tasks: tuple[str, ...] | None
+) -> None:
+    result = checked(tmp_path, f"{constant}\n{changed(TASKS, f'return {returned}')}")
+    assert (result.tasks, found(result)) == (tasks, [])
+
+
+def test_variables_are_known_where_a_constant_of_the_module_names_them(tmp_path: Path) -> None:
+    text = f'NAMES = ["A", "B"]\n{variables("NAMES")}'
+    assert checked(tmp_path, text).needs == ("A", "B")
+    assert checked(tmp_path, f"{text}NAMES.append('C')\n").needs == ()
+
+
 def test_the_manifests_tasks_are_compared_with_those_that_are_written_out(tmp_path: Path) -> None:
     manifest = {"manifest.yaml": "tasks:\n  hard: {}\n  'esay':\n    version: '1'\n"}
     assert found(checked(tmp_path, files=manifest)) == ["warning unknown-manifest-task manifest.yaml:3"]

@@ -1,0 +1,51 @@
+"""A machine's clock after the machine stood still: QEMU paused it, or it was frozen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local import machine, qemu, snapshots
+from provisioner.models import BaseImage
+from provisioner.progress import Silence
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from tests.local.clones import running
+from tests.local.test_snapshots import settings_of
+from tests.waiting import until
+
+STANDSTILL_SECONDS = 20  # more than a call takes on a busy host
+CLOCK_SECONDS = 0.5
+pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
+
+
+def behind(connection: Connection) -> float:
+    """Seconds by which a machine's clock is surely behind the host's, negative if it is ahead."""
+    before = time.time()
+    done = connection.run(["date", "+%s.%N"])
+    after, said = time.time(), float(done.stdout)
+    return before - said if said < before else min(after - said, 0.0)
+
+
+def test_the_clock_is_right_again_after_a_standstill(
+    open_session: Callable[[Mapping[str, str]], Session], tmp_path: Path
+) -> None:
+    session = open_session({})
+    image = session.cloud.base_image(BaseImage(role="primary"), Silence())
+    with running(session, image, 1) as [(environment, connection)]:
+        directory = session.home.environments / environment.id / "primary"
+
+        until(lambda: connection.run(["systemctl", "is-active", "provisioner-clock"]).exit_code == 0)
+        for command, seconds in (("stop", STANDSTILL_SECONDS), ("cont", 0)):
+            with qemu.QMP(directory) as qmp:
+                qmp.execute(command)
+            time.sleep(seconds)
+        until(lambda: abs(behind(connection)) < CLOCK_SECONDS)
+
+        launch = machine.described(directory, settings_of(session, environment))
+        gib = environment.machines["primary"].size.disk_gib
+        snapshots.freeze([snapshots.Subject(directory, session.images.disk(image), launch, gib, tmp_path / "frozen")])
+        until(lambda: abs(behind(connection)) < CLOCK_SECONDS)

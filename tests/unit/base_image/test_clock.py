@@ -1,0 +1,84 @@
+"""Tests the program that sets a machine's clock after a standstill, with simulated clocks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[3] / "provisioner/base_image/local/usr/lib/provisioner/clock.pl"
+# Takes host.pl's place. Each argument is the number of a pause, and what happens in it. Prints by how many seconds the
+# clock is behind before each pause.
+CLOCKS = r"""
+use strict;
+our ($CLOCK_REALTIME, $CLOCK_MONOTONIC) = (0, 1);
+my ($host, $monotonic, $rtc_behind, $silent) = (1_700_000_000_250_000_000, 5_000_000_000, 370_000_000, 0);
+my ($ahead, $pauses) = ($host - $monotonic, 0);
+my %events = map { split /:/, $_, 2 } @ARGV;
+
+sub nanoseconds { return $monotonic + ($_[0] == $CLOCK_REALTIME ? $ahead : 0) }
+sub rtc { return int(($host - $rtc_behind) / 1_000_000_000) }
+sub open_port { }
+sub close_port { }
+sub host_offset { return $silent-- > 0 ? undef : $host - $monotonic }
+sub set_clock { $ahead = $_[0] }
+
+sub pause {
+    printf "%.3f\n", ($host - $monotonic - $ahead) / 1e9;
+    exit if ++$pauses > 30;
+    $host += $_[0] * 1e9;
+    $monotonic += $_[0] * 1e9;
+    for my $event (split /,/, $events{$pauses} // '') {
+        my ($what, $seconds) = split /=/, $event;
+        $host += $seconds * 1e9 if $what eq 'stands' or $what eq 'sleeps';
+        $monotonic += $seconds * 1e9 if $what eq 'sleeps';
+        $ahead += $seconds * 1e9 if $what eq 'set';
+        $rtc_behind -= $seconds * 1e9 if $what eq 'rtc';
+        $silent = $seconds if $what eq 'silent';
+    }
+}
+1;
+"""
+
+
+def behind(directory: Path, *events: str) -> list[float]:
+    """By how many seconds the clock is behind before each pause of the program."""
+    shutil.copy(PROGRAM, directory)
+    (directory / "host.pl").write_text(CLOCKS)
+    done = subprocess.run(
+        ["perl", str(directory / PROGRAM.name), *events], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
+    return [float(line) for line in done.stdout.splitlines()]
+
+
+def test_a_clock_is_right_at_the_first_look_after_a_standstill(tmp_path: Path) -> None:
+    assert behind(tmp_path, "3:stands=60", "9:stands=1.5", "14:stands=86400") == [0] * 31
+
+
+def test_a_short_standstill_is_seen_within_ten_looks(tmp_path: Path) -> None:
+    seen = behind(tmp_path, "12:stands=0.3")
+    assert set(seen) == {0, 0.3}
+    assert seen[22:] == [0] * 9
+
+
+def test_a_standstill_that_the_clock_has_counted_changes_nothing(tmp_path: Path) -> None:
+    assert behind(tmp_path, "3:sleeps=60") == [0] * 31
+
+
+def test_a_clock_that_was_set_to_another_time_keeps_it(tmp_path: Path) -> None:
+    seen = behind(tmp_path, "3:set=-1000", "6:stands=60", "9:rtc=-1000", "12:stands=60")
+    assert seen == [0] * 3 + [1000] * 28
+
+
+def test_a_clock_that_is_set_at_the_moment_of_a_standstill_keeps_its_time(tmp_path: Path) -> None:
+    assert behind(tmp_path, "3:set=-1000,stands=60") == [0] * 3 + [1000] * 28
+
+
+def test_a_clock_that_somebody_else_has_put_right_stays_so(tmp_path: Path) -> None:
+    assert behind(tmp_path, "3:stands=60,set=60", "9:stands=0.9,set=0.9") == [0] * 31
+
+
+def test_a_host_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    seen = behind(tmp_path, "3:stands=60,silent=2")
+    assert seen == [0] * 3 + [60] * 2 + [0] * 26
