@@ -89,5 +89,5 @@ def test_of_several_tasks_those_that_the_family_does_not_have_are_told_before_th
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
-    with pytest.raises(BadInputError, match=r"fam has no task other, mian\. It has main"):
-        FamilySamples(Path(configured().family), "", "local", "", ["main", "other", "mian"])
+    with pytest.raises(BadInputError, match=r"fam has no task other, mainn\. It has main"):
+        FamilySamples(Path(configured().family), "", "local", "", ["main", "other", "mainn"])
