@@ -98,7 +98,7 @@ def test_a_network_in_use_is_not_even_begun_with(api: Api, used_by: str) -> None
         ec2.create_security_group(GroupName="e-1", Description="theirs", VpcId=known["VpcId"])
     else:
         ec2.create_subnet(VpcId=known["VpcId"], CidrBlock="10.215.128.0/28")
-    with pytest.raises(InfrastructureError, match="while it is used"):
+    with pytest.raises(InfrastructureError, match="while environments use it"):
         remove_network(api, REGION, OURS)
     # Their machines still have each layer around them.
     assert acl_of(subnet) == acl

@@ -110,7 +110,7 @@ def test_a_local_batch_begins_with_no_more_at_once_than_fit_into_memory(
 
 def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "unknown").mkdir()
-    module = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return {}\n"
+    module = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return dict()\n"
     (tmp_path / "unknown" / "unknown.py").write_text(module)
     guess = {"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}
     data = {"name": "s", "families": [{"path": "unknown"}, guess], "submissions": [{"name": "one", "text": "1"}]}

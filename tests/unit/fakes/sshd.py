@@ -58,6 +58,7 @@ class Sshd:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._transports: list[paramiko.Transport] = []
+        self._calls: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
@@ -89,8 +90,16 @@ class Sshd:
         self._accepting.join(BOUND_SECONDS)
         self._listener.close()
         self.cut()
+        for call in self._calls:
+            call.join(BOUND_SECONDS)
         for error in self.errors:
             raise error
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Carries out a call, or a command of a session, in a thread that `close` waits for."""
+        thread = threading.Thread(target=work, daemon=True)
+        self._calls.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -156,7 +165,7 @@ class _Server(paramiko.ServerInterface):
 
         # paramiko confirms the request once this has returned; a command that is quicker would close the channel first.
         transport._send_user_message = send_and_tell  # type: ignore[attr-defined]
-        threading.Thread(target=run, daemon=True).start()
+        self._sshd.begin(run)
         return True
 
     def serve(self, transport: paramiko.Transport) -> None:
@@ -165,7 +174,7 @@ class _Server(paramiko.ServerInterface):
             channel = transport.accept(1)
             if channel and (handler := self._handlers.pop(channel.chanid, None)):
                 self._waiting.pop(channel.chanid, None)
-                threading.Thread(target=handler, args=(channel,), daemon=True).start()
+                self._sshd.begin(functools.partial(handler, channel))
         for onward in self._waiting.values():  # whose client left before
             onward.close()
 

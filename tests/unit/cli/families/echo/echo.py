@@ -9,7 +9,7 @@ class TaskFamily:
 
     @staticmethod
     def get_tasks():
-        return {name: {} for name in NAMES}
+        return {name: {} for name in sorted(NAMES)}
 
     @staticmethod
     def get_instructions(t):
