@@ -6,20 +6,25 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 PROGRAM = Path(__file__).parents[3] / "provisioner/base_image/local/usr/lib/provisioner/clock.pl"
-# Takes host.pl's place. Each argument is the number of a pause, and what happens in it. Prints by how many seconds the
-# clock is behind before each pause.
+RECORD = "offset"
+# Takes host.pl's place. Each argument after the first names a moment, and says what happens then: "before" the program
+# starts, when the host has just "answered" for the first time, or in the pause with that number. Prints by how many
+# seconds the clock is behind before each pause.
 CLOCKS = r"""
 use strict;
 our ($CLOCK_REALTIME, $CLOCK_MONOTONIC) = (0, 1);
 my ($host, $monotonic, $rtc_behind, $silent) = (1_700_000_000_250_000_000, 5_000_000_000, 370_000_000, 0);
 my ($ahead, $pauses) = ($host - $monotonic, 0);
-my %events = map { split /:/, $_, 2 } @ARGV;
+my %events = map { split /:/, $_, 2 } @ARGV[1 .. $#ARGV];
+happen('before');
 
 sub nanoseconds { return $monotonic + ($_[0] == $CLOCK_REALTIME ? $ahead : 0) }
 sub rtc { return int(($host - $rtc_behind) / 1_000_000_000) }
 sub open_port { }
-sub close_port { }
+sub close_port { happen('answered') }
 sub host_offset { return $silent-- > 0 ? undef : $host - $monotonic }
 sub set_clock { $ahead = $_[0] }
 
@@ -28,7 +33,11 @@ sub pause {
     exit if ++$pauses > 30;
     $host += $_[0] * 1e9;
     $monotonic += $_[0] * 1e9;
-    for my $event (split /,/, $events{$pauses} // '') {
+    happen($pauses);
+}
+
+sub happen {
+    for my $event (split /,/, delete $events{$_[0]} // '') {
         my ($what, $seconds) = split /=/, $event;
         $host += $seconds * 1e9 if $what eq 'stands' or $what eq 'sleeps';
         $monotonic += $seconds * 1e9 if $what eq 'sleeps';
@@ -42,12 +51,11 @@ sub pause {
 
 
 def behind(directory: Path, *events: str) -> list[float]:
-    """By how many seconds the clock is behind before each pause of the program."""
+    """Runs the program, and returns by how many seconds the clock is behind before each of its pauses."""
     shutil.copy(PROGRAM, directory)
     (directory / "host.pl").write_text(CLOCKS)
-    done = subprocess.run(
-        ["perl", str(directory / PROGRAM.name), *events], capture_output=True, text=True, check=True, timeout=60
-    )
+    argv = ["perl", str(directory / PROGRAM.name), str(directory / RECORD), *events]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == ""
     return [float(line) for line in done.stdout.splitlines()]
 
@@ -82,3 +90,31 @@ def test_a_clock_that_somebody_else_has_put_right_stays_so(tmp_path: Path) -> No
 def test_a_host_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     seen = behind(tmp_path, "3:stands=60,silent=2")
     assert seen == [0] * 3 + [60] * 2 + [0] * 26
+
+
+def test_a_clock_that_was_behind_before_the_first_question_is_set(tmp_path: Path) -> None:
+    assert behind(tmp_path, "before:stands=60", "9:stands=60") == [0] * 31
+
+
+def test_a_standstill_just_after_the_first_answer_is_seen_at_the_next_look(tmp_path: Path) -> None:
+    assert behind(tmp_path, "answered:stands=60") == [60] + [0] * 30
+
+
+def test_a_host_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> None:
+    assert behind(tmp_path, "before:stands=60,silent=2") == [60] * 2 + [0] * 29
+
+
+def test_a_program_that_starts_again_repairs_what_happened_meanwhile(tmp_path: Path) -> None:
+    behind(tmp_path)
+    assert behind(tmp_path, "before:stands=60") == [0] * 31
+
+
+def test_a_program_that_starts_again_keeps_the_time_to_which_the_clock_was_set(tmp_path: Path) -> None:
+    behind(tmp_path)
+    assert behind(tmp_path, "before:set=-1000,stands=60", "9:stands=60") == [1000] * 31
+
+
+@pytest.mark.parametrize("record", ["", "17000\x00", "nonsense"], ids=["empty", "binary", "text"])
+def test_a_damaged_record_counts_as_none(tmp_path: Path, record: str) -> None:
+    (tmp_path / RECORD).write_text(record)
+    assert behind(tmp_path, "before:stands=60") == [0] * 31

@@ -3,10 +3,14 @@
 # The real-time clock does not. It counts seconds, and root may set it, so it only shows that there was a standstill. The
 # host's answer says by how much the monotonic clock is behind since. That is right whatever this clock counts: with KVM
 # it counts the host's sleep, and no pause.
+#
+# The file $1 holds the last answer, so a program that systemd starts again continues from there. /run does not outlive a
+# boot: without the file, the clock is set to the host's time.
 use strict;
 
 require((__FILE__ =~ m{\A(.*/)})[0] . 'host.pl');
 our ($CLOCK_REALTIME, $CLOCK_MONOTONIC);
+my ($record) = @ARGV;
 # Not a whole second: so each look comes at another part of the real-time clock's second, and ten looks tell its tenth.
 my $PAUSE_SECONDS = 1.1;
 
@@ -20,25 +24,42 @@ sub look {
 
 sub ask_host {
     open_port();
-    my $offset = host_offset();
+    my $offset = host_offset(5);    # within a second suffices
     close_port();
     return $offset;
 }
 
-my $offset;
-until (defined($offset = ask_host())) { pause($PAUSE_SECONDS) }
-my ($least, $most) = look();
+# Returns the last recorded answer; undef if there is none.
+sub recorded {
+    open my $file, '<', $record or return undef;
+    my $offset = <$file> // '';
+    return $offset =~ /\A(-?\d{1,19})\n\z/ ? $1 : undef;
+}
+
+sub record {
+    my ($offset) = @_;
+    open my $file, '>', "$record.new" or die "$record.new: $!\n";
+    printf $file "%d\n", $offset;
+    close $file or die "$record.new: $!\n";
+    rename "$record.new", $record or die "$record: $!\n";
+}
+
+my $offset = recorded();
+my ($least, $most);
 while (1) {
-    pause($PAUSE_SECONDS);
+    # Before the question: so the next look shows a standstill that comes after the answer.
     my ($at_least, $at_most) = look();
-    if ($at_least <= $most && $at_most >= $least) {
+    if (defined $least && $at_least <= $most && $at_most >= $least) {
         $least = $at_least if $at_least > $least;
         $most = $at_most if $at_most < $most;
     }
     elsif (defined(my $told = ask_host())) {
         # Somebody may have set the clock to another time, which it then keeps, or to the right one a moment ago.
         my $ahead = nanoseconds($CLOCK_REALTIME) - nanoseconds($CLOCK_MONOTONIC);
-        set_clock(abs($ahead - $told) < 1_000_000_000 ? $told : $told + $ahead - $offset);
+        my $keeps = defined $offset && abs($ahead - $told) >= 1_000_000_000;
+        set_clock($keeps ? $told + $ahead - $offset : $told);
+        record($told);
         ($offset, $least, $most) = ($told, $at_least, $at_most);
     }
+    pause($PAUSE_SECONDS);
 }

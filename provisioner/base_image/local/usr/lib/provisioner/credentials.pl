@@ -30,7 +30,7 @@ open my $random, '+<', '/dev/urandom' or die "/dev/urandom: $!\n";
 ioctl $random, $RNDADDENTROPY, pack 'iia*', 8 * length $seed, length $seed, $seed or die "RNDADDENTROPY: $!\n";
 ioctl $random, $RNDRESEEDCRNG, 0 or die "RNDRESEEDCRNG: $!\n";
 
-my $offset = host_offset();
+my $offset = host_offset(20);
 defined $offset or die "provisioner: the host does not tell the time\n";
 set_clock($offset);
 

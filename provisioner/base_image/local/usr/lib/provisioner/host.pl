@@ -1,5 +1,5 @@
-# This machine's clocks, and how it asks its host, on the virtio-serial port. The question is one byte: "?" for the credentials, "t" for the
-# time; "." says that the machine has both. The host answers "KIND LENGTH\n" and so many bytes.
+# This machine's clocks, and how it asks its host, on the virtio-serial port. The question is one byte: "?" for the
+# credentials, "t" for the time; "." says that the machine has both. The host answers "KIND LENGTH\n" and so many bytes.
 # Only what perl-base has: it is part of every Debian, and quick to start without KVM.
 use strict;
 
@@ -58,10 +58,11 @@ sub nanoseconds {
 }
 
 # Returns how far the host's time is ahead of the monotonic clock; undef if the host does not tell it. Its answer lies
-# between question and receipt: the quickest of some exchanges counts.
+# between question and receipt: the quickest of so many exchanges counts. On a busy host most take long.
 sub host_offset {
+    my ($exchanges) = @_;
     my ($shortest, $offset);
-    for (1 .. 20) {    # on a busy host most take long
+    for (1 .. $exchanges) {
         $buffer = '' while receive(0);    # late answers
         $buffer = '';
         my $asked = nanoseconds($CLOCK_MONOTONIC);
