@@ -18,15 +18,20 @@ from typing import Any
 import provisioner_result
 from provisioner_request import Request, as_json, python_command
 from provisioner_result import OperationError
-from provisioner_values import fingerprint
+from provisioner_values import MAX_BYTES, fingerprint
 
 COLLECTIONS = (list, tuple, set, frozenset)
-# More fields than that, of all tasks together, are not compared.
-MAXIMUM_FIELDS = 50_000
-FIELD_CHARACTERS, FIELDS_SHOWN, TASKS_SHOWN = 100, 10, 20
+# Those of which the setup data has what they return, under their names without "get_".
+SETUP_FUNCTIONS = ("get_permissions", "get_instructions", "get_aux_vm_spec")
+# Supplied by the controller to a task with an aux VM, as in provisioner/family/env_file.py.
+AUX_VM_VARIABLES = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
+# If all tasks together have more fields, each task has one fingerprint. So many fit into a file of MAX_BYTES, even if
+# each character of their names is escaped.
+MAXIMUM_FIELDS, FIELD_CHARACTERS = 20_000, 30
+NAME_CHARACTERS, FIELDS_SHOWN, TASKS_SHOWN = 100, 10, 20
 DIFFERS = (
-    "So the agent may be told one task and scored on another. Let get_tasks() return the same tasks at each call: "
-    "give a seed to what is random."
+    "The agent may be told one task and scored on another. Each call must succeed and return the same tasks: use a "
+    "fixed seed for random values."
 )
 
 
@@ -154,8 +159,9 @@ def setup(request: Request) -> dict[str, Any]:
             break
         variables |= {name: given[name] for name in names}
     first = _value(result)
-    _compare(first, _read_afresh(request, variables, given))
-    return {name: part for name, part in first.items() if name not in ("missing", "fingerprints")}
+    del first["missing"]
+    _compare(first, result["fingerprints"], _read_afresh(request, variables, given))
+    return first
 
 
 def _value(result: dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +173,12 @@ def _value(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, str]) -> dict[str, Any]:
-    """Read the setup data in a new interpreter, and return the result of the operation read_setup."""
+    """Read the setup data in a new interpreter, and return the result of read_setup, with its "fingerprints"."""
     path = request.result.with_name(request.result.name + ".setup")
     unset = [name for name in given if name not in variables]
     read = replace(request, operation="read_setup", result=path, environment={}, options={"unset": unset})
-    provisioner_result.discard(path)
+    for file in (path, _fingerprints_path(path)):
+        provisioner_result.discard(file)
     program = os.path.join(os.path.dirname(__file__), "helper.py")
     sys.stdout.flush()
     with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
@@ -179,27 +186,37 @@ def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, s
         stdin.seek(0)
         command = [*python_command(), "-u", program, "child"]
         exit_code = subprocess.run(command, stdin=stdin, env={**os.environ, **variables}, check=False).returncode
-    if not provisioner_result.is_written(path):
+    result, fingerprints = (provisioner_result.read(file) for file in (path, _fingerprints_path(path)))
+    for file in (path, _fingerprints_path(path)):
+        provisioner_result.discard(file)
+    if not isinstance(result, dict):
         return provisioner_result.ended(exit_code)
-    result = json.loads(path.read_bytes())
-    provisioner_result.discard(path)
-    return result  # type: ignore[no-any-return]
+    if result["status"] == "ok":
+        result["fingerprints"] = fingerprints if isinstance(fingerprints, dict) else {}
+    return result
+
+
+def _fingerprints_path(result: Path) -> Path:
+    return result.with_name(result.name + ".fingerprints")
 
 
 def read_setup(request: Request) -> dict[str, Any]:
-    """Import the family and read the setup data of every task.
+    """Import the family and read the setup data of every task. Write the tasks' fingerprints to a file of their own.
+
+    They are not in the result, which would be too large in the end.
 
     Options:
         unset: the names of variables that the user gave, and that are not set in this process.
 
     Returns:
-        the setup data; "missing", those of the unset variables that the class requires, and nothing else if there are
-        any; and "fingerprints", hashes of what each task consists of.
+        the setup data; and "missing", those of the unset variables that the class requires, and nothing else if there
+        are any.
 
     Raises:
         OperationError: the family has score() and aggregate_scores(), but no intermediate_score(); or it has no tasks
             without its variables.
     """
+    pid = os.getpid()
     family = load_family(request.family)
     required = _required(family)
     if missing := [name for name in request.option("unset", list) if name in required]:
@@ -211,10 +228,14 @@ def read_setup(request: Request) -> dict[str, Any]:
     if not hasattr(family, "get_instructions"):
         warnings.append("the task family has no get_instructions(): every task's instructions are empty")
     tasks = _tasks(family)
-    if not tasks and (absent := [name for name in required if name not in os.environ]):
+    if not tasks and (absent := [name for name in required if name not in (*os.environ, *AUX_VM_VARIABLES)]):
         message = f"get_tasks() returns no tasks while these required variables are not set: {', '.join(absent)}"
         raise OperationError("invalid", message)
     setups = {name: _task_setup(family, name, task) for name, task in tasks.items()}
+    # They are only for a warning: nothing that prevents it may fail the build. A child that task code forked has none.
+    with contextlib.suppress(Exception):
+        if os.getpid() == pid:
+            provisioner_result.write(_fingerprints_path(request.result), _fingerprints(tasks, setups))
     return {
         "standard_version": getattr(family, "standard_version", None),
         "tasks": setups,
@@ -225,7 +246,6 @@ def read_setup(request: Request) -> dict[str, Any]:
         "skip_chown_after_start": bool(getattr(family, "skip_chown_after_start", False)),
         "warnings": warnings,
         "missing": [],
-        "fingerprints": _fingerprints(tasks, setups),
     }
 
 
@@ -249,17 +269,23 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
         raise
 
 
-def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, str]]:
-    """Return hashes of each task's fields, by the task's name. Only hashes: the values may be large, or secret."""
-    left = MAXIMUM_FIELDS
-    fingerprints = {}
+def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return hashes of each task, by its name's hash: one of the whole task, and those of its fields if they are few.
+
+    Only hashes: the values may be large, or secret.
+    """
+    hashes = {}
     for name, task in tasks.items():
-        named = isinstance(task, dict) and all(isinstance(key, str) for key in task)
-        fields = {repr(key[:FIELD_CHARACTERS]): task[key] for key in task} if named else {"value": task}
-        fields |= {key: setups[name][key] for key in ("permissions", "instructions", "aux_vm_spec")}
-        left -= len(fields)
-        fingerprints[name] = {key: _fingerprint(value) for key, value in fields.items()} if left >= 0 else {}
-    return fingerprints
+        fields: dict[str, Any] = {f"{key}()": setups[name][key[4:]] for key in SETUP_FUNCTIONS}
+        if isinstance(task, dict) and all(isinstance(key, str) for key in task):
+            for key, value in task.items():
+                # Long names may have the same beginning.
+                fields.setdefault(repr(key[:FIELD_CHARACTERS]), {})[key] = value
+        else:
+            fields["the task's value"] = task
+        hashes[fingerprint(str(name))] = {field: _fingerprint(value) for field, value in fields.items()}
+    few = sum(map(len, hashes.values())) <= MAXIMUM_FIELDS
+    return {name: [fingerprint(fields), fields if few else None] for name, fields in hashes.items()}
 
 
 def _fingerprint(value: object) -> str:
@@ -268,25 +294,58 @@ def _fingerprint(value: object) -> str:
     return ""
 
 
-def _compare(first: dict[str, Any], second: dict[str, Any]) -> None:
+def _compare(first: dict[str, Any], fingerprints: dict[str, Any], second: dict[str, Any]) -> None:
     """Add warnings to setup data that was read: of each task that was another one when it was read again.
+
+    They never make the setup data larger than a result may be.
 
     Args:
         second: the result of the second reading.
     """
-    if second["status"] == "error":
-        first["warnings"].append("The setup data was read twice, and the second time failed. Each call must succeed.")
-        return
-    before, after = first["fingerprints"], second["value"]["fingerprints"]
-    for name, fields in before.items():
-        if name not in after:
-            first["tasks"][name]["warnings"] = [_only_once(name)]
-        elif different := [field for field in fields if fields[field] != after[name].get(field)]:
-            said = ", ".join(different[:FIELDS_SHOWN]) + (" and others" if len(different) > FIELDS_SHOWN else "")
-            problem = f"The task {name!r} was read twice, and differs in: {said}."
-            first["tasks"][name]["warnings"] = [f"{problem} {DIFFERS}"]
-    first["warnings"] += [_only_once(name) for name in after if name not in before][:TASKS_SHOWN]
+    problems = {}
+    read_again = second["value"].get("tasks") if second["status"] == "ok" else None
+    for name in first["tasks"]:
+        key = fingerprint(name)
+        if read_again is None:
+            problems[name] = f"The task {_shown(name)} was read twice, and the second time failed."
+        elif name not in read_again:
+            problems[name] = _only_once(name)
+        elif different := _different(fingerprints.get(key), second["fingerprints"].get(key)):
+            problems[name] = f"The task {_shown(name)} was read twice, and differs in: {different}."
+    others = [_only_once(name) for name in read_again or () if name not in first["tasks"]]
+    warnings = [(first, f"{len(problems)} tasks may differ at each call.")] if len(problems) > TASKS_SHOWN else []
+    for number, (name, problem) in enumerate(problems.items()):
+        text = f"{problem} {DIFFERS}" if number < TASKS_SHOWN else f"The task {_shown(name)} may differ at each call."
+        warnings.append((first["tasks"][name], text))
+    warnings += [(first, f"{problem} {DIFFERS}") for problem in others[:TASKS_SHOWN]]
+    room = MAX_BYTES - len(json.dumps({"status": "ok", "value": first}))
+    for place, text in warnings:
+        room -= len(json.dumps({"warnings": [text]}))
+        if room < 0:
+            break
+        place.setdefault("warnings", []).append(text)
+
+
+def _different(before: list[Any] | None, after: list[Any] | None) -> str:
+    """Return in words what differs; "" if nothing does, or if the two cannot be compared."""
+    if before is None or after is None:
+        return ""
+    (whole, fields), (whole_after, fields_after) = before, after
+    if fields is None or fields_after is None:
+        return "" if whole == whole_after else "the task or what is called with it"
+    pairs = {field: (fields.get(field), fields_after.get(field)) for field in {**fields, **fields_after}}
+    # "" is the fingerprint of what cannot be compared.
+    different = [field for field, pair in pairs.items() if pair[0] != pair[1] and "" not in pair]
+    shown = different[:FIELDS_SHOWN]
+    of_task = [field for field in shown if field[0] in "'\""]  # the others are functions, or the whole value
+    parts = [f"the task's field{'s' if len(of_task) > 1 else ''} {', '.join(of_task)}"] if of_task else []
+    parts += [field for field in shown if field not in of_task]
+    return "; ".join([*parts, "and others"] if len(different) > FIELDS_SHOWN else parts)
+
+
+def _shown(name: str) -> str:
+    return repr(name[:NAME_CHARACTERS])
 
 
 def _only_once(name: str) -> str:
-    return f"The tasks were read twice, and the task {name[:FIELD_CHARACTERS]!r} was there only once. {DIFFERS}"
+    return f"The tasks were read twice, and the task {_shown(name)} was there only once."

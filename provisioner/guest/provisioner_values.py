@@ -35,7 +35,7 @@ def fingerprint(value: object) -> str:
     import hashlib  # only here: each import costs the other operations time
     import json
 
-    text = json.dumps(_ComparableEncoder().encode(value, 0), sort_keys=True)
+    text = json.dumps(_ComparableEncoder().encode(value, 0))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
@@ -64,8 +64,11 @@ class _Encoder:
         if isinstance(value, list | tuple):
             return [self.encode(item, depth + 1) for item in value]
         if isinstance(value, dict):
-            return {self._key(key): self.encode(item, depth + 1) for key, item in value.items()}
+            return self._dict(value, depth)
         return self._converted(value, depth)
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        return {self._key(key): self.encode(item, depth + 1) for key, item in value.items()}
 
     def _converted(self, value: object, depth: int) -> Any:
         """Ask the object for a simpler form of itself, which NumPy, pandas, Decimal and similar types provide."""
@@ -79,6 +82,9 @@ class _Encoder:
                 continue
             if type(simpler) is not type(value):  # numpy.longdouble.item() returns itself
                 return self.encode(simpler, depth + 1)
+        return self._unconverted(value, depth)
+
+    def _unconverted(self, value: object, depth: int) -> Any:
         return self._representation(value)
 
     def _key(self, key: object) -> str:
@@ -106,14 +112,55 @@ class _Encoder:
 
 
 class _ComparableEncoder(_Encoder):
-    """Sorts sets, and leaves addresses out of what has no other form."""
+    """Sorts sets and dicts, and encodes objects by their fields. Objects of a type without fields are all equal."""
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        pairs = [[self.encode(key, depth + 1), self.encode(item, depth + 1)] for key, item in value.items()]
+        return {"dict": _sorted(pairs)}
 
     def _converted(self, value: object, depth: int) -> Any:
         if isinstance(value, set | frozenset):
-            return sorted((self.encode(item, depth + 1) for item in value), key=repr)
+            return {"set": _sorted([self.encode(item, depth + 1) for item in value])}
         return super()._converted(value, depth)
+
+    def _unconverted(self, value: object, depth: int) -> Any:
+        import datetime
+        from collections.abc import KeysView, ValuesView
+        from pathlib import PurePath
+        from re import Pattern
+
+        if isinstance(value, bytes | bytearray):
+            return {"bytes": self._string(value.hex())}
+        # Their repr is the same in each process, and their fields are not: a path keeps its hash.
+        dates = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+        if isinstance(value, (complex, range, PurePath, Pattern, *dates)):
+            return self._representation(value)
+        if isinstance(value, KeysView | ValuesView):
+            return _sorted([self.encode(item, depth + 1) for item in value])
+        kind = self._string(type(value).__qualname__)
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        if isinstance(name, str):  # a function, method or module
+            return [kind, self._string(name)]
+        return [kind, self.encode(_fields(value), depth + 1)]
 
     def _representation(self, value: object) -> str:
         import re
 
         return re.sub("0x[0-9a-f]+", "0x", super()._representation(value))
+
+
+def _sorted(encoded: list[Any]) -> list[Any]:
+    import json
+
+    return sorted(encoded, key=json.dumps)
+
+
+def _fields(value: object) -> dict[str, Any]:
+    """Return an object's fields: those of its __dict__ and of its classes' __slots__."""
+    fields = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                fields[slot] = getattr(value, slot)
+    return fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,8 @@ def test_setup_of_a_family_that_cannot_be_read_without_variables_gets_all_of_the
 def test_setup_names_the_variables_without_which_there_are_no_tasks(machine: Machine) -> None:
     machine.write_family(
         """
-        required_environment_variables = ("SECOND", "FIRST", "SET")
+        ours = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
+        required_environment_variables = ("SECOND", "FIRST", "SET", *ours)
         get_tasks = staticmethod(lambda: {"main": {}} if "FIRST" in os.environ else {})
     """,
         before="import os\n",
@@ -139,10 +141,11 @@ def test_setup_warns_of_tasks_that_differ_when_they_are_read_again(machine: Mach
     warnings = {name: task.get("warnings", []) for name, task in value["tasks"].items()}
     [number] = [name for name in warnings if name.startswith("task ")]
     assert all(len(warnings[name]) == 1 for name in ("word", "whole", number))
-    assert warnings["word"][0].startswith("The task 'word' was read twice, and differs in: 'answer', instructions. ")
-    assert warnings["whole"][0].startswith("The task 'whole' was read twice, and differs in: value. ")
-    assert f"the task {number!r} was there only once" in warnings[number][0]
-    assert "scored on another" in warnings["word"][0]
+    assert warnings["word"][0].startswith(
+        "The task 'word' was read twice, and differs in: the task's field 'answer'; get_instructions(). The agent may "
+    )
+    assert warnings["whole"][0].startswith("The task 'whole' was read twice, and differs in: the task's value. The ")
+    assert f"the task {number!r} was there only once. The agent may" in warnings[number][0]
     assert warnings["quiet"] == []
     [other] = value["warnings"]
     assert "was there only once" in other
@@ -169,22 +172,94 @@ def test_setup_does_not_warn_of_another_order_nor_of_other_addresses(machine: Ma
     assert value["warnings"] == []
 
 
-def test_setup_that_fails_the_second_time_warns(machine: Machine) -> None:
-    machine.write_family(
-        """
-        @staticmethod
-        def get_tasks():
-            with open("count", "a") as file:
-                file.write("x")
-            return {"main": {}} if os.path.getsize("count") == 1 else 1 / 0
-        get_instructions = staticmethod(lambda t: "")
-    """,
-        before="import os\n",
-    )
+# get_tasks() returns first() when it is called the first time, and then second().
+TWICE = """
+    @staticmethod
+    def get_tasks():
+        with open("count", "a") as file:
+            file.write("x")
+        return first() if os.path.getsize("count") == 1 else second()
+    get_instructions = staticmethod(lambda t: "")
+"""
 
-    [warning] = machine.run("setup", given={}).value["warnings"]
 
-    assert "the second time failed" in warning
+def _read_twice(machine: Machine, first: str, second: str) -> dict[str, Any]:
+    machine.write_family(TWICE, before=f"import os\nfirst = lambda: {first}\nsecond = lambda: {second}\n")
+    value: dict[str, Any] = machine.run("setup", given={}).value
+    return value
+
+
+@pytest.mark.parametrize("second", ["1 / 0", "os._exit(7)"], ids=["raises", "ends"])
+def test_setup_that_fails_the_second_time_warns_of_every_task(machine: Machine, second: str) -> None:
+    value = _read_twice(machine, "{'main': {}, 'other': {}}", second)
+
+    for name in ("main", "other"):
+        [warning] = value["tasks"][name]["warnings"]
+        assert warning.startswith(f"The task {name!r} was read twice, and the second time failed. The agent may ")
+    assert value["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "different"),
+    [
+        ("{'a': 1}", "{'a': 1, 'hint': 2}", "the task's field 'hint'"),
+        ("{'a': 1, 'hint': 2}", "{'a': 1}", "the task's field 'hint'"),
+        ("{'a': 1, 'b': 1}", "{'a': 2, 'b': 2}", "the task's fields 'a', 'b'"),
+        (
+            "{'x' * 99 + 'a': 1, 'x' * 99 + 'b': 1}",
+            "{'x' * 99 + 'a': 2, 'x' * 99 + 'b': 1}",
+            f"the task's field '{'x' * 30}'",
+        ),
+    ],
+    ids=["added", "removed", "two", "long"],
+)
+def test_setup_names_each_field_that_differs(machine: Machine, first: str, second: str, different: str) -> None:
+    task = _read_twice(machine, f"{{'m': {first}}}", f"{{'m': {second}}}")["tasks"]["m"]
+
+    assert f"differs in: {different}. " in task["warnings"][0]
+
+
+def test_setup_compares_every_task_of_a_large_family_in_any_order(machine: Machine) -> None:
+    tasks = "{f't{n}': {f'f{m}': m for m in range(20)} for n in range(1500)}"
+
+    value = _read_twice(machine, tasks, f"dict(reversed(({tasks} | {{'t1499': {{'f0': 9}}}}).items()))")
+
+    assert {name for name, task in value["tasks"].items() if "warnings" in task} == {"t1499"}
+    assert "differs in: the task or what is called with it. " in value["tasks"]["t1499"]["warnings"][0]
+
+
+def test_a_large_family_is_compared_with_a_smaller_one_by_whole_tasks(machine: Machine) -> None:
+    tasks = "{f't{n}': {f'f{m}': m for m in range(20)} for n in range(%d)}"
+
+    value = _read_twice(machine, tasks % 10, tasks % 1500)
+
+    assert not any("warnings" in task for task in value["tasks"].values())
+    assert len(value["warnings"]) == 20
+
+
+def test_fingerprints_of_many_long_names_fit_into_their_file(machine: Machine) -> None:
+    tasks = "{str(t): {chr(0x1F600 + n) * 40: 0 for n in range(70)} for t in range(273)}"
+
+    value = _read_twice(machine, tasks, f"{tasks} | {{'0': {{}}}}")
+
+    assert "the task's fields " in value["tasks"]["0"]["warnings"][0]
+
+
+def test_warnings_of_many_random_tasks_are_short(machine: Machine) -> None:
+    value = _read_twice(machine, *["{os.urandom(8).hex(): {} for _ in range(10_000)}"] * 2)
+
+    warnings = [warning for task in value["tasks"].values() for warning in task["warnings"]]
+    assert len(warnings) == 10_000
+    assert sum(map(len, warnings)) < 1_000_000
+    assert value["warnings"][0] == "10000 tasks may differ at each call."
+    assert len(value["warnings"]) == 21
+
+
+def test_warnings_do_not_make_setup_data_too_large(machine: Machine) -> None:
+    value = _read_twice(machine, *["{os.urandom(8).hex() + 'n' * 8260: {} for _ in range(1000)}"] * 2)
+
+    warned = [task for task in value["tasks"].values() if "warnings" in task]
+    assert 0 < len(warned) < 1000
 
 
 def test_setup_of_a_family_that_ends_the_process_is_an_error(machine: Machine) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
-from tests.unit.guest.machine_directory import Machine
+from tests.unit.guest.machine_directory import GUEST, Machine
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,78 @@ def test_what_cannot_be_encoded_becomes_its_repr_even_where_that_breaks(machine:
 )
 def test_a_value_that_is_too_large_is_an_error_of_its_own(machine: Machine, body: str) -> None:
     assert machine.score(body).result["kind"] == "too_large"
+
+
+CLASSES = """
+import collections, dataclasses, datetime, pathlib, re, sys
+sys.path.insert(0, sys.argv[1])
+from provisioner_values import fingerprint
+
+@dataclasses.dataclass
+class Fields:
+    value: object
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    value: object
+
+class Plain:
+    def __init__(self, value=None):
+        self.value = value
+
+names = {"x", "y", "z", "long", "short"}
+def function(): pass
+"""
+
+
+def _fingerprints(expression: str) -> set[str]:
+    code = f"{CLASSES}\nprint(fingerprint({expression}))"
+    return {
+        subprocess.run(
+            [sys.executable, "-B", "-c", code, str(GUEST)],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout.decode()
+        for seed in ("1", "2", "3")
+    }
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "names",
+        "Fields(names)",
+        "Slots(names)",
+        "Plain(names)",
+        "{frozenset(names): 1}",
+        "{Plain, Fields}",
+        "{frozenset((n, n[0])): n for n in names}",
+        "{frozenset((n, m)) for n in names for m in names}",
+        "[{Plain(n) for n in names}, {n: 1 for n in names}.keys()]",
+        "collections.deque([names])",
+        "[function, lambda: 1, [].append, re, object(), pathlib.Path('/a'), re.compile('a'), datetime.timedelta(1)]",
+    ],
+    ids=["set", "dataclass", "slots", "object", "key", "types", "keys", "sets", "objects", "deque", "others"],
+)
+def test_equal_values_have_one_fingerprint(expression: str) -> None:
+    assert len(_fingerprints(expression)) == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "another"),
+    [
+        ("Fields({1})", "Fields({2})"),
+        ("Slots([1])", "Slots([2])"),
+        ("Plain(1)", "Fields(1)"),
+        ("{frozenset({1}): 1}", "{frozenset({2}): 1}"),
+        ("{1: 2}", "{'1': 2}"),
+        ("b'a' * 20_000", "b'a' * 20_001"),
+        ("pathlib.Path('/a')", "pathlib.Path('/b')"),
+        ("datetime.date(2026, 1, 1)", "datetime.date(2026, 1, 2)"),
+        ("[len, function]", "[print, function]"),
+    ],
+    ids=["dataclass", "slots", "type", "set key", "key", "bytes", "path", "date", "function"],
+)
+def test_different_values_have_different_fingerprints(expression: str, another: str) -> None:
+    assert not _fingerprints(expression) & _fingerprints(another)
