@@ -25,7 +25,8 @@ MAXIMUM_BYTES = 1 << 20
 SEED_BYTES = 64
 # What is read at once. A machine asks ten times a second until it is answered, and the host may be busy.
 TOGETHER_BYTES = 4096
-# A machine that starts asks up to twenty-five times. What was read at once counts as one question.
+# A machine that starts asks up to about thirty times: a few times for its credentials, up to twenty times for the time
+# (credentials.pl), and up to five times more (clock.pl). What was read at once counts as one question.
 QUESTIONS, QUESTIONS_PER_SECOND = 40.0, 2.0
 
 
