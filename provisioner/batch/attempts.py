@@ -200,12 +200,12 @@ class Attempt:
             recording=recording,
         )
 
-    def _score_log(self) -> tuple[tuple[LoggedScore, ...], int]:
+    def _score_log(self) -> tuple[tuple[LoggedScore, ...], int | None]:
         """Returns the bounded score log and how many entries the whole log has, even if the environment is gone."""
         with best_effort(self.session.progress, f"Keeping the score log of {self.id}"):
             record = self.session.environments.record(self.id)
             return (bounded(record.score_log), len(record.score_log)) if record else ((), 0)
-        return (), 0
+        return (), None
 
     def _end(self, phases: Phases, *, came_up: bool) -> None:
         try:

@@ -124,13 +124,14 @@ class EndStep(Step):
     Args:
         trouble: what could not be removed; empty if all of it is gone.
         score_log: the environment's intermediate scores.
-        score_log_entries: how many there were, before score_log was bounded.
+        score_log_entries: how many there were, before score_log was bounded; None if it could not be read, or in steps
+            of earlier versions.
         recording: the hash of its sealed logs; empty if there is none.
     """
 
     trouble: str = ""
     score_log: ScoreLog = ()
-    score_log_entries: int = Field(default=0, ge=0, le=2**53)
+    score_log_entries: int | None = Field(default=None, ge=0, le=2**53)
     recording: str = ""
 
 

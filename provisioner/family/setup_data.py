@@ -11,6 +11,7 @@ from provisioner.family.env_file import is_variable_name
 from provisioner.family.explained import METHODS, explained
 from provisioner.family.vm_spec import parse_vm_spec
 from provisioner.models import SetupData, TaskSetup
+from provisioner.printable import printable
 from provisioner.validation import listed, shown
 
 MAXIMUM_TASKS = 10_000
@@ -18,7 +19,8 @@ MAXIMUM_TASK_NAME_CHARACTERS = 256
 MAXIMUM_INSTRUCTIONS_BYTES = 1 << 20
 MAXIMUM_VARIABLES = 1000
 MAXIMUM_WARNINGS = 1000
-MAXIMUM_TASK_WARNINGS = 10
+MAXIMUM_TASK_WARNINGS = 2
+MAXIMUM_TASK_WARNING_CHARACTERS = 2048
 MAXIMUM_WARNING_CHARACTERS = 4096
 MAXIMUM_VERSION_CHARACTERS = 64
 
@@ -45,7 +47,7 @@ def parse_setup_data(value: object) -> SetupData:
     return SetupData(
         standard_version=_version(value.get("standard_version")),
         tasks=_tasks(value.get("tasks")),
-        warnings=_warnings(value.get("warnings", []), _WHERE, MAXIMUM_WARNINGS),
+        warnings=_warnings(value.get("warnings", []), _WHERE, MAXIMUM_WARNINGS, MAXIMUM_WARNING_CHARACTERS),
         **flags,
     )
 
@@ -90,12 +92,12 @@ def _version(value: object) -> str | None:
     return None if value is None else str(value) if plain else shown(value)
 
 
-def _warnings(value: object, where: str, maximum: int) -> tuple[str, ...]:
+def _warnings(value: object, where: str, maximum: int, characters: int) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > maximum:
         raise TaskFamilyError(f"{where}: warnings must be a list of at most {maximum}, not {shown(value)}.")
     if any(not isinstance(warning, str) or not _is_text(warning) for warning in value):
         raise TaskFamilyError(f"{where}: every warning must be a string.")
-    return tuple(warning[:MAXIMUM_WARNING_CHARACTERS] for warning in value)
+    return tuple(printable(warning)[:characters] for warning in value)
 
 
 def _tasks(value: object) -> dict[str, TaskSetup]:
@@ -132,7 +134,7 @@ def _task(name: str, value: object) -> TaskSetup:
         instructions=_instructions(value.get("instructions", ""), where),
         required_environment_variables=_variables(value.get("required_environment_variables", []), where),
         aux_vm_spec=None if spec is None else parse_vm_spec(spec, f"{where}: aux_vm_spec"),
-        warnings=_warnings(value.get("warnings", []), where, MAXIMUM_TASK_WARNINGS),
+        warnings=_warnings(value.get("warnings", []), where, MAXIMUM_TASK_WARNINGS, MAXIMUM_TASK_WARNING_CHARACTERS),
     )
 
 

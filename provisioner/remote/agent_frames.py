@@ -13,6 +13,8 @@ from provisioner import strict_json
 LINE_LIMIT_BYTES = 64
 # What guest/agent.py sends at once, and more than its last frame has.
 FRAME_LIMIT_BYTES = 64 << 10
+# More than any agent writes; and programs that read our JSON know no larger whole numbers.
+MAXIMUM_OFFSET = 2**53
 
 
 class FrameError(Exception):
@@ -84,6 +86,8 @@ class AgentFrames:
             self._frame = kind, int(offset), int(length)
         except ValueError:
             raise FrameError("a line is not a frame's") from None
+        if self._frame[1] > MAXIMUM_OFFSET:
+            raise FrameError("a frame lies where no output can be")
         if kind not in ("o", "e", "b", "x", "n") or not 0 <= self._frame[2] <= FRAME_LIMIT_BYTES:
             raise FrameError("a frame is of no known kind or size")
         return True

@@ -25,9 +25,6 @@ from provisioner.validation import shown
 _VERSIONS = re.compile(r"0\.[1-5](\.\d+)*")
 _VARIABLES = "required_environment_variables"
 _SHOWN = 20
-# The parts of a task's name. Words of fewer letters often differ in one from another task's.
-_WORDS = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
-_LETTERS = 4
 # Looking for the nearest of many names takes long.
 _NEAR = 1000
 
@@ -49,31 +46,23 @@ def literal_tasks(source: FamilySource) -> dict[str, int] | None:
 def mistyped_task(family: TaskFamily, task: str) -> str:
     """Returns the manifest's task that is meant, if another name is surely a mistake; empty otherwise.
 
-    A manifest need not name all tasks. So a name counts only if it differs in case or in one letter of a word: `main_2`
-    and `main_b` may be tasks beside `main_1` and `main_a`.
+    A manifest need not name all tasks. So a name counts only if it differs in case, or if two letters of it are swapped:
+    `files` and `main_2` may be tasks beside `file` and `main_1`.
     """
     names = family.manifest.tasks
-    return "" if task in names else next((name for name in names if _differ_in_a_letter(name, task)), "")
+    return "" if task in names else next((name for name in names if _is_surely_meant(name, task)), "")
 
 
-def _differ_in_a_letter(one: str, other: str) -> bool:
-    one, other = one.casefold(), other.casefold()
-    if one == other:
-        return True
-    words, others = _WORDS.findall(one), _WORDS.findall(other)
-    different = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
-    if len(words) != len(others) or len(different) != 1:
-        return False
-    are_words = all(word.isalpha() and len(word) >= _LETTERS for word in different[0])
-    return are_words and _is_one_edit(*different[0])
-
-
-def _is_one_edit(one: str, other: str) -> bool:
-    """Returns whether a letter more, less, or another, or two swapped, make one word the other."""
-    shorter = min(len(one), len(other))
-    begin = next((place for place in range(shorter) if one[place] != other[place]), shorter)
-    a, b = one[begin:], other[begin:]
-    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
+def _is_surely_meant(name: str, typed: str) -> bool:
+    name, typed = name.casefold(), typed.casefold()
+    different = [place for place, pair in enumerate(zip(name, typed, strict=False)) if pair[0] != pair[1]]
+    if len(name) != len(typed) or not different:
+        return name == typed
+    first, last = different[0], different[-1]
+    are_neighbours = len(different) == 2 and last == first + 1
+    return (
+        are_neighbours and name[first] + name[last] == typed[last] + typed[first] and name[first : last + 1].isalpha()
+    )
 
 
 def missing_variables(source: FamilySource, variables: Mapping[str, str]) -> list[str]:
