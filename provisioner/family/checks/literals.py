@@ -46,7 +46,7 @@ def literal_tasks(source: FamilySource) -> dict[str, int] | None:
 def mistyped_task(family: TaskFamily, task: str) -> str:
     """Returns the manifest's task that is meant, if another name is surely a mistake; empty otherwise.
 
-    A manifest need not name all tasks. So a name counts only if it differs in case, or if two letters of it are swapped:
+    A manifest need not name all tasks. So a name counts only if it differs in case or in two swapped letters:
     `files` and `main_2` may be tasks beside `file` and `main_1`.
     """
     names = family.manifest.tasks
