@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,17 @@ def open_call(
         if time.monotonic() > deadline:
             raise NoServerError("its exec server has ended.")
         time.sleep(PAUSE_SECONDS)
+
+
+def close_call(channel: paramiko.Channel) -> None:
+    """Closes a call's channel. Output may arrive at the same moment.
+
+    paramiko closes the pipe behind `fileno` while its own thread may be writing to it, which breaks the connection of
+    all calls, or writes into whatever file has the number next (paramiko's issue 2271). So nothing writes to it first.
+    """
+    for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+        buffer.set_event(threading.Event())
+    channel.close()
 
 
 def _has_server(transport: BoundedTransport, answer_seconds: float) -> bool:

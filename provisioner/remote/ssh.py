@@ -35,7 +35,7 @@ from provisioner.remote.exchange import (
     size_bytes,
     transfer_seconds,
 )
-from provisioner.remote.exec_channel import NoServerError, open_call
+from provisioner.remote.exec_channel import NoServerError, close_call, open_call
 from provisioner.remote.exec_frames import ExecViolation
 from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
@@ -341,7 +341,7 @@ class Connection:
             raise self._lost() from error
         finally:
             with self._cut_off_after(CUT_OFF_SECONDS), contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-                channel.close()
+                close_call(channel)
 
     @property
     def _where(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 import pytest
+from paramiko.pipe import PosixPipe
 
 from provisioner.errors import CommandTimeoutError, MachineLostError, UsageError
 from provisioner.models import Endpoint
@@ -21,6 +22,7 @@ from provisioner.remote.login import Login
 from provisioner.remote.output_buffer import BoundedBuffer
 from provisioner.remote.ssh import Connection
 from provisioner.remote.transfer import download, upload
+from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.waiting import BOUND_SECONDS, until
 
@@ -140,6 +142,37 @@ def test_an_exception_from_a_listener_is_never_mistaken_for_a_lost_connection(
         connection.run(sh("echo one; echo two >&2; exec sleep 2"), **{stream: refuse})  # type: ignore[arg-type]
     assert caught.value is error
     assert connection.run(["true"]).exit_code == 0
+
+
+def test_output_that_arrives_while_a_call_is_closed_does_not_break_the_connection(
+    server: Sshd, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_closing, has_arrived = threading.Event(), threading.Event()
+
+    def close_slowly(pipe: PosixPipe) -> None:
+        os.close(pipe.fileno())
+        os.close(pipe._wfd)  # type: ignore[attr-defined]
+        is_closing.set()
+        has_arrived.wait(BOUND_SECONDS)
+        pipe._closed = True  # type: ignore[attr-defined]
+
+    def program(call: Call) -> None:
+        call.say(b"one")
+        is_closing.wait(BOUND_SECONDS)
+        call.say(b"two")
+        call.channel.get_transport().global_request("answered after all that came before")
+        has_arrived.set()
+
+    monkeypatch.setattr(PosixPipe, "close", close_slowly)
+    server.program = program
+
+    def refuse(_: bytes) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        connection.run(["true"], on_stdout=refuse)
+    assert has_arrived.is_set()
+    connection.require_active()
 
 
 def test_an_exception_from_the_check_is_never_mistaken_for_a_lost_connection(login: Login) -> None:
