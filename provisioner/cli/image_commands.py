@@ -16,6 +16,7 @@ from provisioner.clouds.registry import Where
 from provisioner.errors import InfrastructureError
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.images.build import build_all
+from provisioner.printable import printable
 from provisioner.session import Phases, Session
 from provisioner.store.snapshots import SnapshotStore
 
@@ -80,7 +81,7 @@ def list_images() -> Result:
         {"name": name, "directory": str(opened.images.path(name)), "message": error.message, "hint": error.hint}
         for name, error in opened.images.unreadable().items()
     ]
-    lines += [f"{each['name']}: {each['message']} {each['hint']}" for each in unreadable]
+    lines += [printable(f"{each['name']}: {each['message']} {each['hint'] or ''}").rstrip() for each in unreadable]
     return Result({"images": images, "unreadable": unreadable}, "\n".join(lines))
 
 

@@ -40,7 +40,7 @@ def build_step(module: str) -> str:
     Args:
         module: its name; the package's may be another one, unless METR's image has it.
     """
-    package = OF_METRS_IMAGE.get(module, "PACKAGE")
+    package = OF_METRS_IMAGE.get(module, "<PACKAGE>")
     return json.dumps({"type": "shell", "commands": [f"pip install {package}"]})
 
 

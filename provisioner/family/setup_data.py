@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import unicodedata
 from collections.abc import Iterable
 
@@ -23,6 +24,8 @@ MAXIMUM_TASK_WARNINGS = 2
 MAXIMUM_TASK_WARNING_CHARACTERS = 2048
 MAXIMUM_WARNING_CHARACTERS = 4096
 MAXIMUM_VERSION_CHARACTERS = 64
+# Among how many names a similar one is looked for: about a second's work.
+COMPARED_CHARACTERS = 200_000
 
 _WHERE = "The family's setup data"
 _FLAGS = ("has_score", "has_intermediate_score", "has_aggregate_scores", "has_teardown", "skip_chown_after_start")
@@ -73,9 +76,14 @@ def unknown_task(family_name: str, task: str, names: Iterable[str]) -> UsageErro
 
 
 def closest(name: str, names: Iterable[str], count: int = 5) -> list[str]:
-    """Returns at most `count` names similar to `name`, best first. Falls back to the first names if none is similar."""
+    """Returns at most `count` names similar to `name`, best first. Falls back to the first names if none is similar.
+
+    Of very many names, the last ones are not compared.
+    """
     candidates = list(names)
-    by_folded = {candidate.casefold(): candidate for candidate in reversed(candidates)}
+    lengths = itertools.accumulate(map(len, candidates))
+    compared = [name for name, length in zip(candidates, lengths, strict=True) if length <= COMPARED_CHARACTERS]
+    by_folded = {candidate.casefold(): candidate for candidate in reversed(compared)}
     similar = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
     return [by_folded[folded] for folded in similar] or candidates[:count]
 

@@ -28,6 +28,7 @@ AUX_VM_VARIABLES = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
 # If all tasks together have more fields, each task has one fingerprint. So many fit into a file of MAX_BYTES, even if
 # each character of their names is escaped.
 MAXIMUM_FIELDS, FIELD_CHARACTERS = 20_000, 30
+LONG_NAME = "a field with a long name"
 NAME_CHARACTERS, FIELDS_SHOWN, TASKS_SHOWN = 100, 10, 20
 DIFFERS = (
     "The agent may be told one task and scored on another. Each call must succeed and return the same tasks: use a "
@@ -279,8 +280,9 @@ def _fingerprints(tasks: dict[Any, Any], setups: dict[Any, dict[str, Any]]) -> d
         fields: dict[str, Any] = {f"{key}()": setups[name][key[4:]] for key in SETUP_FUNCTIONS}
         if isinstance(task, dict) and all(isinstance(key, str) for key in task):
             for key, value in task.items():
-                # Long names may have the same beginning.
-                fields.setdefault(repr(key[:FIELD_CHARACTERS]), {})[key] = value
+                # Half a name may be half a secret, which the controller would not know.
+                field = repr(key) if len(key) <= FIELD_CHARACTERS else LONG_NAME
+                fields.setdefault(field, {})[key] = value
         else:
             fields["the task's value"] = task
         hashes[fingerprint(str(name))] = {field: _fingerprint(value) for field, value in fields.items()}

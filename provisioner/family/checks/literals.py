@@ -25,8 +25,6 @@ from provisioner.validation import shown
 _VERSIONS = re.compile(r"0\.[1-5](\.\d+)*")
 _VARIABLES = "required_environment_variables"
 _SHOWN = 20
-# Looking for the nearest of many names takes long.
-_NEAR = 1000
 
 
 def literal_tasks(source: FamilySource) -> dict[str, int] | None:
@@ -110,7 +108,7 @@ def task_findings(source: FamilySource, family: TaskFamily, task: str | None) ->
     yield from _duplicates(source, tasks)
     yield from _manifest(family, tasks)
     if task is not None and task not in tasks:
-        near = closest(task, list(tasks)[:_NEAR])
+        near = closest(task, tasks)
         yield Finding(
             "error", "unknown-task", source.file, line, f"The family {family.name} has no task {shown(task)}.",
             "No environment can be created for it.",

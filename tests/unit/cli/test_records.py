@@ -281,6 +281,14 @@ def test_an_image_of_another_version_hides_no_other(provisioner: CommandLine, fa
     assert len(list((provisioner.home / "images").glob("*/image.json"))) == 3
 
 
+def test_a_line_break_in_the_name_of_an_unreadable_image_is_not_shown(provisioner: CommandLine) -> None:
+    directory = provisioner.home / "images" / "a\nb"
+    directory.mkdir(parents=True)
+    (directory / "image.json").write_text("{")
+    [_, line] = provisioner("image", "list").stdout.splitlines()
+    assert line.startswith("a b: ")
+
+
 def test_an_environment_whose_record_cannot_be_read_does_not_hide_images(
     provisioner: CommandLine, family_image: str
 ) -> None:

@@ -83,3 +83,9 @@ def test_an_unknown_task_lists_the_nearest_names_first() -> None:
 
 def test_a_name_like_no_other_still_gets_some_names() -> None:
     assert closest("zzz", ["b", "a"]) == ["b", "a"]
+
+
+def test_of_very_many_names_the_first_are_compared() -> None:
+    others = [f"{number:0256}" for number in range(1000)]
+    assert closest("word", ["ward", *others]) == ["ward"]
+    assert closest("word", [*others, "ward"]) == others[:5]

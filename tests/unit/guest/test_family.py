@@ -208,7 +208,7 @@ def test_setup_that_fails_the_second_time_warns_of_every_task(machine: Machine, 
         (
             "{'x' * 99 + 'a': 1, 'x' * 99 + 'b': 1}",
             "{'x' * 99 + 'a': 2, 'x' * 99 + 'b': 1}",
-            f"the task's field '{'x' * 30}'",
+            "a field with a long name",
         ),
     ],
     ids=["added", "removed", "two", "long"],
@@ -238,7 +238,7 @@ def test_a_large_family_is_compared_with_a_smaller_one_by_whole_tasks(machine: M
 
 
 def test_fingerprints_of_many_long_names_fit_into_their_file(machine: Machine) -> None:
-    tasks = "{str(t): {chr(0x1F600 + n) * 40: 0 for n in range(70)} for t in range(273)}"
+    tasks = "{str(t): {chr(0x1F600 + n) * 30: 0 for n in range(70)} for t in range(273)}"
 
     value = _read_twice(machine, tasks, f"{tasks} | {{'0': {{}}}}")
 

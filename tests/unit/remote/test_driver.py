@@ -77,7 +77,7 @@ def missing(module: str, kind: str = "ModuleNotFoundError") -> bytes:
     [
         (missing("pydantic"), '{"type": "shell", "commands": ["pip install pydantic==1.10.8"]}'),
         (missing("tiktoken.load"), '{"type": "shell", "commands": ["pip install tiktoken==0.4.0"]}'),
-        (missing("numpy"), '{"type": "shell", "commands": ["pip install PACKAGE"]}'),
+        (missing("numpy"), '{"type": "shell", "commands": ["pip install <PACKAGE>"]}'),
     ],
     ids=["metr", "submodule", "other"],
 )
