@@ -35,7 +35,11 @@ def _without_words(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_without_words(each) for each in schema]
     if isinstance(schema, dict):
-        return {key: _without_words(value) for key, value in schema.items() if key != "description"}
+        return {
+            key: _without_words(value)
+            for key, value in schema.items()
+            if key != "description" or isinstance(value, dict)
+        }
     return schema
 
 

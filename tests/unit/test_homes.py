@@ -17,6 +17,8 @@ def test_a_record_with_another_field_has_another_home(tmp_path: Path, monkeypatc
     assert cache() == tmp_path / format_key(Image, SetupData)
     changed = create_model("Image", __base__=Image, another=(int, 0))
     assert format_key(changed, SetupData) != format_key(Image, SetupData)
+    with_its_name = create_model("Image", __base__=Image, description=(str, ""))
+    assert format_key(with_its_name) != format_key(create_model("Image", __base__=Image, description=(int, 0)))
 
 
 def test_documentation_does_not_change_the_home() -> None:

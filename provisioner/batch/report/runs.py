@@ -32,6 +32,7 @@ EVIDENCE_BYTES = 12 << 20
 NAME_BYTES = 1000
 MESSAGE_BYTES = 3000
 MAX_RETRIED = 5
+MAX_WARNINGS = 5
 MAX_PHASES = 30
 
 
@@ -62,6 +63,7 @@ class RunView:
     micro_usd: int
     attempts: int
     message: Markup
+    warnings: tuple[Markup, ...]
     retried: tuple[Markup, ...]
     exit_code: int | None
     environment: str
@@ -99,6 +101,7 @@ def _view(number: int, row: Row, evidence: Evidence, share: float) -> RunView:
         micro_usd=row.cost_micro_usd,
         attempts=row.attempts,
         message=first_part(row.message, MESSAGE_BYTES),
+        warnings=tuple(first_part(warning, NAME_BYTES) for warning in row.warnings[:MAX_WARNINGS]),
         retried=tuple(first_part(reason, NAME_BYTES) for reason in row.retried[:MAX_RETRIED]),
         exit_code=row.agent_exit_code,
         environment=row.environment,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.guest.machine_directory import Machine
+from provisioner.family import env_file
+from tests.unit.guest.machine_directory import GUEST, Machine
 
 
 def test_setup_tells_everything_of_every_task(machine: Machine) -> None:
@@ -121,6 +122,11 @@ def test_setup_names_the_variables_without_which_there_are_no_tasks(machine: Mac
 
     assert result["kind"] == "invalid"
     assert result["message"].endswith("required variables are not set: FIRST, SECOND")
+
+
+def test_both_sides_know_the_variables_of_an_aux_vm() -> None:
+    names = ", ".join(f'"{name}"' for name in env_file.AUX_VM_VARIABLES)
+    assert f"\nAUX_VM_VARIABLES = ({names})\n" in (GUEST / "provisioner_family.py").read_text()
 
 
 def test_setup_warns_of_tasks_that_differ_when_they_are_read_again(machine: Machine) -> None:

@@ -44,6 +44,11 @@ def test_a_run_that_was_tried_again_says_why() -> None:
     assert "needed more than one attempt: 1" in page
 
 
+def test_a_run_shows_what_may_have_spoilt_it() -> None:
+    page = render(batch(row()), [row(1, warnings=("The task <a> was read twice.",))], BEGIN, {})
+    assert "Warning: The task &lt;a&gt; was read twice." in page
+
+
 @pytest.mark.parametrize(
     "rows", [[], [row(1, score=1e308), row(2, score=-1e308, started_at=None)]], ids=["none", "odd"]
 )
@@ -57,6 +62,7 @@ def test_the_page_is_bounded_however_hostile_its_texts_are() -> None:
     rows = [
         row(
             number, task=name, agent=name, message=awful[:16_000], retried=[awful[:16_000]] * 50,
+            warnings=[awful[:16_000]] * 50,
             phases=[{"name": '"' * 200, "seconds": 1}] * 1000, score_log=logged(*[0.5] * 300),
             machine_types={"primary": awful[:16_000]}, ended_at=BEGIN + timedelta(days=300),
         )
