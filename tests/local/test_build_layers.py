@@ -123,7 +123,8 @@ def layered(open_session: Callable[[Mapping[str, str]], Session], tmp_path: Path
 def test_a_change_builds_only_what_depends_on_it(layered: Layered) -> None:
     family = layered.write(**FILES)
     _, said = layered.built(family)
-    assert [note.split(" (")[0] for note in said if note.startswith(("Building", "Reading"))] == [
+    built = [note.split(" (")[0] for note in said if note.startswith(("Building", "Reading"))]
+    assert [note for note in built if "base image" not in note] == [  # those may be built already
         "Building the image of layered for install()",
         "Reading the setup data of layered",
         "Building the aux VM's image of layered",
