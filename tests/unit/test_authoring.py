@@ -18,6 +18,7 @@ from provisioner.family.manifest import parse_manifest
 from provisioner.store.home import Home
 from tests.command_line import ROOT, variables
 from tests.pages import AUTHORING, blocks
+from tests.reader import Reader
 from tests.waiting import BOUND_SECONDS
 
 PAGES = sorted(AUTHORING.glob("*.md"))
@@ -80,6 +81,23 @@ def test_pages_are_taken_apart_as_their_readers_see_them(tmp_path: Path) -> None
         ("", "provisioner logs ENV"),
     ]  # fmt: skip
     assert [block.for_a_shell for block in found] == [True, False, True, False, False]
+
+
+def test_what_runs_until_ctrl_c_gets_it_once_the_box_after_it_is_printed(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys\ntry:\n    print('score: 1', flush=True)\n    signal.pause()\n"
+        "except KeyboardInterrupt:\n    print('destroyed')\n    sys.exit(130)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"    provisioner() {{ {sys.executable} program.py; }}\n    provisioner dev sums small\n\n"
+        "```text\nscore: 1\n```\n\n    echo next > after.txt\n"
+    )
+    reader = Reader(Home(tmp_path / "home"), tmp_path)
+    reader.read(page)
+    assert (tmp_path / "after.txt").read_text() == "next\n"
+    assert (tmp_path / "printed.log").read_text() == "score: 1\ndestroyed\n"
 
 
 def test_the_tutorials_family_has_no_mistakes_and_its_secret_is_in_no_file(tutorial: Path) -> None:
