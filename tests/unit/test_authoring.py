@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ TUTORIAL = AUTHORING / "tutorial.md"
 REFERENCE = ROOT / "docs" / "reference" / "task-families.md"
 # The languages of what the pages quote: from files of the examples, and from the tutorial.
 QUOTED = ("python", "json", "ini")
+# The languages of what other tests look at: what commands print, and code that no example has.
+TESTED = ("text", "py", "jsonc", "dockerfile")
 COMMANDS = ("provisioner ", "cat ", "mkdir ", "rm ", "echo ", "install ")
 
 
@@ -58,6 +61,11 @@ def test_what_a_page_quotes_is_what_the_examples_have(page: Path) -> None:
     quoted = [block.text for block in blocks(page) if block.language in QUOTED]
     own = [] if page == TUTORIAL else sources()
     assert [text for text in quoted if not any(stripped(text) in source for source in own)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_block_of_a_page_is_in_a_language_that_no_test_looks_at(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= {"", *QUOTED, *TESTED}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -120,6 +128,61 @@ def test_a_page_whose_commands_need_no_machine_says_what_they_print(tutorial: Pa
     boxes = [block.text for block in blocks(AUTHORING / f"{page}.md") if block.language == "text"]
     assert boxes
     assert [box for box in boxes if box not in done.stdout] == []
+
+
+FAMILY = """
+import os
+from pathlib import Path
+from typing import TypedDict
+
+class Task(TypedDict):
+    pass
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks() -> dict[str, Task]:
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t: Task) -> str:
+        return "Do it."
+
+    @staticmethod
+    def score(t: Task, submission: str) -> float:
+        return 1.0
+
+"""
+
+
+def only(page: str, language: str) -> str:
+    """Returns the one block of a page that is in a language."""
+    [text] = [block.text for block in blocks(AUTHORING / f"{page}.md") if block.language == language]
+    return text
+
+
+def test_the_page_on_secrets_writes_the_agents_file_from_the_variable(tmp_path: Path) -> None:
+    text = FAMILY + textwrap.indent(only("secrets", "py"), "    ")
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "fam.py").write_text(text)
+    errors = [each.rule for each in check_family(tmp_path / "fam", "main", {}).findings if each.level == "error"]
+    assert errors == ["missing-variable"]
+    assert check_family(tmp_path / "fam", "main", {"PARCELS_KEY": "a-long-random-text"}).findings == ()
+    program = f"{text.replace('/home/agent', str(tmp_path))}\n\nTaskFamily.start(TaskFamily.get_tasks()['main'])\n"
+    subprocess.run(
+        [sys.executable, "-S", "-c", program], env={"PARCELS_KEY": "a-long-random-text"}, check=True,
+        timeout=BOUND_SECONDS,
+    )  # fmt: skip
+    assert (tmp_path / ".env").read_text() == "PARCELS_KEY=a-long-random-text\n"
+
+
+def test_with_the_build_step_of_the_page_on_packages_the_module_may_import_at_its_top(tmp_path: Path) -> None:
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "fam.py").write_text(f"from tabulate import tabulate\n{FAMILY}")
+    assert [each.rule for each in check_family(tmp_path / "fam").findings] == ["import-before-install"]
+    (tmp_path / "fam" / "build_steps.json").write_text(only("packages", "jsonc"))
+    assert check_family(tmp_path / "fam").findings == ()
 
 
 def test_the_tutorials_files_are_formatted_and_free_of_faults(tutorial: Path) -> None:
