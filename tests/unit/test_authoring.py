@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
+from provisioner.environment import agent, operations
 from provisioner.family.checks.family_check import check_family
 from provisioner.family.checks.source import ATTRIBUTES, FUNCTIONS
 from provisioner.family.env_file import AUX_VM_VARIABLES, load_env_file
 from provisioner.family.manifest import parse_manifest
+from provisioner.images import family_files
+from provisioner.images.provisioning import ROOT as ROOT_ACCOUNT
+from provisioner.machines.create import aux_user
+from provisioner.models import Distribution
 from provisioner.store.home import Home
 from tests.command_line import ROOT, variables
 from tests.pages import AUTHORING, blocks
@@ -248,6 +255,27 @@ def test_the_reference_has_every_method_attribute_and_variable() -> None:
         given = "t, score_log" if name == "aggregate_scores" else parameters[count]
         assert f"### {name}\n\n`{name}({given})`" in text
     assert [name for name in (*ATTRIBUTES, *AUX_VM_VARIABLES) if f"| `{name}` |" not in text] == []
+
+
+def test_the_reference_has_the_users_and_paths_of_the_code() -> None:
+    section = REFERENCE.read_text().partition("\n## Users and paths\n")[2].partition("\n## ")[0]
+    users, paths = (
+        set(re.findall("`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
+        for table in section.split("\n| path |")
+    )
+    other: Distribution = "ubuntu-20.04-cuda"
+    script = (BASE_IMAGE / "users.sh").read_text()
+    [user] = re.findall(r"--uid 1000 (\w+)$", script, re.MULTILINE)
+    assert users == {ROOT_ACCOUNT.name, user, aux_user(None), aux_user(other), other}
+    assert f"| `{user}` | primary | the agent; uid 1000" in section
+    assert 'mkdir "$tree/protected"' in script
+    assert 'place(home, "instructions.txt"' in (GUEST / "provisioner_files.py").read_text()
+    assert "\nd /tmp " in (BASE_IMAGE / "rootfs" / "etc" / "tmpfiles.d" / "tmp.conf").read_text()
+    assert paths == {
+        str(ROOT_ACCOUNT.home), agent.HOME, f"{agent.HOME}/instructions.txt", operations.SUBMISSION, agent.SCAFFOLDING,
+        "/protected", "/tmp", *(f"/home/{aux_user(each)}" for each in (None, other)),
+    }  # fmt: skip
+    assert ROOT_ACCOUNT.home == PurePosixPath(family_files.HOME)
 
 
 def test_the_manifest_that_the_reference_shows_is_valid() -> None:
