@@ -336,7 +336,7 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     text = configuration.model_dump_json()
     if not REFERENCE.search(text):
         return configuration
-    values = {str(name).replace(" ", "_").upper(): str(value) for name, value in metadata.items()}
+    values = by_reference(metadata)
     # Before anything is replaced, which could take any amount of memory.
     wanted = Counter(REFERENCE.findall(text))
     if len(text) + sum(len(values.get(name, "")) * count for name, count in wanted.items()) > MAXIMUM_BYTES:
@@ -346,9 +346,23 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     )
 
 
+def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a sample's metadata by the names that references have: in capitals, with `_` for spaces."""
+    return {str(name).replace(" ", "_").upper(): str(value) for name, value in metadata.items()}
+
+
 def references(configuration: Configuration) -> set[str]:
     """Returns the names of the metadata that a configuration refers to."""
     return set(REFERENCE.findall(configuration.model_dump_json()))
+
+
+def image_references(configuration: Configuration) -> set[str]:
+    """Returns the names of the metadata that a configuration's images may depend on."""
+    parts = configuration.model_dump_json(
+        include={"family": True, "task": True, "env_file": True, "machines": True},
+        exclude={"machines": {"__all__": {"name", "env"}}},
+    )
+    return set(REFERENCE.findall(parts))
 
 
 def schema() -> dict[str, Any]:
