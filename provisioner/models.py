@@ -281,6 +281,8 @@ class Environment(Record):
         agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or nobody knows.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.
+        versions: of the programs that made its machines, by their names.
+        gone_at: when the cloud confirmed that nothing of it is left; None until then.
         recorded: whether calls, terminals and packets are recorded.
         recording: the hash that its sealed logs have (recording/manifest.py); empty until it is destroyed.
     """
@@ -323,6 +325,8 @@ class Environment(Record):
     agent_exit_code: int | None = Field(default=None, ge=-255, le=255)
     outcome: Outcome | None = None
     breakdown: Breakdown | None = None
+    versions: dict[str, Annotated[str, Field(max_length=200)]] = Field(default={}, max_length=50)
+    gone_at: AwareDatetime | None = None
     recorded: bool = False
     recording: str = Field(default="", pattern="^([0-9a-f]{64})?$")
 

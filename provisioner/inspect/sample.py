@@ -158,6 +158,11 @@ class SampleMachines:
         begun = None if self._environment else self._begun
         return begun if begun and self.session.environments.exists(begun.id) else None
 
+    @property
+    def begun(self) -> Environment | None:
+        """The environment whose launch began last, whatever became of it; None if none has begun."""
+        return self._environment or self._begun
+
     def _check(self) -> None:
         if self._clearing_away:
             return

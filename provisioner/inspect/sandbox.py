@@ -19,12 +19,12 @@ from inspect_ai.util import (
     SandboxEnvironmentLimits,
     sandboxenv,
 )
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel
 
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up
+from provisioner.inspect import clean_up, evidence
 from provisioner.inspect.blocking import call, end, launch
 from provisioner.inspect.bring_up import bring_up
 from provisioner.inspect.configuration import (
@@ -303,10 +303,11 @@ class ProvisionerSandbox(SandboxEnvironment):
             with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
                 await bring_up(machines)
             environment = machines.environment
-            transcript().info(_facts(environment), source="provisioner")
-        except BaseException:
+            transcript().info(await end(partial(evidence.of_beginning, machines)), source="provisioner")
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await _destroy(machines)
+                await _tell(partial(evidence.of_failure, machines, _said(error, machines)))
             raise
         clean_up.MACHINES[environment.id] = machines
         configuration = machines.configuration
@@ -333,8 +334,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         for machines in of.values():
             with anyio.CancelScope(shield=True):
                 ending = await _destroy(machines)
-            if ending:
-                transcript().info(_end_facts(ending), source="provisioner")
+                if ending:
+                    await _tell(partial(evidence.of_end, machines, ending))
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
@@ -385,8 +386,18 @@ async def _destroy(machines: SampleMachines) -> Ending | None:
     try:
         return await end(partial(clean_up.destroy, machines))
     except Exception as error:
-        _log.error("%s", _said(error, machines))
+        said = _said(error, machines)
+        _log.error("%s", said)
+        await _tell(partial(evidence.of_failed_destruction, machines, said))
         return None
+
+
+async def _tell(facts: Callable[[], evidence.Facts]) -> None:
+    """Writes facts into the sample's log, as far as possible: what is being cleared away must not depend on that."""
+    try:
+        transcript().info(await end(facts), source="provisioner")
+    except Exception as error:
+        _log.error("Not in the sample's log: %s", describe(error))
 
 
 async def _leave(machines: SampleMachines) -> None:
@@ -397,27 +408,6 @@ async def _leave(machines: SampleMachines) -> None:
         _log.error("A sample's machines could not be handed over to you: %s", _said(error, machines))
 
 
-def _said(error: Exception, machines: SampleMachines) -> str:
-    return in_full(error, machines.session.redactor) if isinstance(error, ProvisionerError) else describe(error)
-
-
-def _end_facts(ending: Ending) -> dict[str, JsonValue]:
-    """Returns what the sample's log keeps of its machines' end."""
-    return {
-        "environment": ending.environment,
-        "phases": {phase.name: phase.seconds for phase in ending.phases},
-        "usd": None if ending.usd is None else float(ending.usd),
-    }
-
-
-def _facts(environment: Environment) -> dict[str, JsonValue]:
-    """Returns what the sample's log keeps of its machines."""
-    price = environment.usd_per_hour
-    return {
-        "environment": environment.id,
-        "cloud": environment.cloud,
-        "images": {role: machine.image for role, machine in environment.machines.items()},
-        "phases": {phase.name: phase.seconds for phase in environment.phases},
-        "expires_at": environment.expires_at.isoformat(),
-        "usd_per_hour": None if price is None else float(price),
-    }
+def _said(error: BaseException, machines: SampleMachines) -> str:
+    redactor = machines.session.redactor
+    return in_full(error, redactor) if isinstance(error, ProvisionerError) else redactor.redact(describe(error))

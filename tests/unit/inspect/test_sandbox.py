@@ -26,6 +26,7 @@ from provisioner.environment import lifecycle
 from provisioner.errors import (
     CommandTimeoutError,
     Interrupted,
+    IsolationError,
     MachineLostError,
     MissingVariablesError,
     NotStartedError,
@@ -100,6 +101,38 @@ async def test_the_log_says_how_a_samples_machines_ended_and_what_they_cost(
     [entry] = session.ledger.entries(environment=ending["environment"])
     assert entry.actual_micro_usd
     assert ending["usd"] == entry.actual_micro_usd / 1e6
+    assert begin["usd_reserved"] == ending["usd_reserved"] == entry.reserved_micro_usd / 1e6
+
+
+async def test_the_log_carries_the_proof_of_isolation_and_the_hash_of_what_was_recorded(
+    session: Session, configured: Configured, transcript: Transcript
+) -> None:
+    await _clean_up(await _init(configured()))
+    begin, ending = _infos(transcript)
+    assert begin["isolation"]["proven"] is True
+    assert "ipv6" in begin["isolation"]["must_not_reach"]
+    assert begin["machines"]["primary"]["memory_gib"] == 1
+    assert begin["versions"]["Terraform"] == "1.11.4"
+    archived = session.environments.record(begin["environment"])
+    assert archived is not None
+    assert archived.gone_at is not None
+    assert (ending["recording"], ending["gone_at"]) == (archived.recording, archived.gone_at.isoformat())
+    assert len(ending["recording"]) == 64
+
+
+async def test_the_log_says_why_machines_did_not_come_up_and_that_they_are_gone(
+    cloud: FakeCloud, configured: Configured, transcript: Transcript
+) -> None:
+    cloud.faults.differences = ["primary machine: a card leads to the host's network"]
+    with pytest.raises(IsolationError):
+        await _init(configured())
+    [failure] = _infos(transcript)
+    assert "not isolated as promised" in failure["did_not_come_up"]
+    assert failure["isolation"]["not_as_promised"] == [
+        "seen from outside: primary machine: a card leads to the host's network"
+    ]
+    assert failure["gone_at"] is not None
+    assert len(failure["recording"]) == 64
 
 
 async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
@@ -113,7 +146,10 @@ async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
     cloud.faults.unreachable = True
     await _clean_up(sandboxes)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
-    assert len(_infos(transcript)) == 1
+    begin, failure = _infos(transcript)
+    assert failure["environment"] == begin["environment"]
+    assert "is not gone" in failure["was_not_destroyed"]
+    assert (failure["gone_at"], failure["recording"], failure["usd"]) == (None, "", None)
     assert len(machines_of_samples) == 1
     cloud.faults.unreachable = False
     await ProvisionerSandbox.task_cleanup("task", None, True)
