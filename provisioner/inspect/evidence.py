@@ -27,7 +27,7 @@ def of_beginning(machines: SampleMachines) -> Facts:
         "cloud": environment.cloud,
         "images": {role: machine.image for role, machine in environment.machines.items()},
         "machines": {role: _machine(environment, role) for role in environment.roles},
-        "versions": dict(environment.versions),
+        "versions": {**environment.versions},
         "phases": {phase.name: phase.seconds for phase in environment.phases},
         "isolation": _isolation(machines.session, environment.id),
         "recorded": environment.recorded,
