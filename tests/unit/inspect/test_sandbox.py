@@ -448,7 +448,7 @@ async def test_how_many_sandboxes_run_at_once_depends_on_where_they_run(
     clouds: Sequence[str], memory_gib: float, cores: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_module, "available_memory_gib", lambda: memory_gib)
-    monkeypatch.setattr(sandbox_module.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     for cloud in clouds:
         given = Configuration.model_validate({"cloud": cloud})
         assert await ProvisionerSandbox.task_init_environment(given, {}) == {}
