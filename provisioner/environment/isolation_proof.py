@@ -46,6 +46,7 @@ def prove_isolation(
         IsolationError: the machines can reach more, or less, than the permission promises.
         MachineLostError: a machine has ended on its own, such as after a spot interruption.
         OSError: the proof cannot be kept.
+        ValueError: what was seen contradicts the verdict on it, which is a fault of this program.
     """
     seen = _Seen(now())
     try:
@@ -84,6 +85,7 @@ def _keep(session: Session, environment: Environment, seen: _Seen, problem: str 
 
     Raises:
         OSError: it cannot be written.
+        ValueError: it contradicts itself.
     """
     redactor, asked, results = session.redactor, dict(seen.asked), dict(seen.results)
     differences = seen.differences

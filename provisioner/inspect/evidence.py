@@ -53,8 +53,7 @@ def of_failure(machines: SampleMachines, error: str) -> Facts:
 def of_end(machines: SampleMachines, ending: Ending) -> Facts:
     """Returns what is known of machines that are gone."""
     phases: Facts = {phase.name: phase.seconds for phase in ending.phases}
-    usd = None if ending.usd is None else float(ending.usd)
-    return {**_end(machines.session, ending.environment), "phases": phases, "usd": usd}
+    return {**_end(machines.session, ending.environment), "phases": phases}
 
 
 def of_failed_destruction(machines: SampleMachines, error: str) -> Facts:
@@ -81,9 +80,8 @@ def _machine(environment: Environment, role: str) -> JsonValue:
 
 def _isolation(session: Session, identity: str) -> JsonValue:
     """Returns the compact form of the last proof; None if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return isolation.load(session.environments.logs(identity)).compact()
-    return None
+    proof = isolation.find(session.environments.logs(identity))
+    return proof.compact() if proof else None
 
 
 def _end(session: Session, identity: str) -> Facts:

@@ -59,12 +59,10 @@ class Ending:
     Args:
         environment: the environment's id.
         phases: of their destruction.
-        usd: what they have cost, in US dollars; None if that is not known.
     """
 
     environment: str
     phases: tuple[Phase, ...]
-    usd: Decimal | None
 
 
 def family_of(configuration: Configuration) -> tuple[TaskFamily, str]:
@@ -358,15 +356,7 @@ class SampleMachines:
         with self._shield():
             phases = lifecycle.destroy(self.session, environment)
         self._environment = None
-        return Ending(environment.id, phases, self._actual_usd(environment.id))
-
-    def _actual_usd(self, identity: str) -> Decimal | None:
-        """Returns what an environment has cost; None if the ledger does not say."""
-        with contextlib.suppress(Exception):
-            for entry in self.session.ledger.entries(environment=identity):
-                if entry.actual_micro_usd is not None:
-                    return Decimal(entry.actual_micro_usd) / 1_000_000
-        return None
+        return Ending(environment.id, phases)
 
     def _close(self) -> None:
         with self._lock:

@@ -65,16 +65,9 @@ def sealed(session: Session, environment: Environment) -> Environment:
     if environment.kind == "task":
         with best_effort(session.progress, f"Sealing the logs of {environment.id}"):
             logs = session.environments.directory(environment.id) / "logs"
-            head = manifest.seal(logs, facts_of(environment, _proof(logs)), write_atomically)
+            head = manifest.seal(logs, facts_of(environment, isolation.find(logs)), write_atomically)
             return environment.model_copy(update={"recording": head})
     return environment
-
-
-def _proof(logs: Path) -> isolation.Proof | None:
-    """Reads the proof among an environment's logs; None if it ended before there was one, or if that is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return isolation.load(logs)
-    return None
 
 
 def is_archived(session: Session, environment: Environment) -> bool:

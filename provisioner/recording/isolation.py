@@ -5,6 +5,7 @@ It is written when the proof ends, sealed with the other logs, and anybody's wor
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -161,3 +162,10 @@ def load(directory: Path) -> Proof:
     """
     data = read(directory, PROOF, LIMIT_BYTES)
     return Proof.model_validate(strict_json.parse(data, limit_bytes=LIMIT_BYTES, maximum_values=MAXIMUM_VALUES))
+
+
+def find(directory: Path) -> Proof | None:
+    """Returns the proof among the logs of an environment; None if there is none, or if it is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return load(directory)
+    return None

@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import IsolationError
-from provisioner.machines.boot import boot_machines
 from provisioner.models import Role
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.probes import answers, honest_answers
-from tests.unit.fakes.world import created, environment
+from tests.unit.fakes.world import boot_and_prove, created, environment
 
 Answer = Callable[[dict[str, Any]], bytes]
 FORGED = ["root", "anything", "not reached", ""]
@@ -31,12 +29,7 @@ def prove(session: Session, cloud: FakeCloud, **liars: Answer) -> None:
     [booting] = created(session, environment(roles=("primary", "aux")))
     for role, answer in liars.items():
         cloud.guest("primary" if role == "primary" else "aux").probes = answer
-    connections = boot_machines(session, booting)
-    try:
-        prove_isolation(session, booting, connections)
-    finally:
-        for connection in connections.values():
-            connection.close()
+    boot_and_prove(session, booting)
 
 
 def changed(change: Callable[[list[list[str]]], list[list[Any]]]) -> Answer:

@@ -18,9 +18,8 @@ from provisioner.environment.operations import SUBMISSION_KEPT
 from provisioner.errors import DamagedRecordError
 from provisioner.models import Environment
 from provisioner.printable import beginning
-from provisioner.recording import tables
+from provisioner.recording import isolation, tables
 from provisioner.recording.calls import CALLS
-from provisioner.recording.isolation import Proof, load
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.files import read_end
 
@@ -82,7 +81,7 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
     name, log = _telling_log(logs, row.outcome, limit_bytes)
     known = _record(store, row.environment)
     kept = logs / SUBMISSION_KEPT
-    proof = _proof(logs)
+    proof = isolation.find(logs)
     return Evidence(
         instructions=known.setup.instructions[:limit_bytes] if known else "",
         submission=_beginning(kept, limit_bytes) if kept.is_file() else None,
@@ -96,14 +95,6 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
         isolation=proof.compact() if proof else {},
         isolation_line=proof.line() if proof else "",
     )
-
-
-def _proof(logs: Path) -> Proof | None:
-    """Reads the proof of isolation; one that is damaged is none."""
-    try:
-        return load(logs)
-    except (OSError, ValueError):
-        return None
 
 
 def _table(paths: Sequence[Path], limit_bytes: int) -> str:

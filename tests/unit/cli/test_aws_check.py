@@ -91,6 +91,7 @@ def test_a_surprise_says_what_to_do_and_what_to_send(
     assert "123456789012" not in report.read_text()
 
 
+@pytest.mark.campaign  # thirty SSH servers and their clients in one process
 def test_thirty_machines_at_once_fit_beside_what_the_steps_before_have_cost(
     provisioner: CommandLine, cloud: FakeCloud, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +99,17 @@ def test_thirty_machines_at_once_fit_beside_what_the_steps_before_have_cost(
     cloud.guest_defaults = {"values": {"start": None, "settle_home": None, "score": 1.0}}
     store_image(session, load_family(plan.FAMILY), SETUP)
     reserved: list[int] = []
+    failures: list[BaseException] = []
     at_once = threading.Barrier(plan.CROWD)
     launch = lifecycle.launch
 
     def launch_and_wait(opened: Session, *rest: Any) -> Environment:
-        launched = launch(opened, *rest)
+        try:
+            launched = launch(opened, *rest)
+        except BaseException as error:
+            failures.append(error)
+            at_once.abort()
+            raise
         at_once.wait(BOUND_SECONDS)
         reserved.append(sum(entry.counted_micro_usd for entry in opened.ledger.entries()))
         at_once.wait(BOUND_SECONDS)
@@ -119,6 +126,7 @@ def test_thirty_machines_at_once_fit_beside_what_the_steps_before_have_cost(
     monkeypatch.setattr(aws_check, "steps", last_steps)
     monkeypatch.setattr(lifecycle, "launch", launch_and_wait)
     done = provisioner("aws", "check", "--yes")
+    assert not failures  # the others say no more than that they waited for it in vain
     assert done.code == 0, done.stdout + done.stderr
     assert len(reserved) == plan.CROWD
     assert 1_000_000 < max(reserved) <= 2_000_000

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import IsolationError
-from provisioner.machines.boot import boot_machines
 from provisioner.recording.isolation import DETAIL_CHARACTERS, Proof, load
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.probes import answers
-from tests.unit.fakes.world import created, environment
+from tests.unit.fakes.world import boot_and_prove, created, environment
 
 
 def prove(session: Session, cloud: FakeCloud, aux: Callable[[dict[str, Any]], bytes] | None = None) -> Proof:
@@ -23,12 +21,7 @@ def prove(session: Session, cloud: FakeCloud, aux: Callable[[dict[str, Any]], by
     [booting] = created(session, environment(roles=("primary", "aux")))
     if aux:
         cloud.guest("aux").probes = aux
-    connections = boot_machines(session, booting)
-    try:
-        prove_isolation(session, booting, connections)
-    finally:
-        for connection in connections.values():
-            connection.close()
+    boot_and_prove(session, booting)
     return load(session.environments.logs(booting.id))
 
 

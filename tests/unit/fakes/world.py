@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
+from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.images import build
@@ -129,6 +130,16 @@ def created(session: Session, *new: Environment) -> list[Environment]:
     for planned in new:
         record_environment(session, planned)
     return create_machines(session, list(new))
+
+
+def boot_and_prove(session: Session, booting: Environment) -> None:
+    """Proves the isolation of an environment whose machines exist."""
+    connections = boot_machines(session, booting)
+    try:
+        prove_isolation(session, booting, connections)
+    finally:
+        for connection in connections.values():
+            connection.close()
 
 
 def up(session: Session, new: Environment | None = None) -> Environment:

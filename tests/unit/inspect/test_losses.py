@@ -131,15 +131,11 @@ def test_a_loss_that_only_a_tool_has_seen_ends_the_sample(cloud: FakeCloud, tmp_
     _is_an_error_that_says(SPOT.message, sample)
 
 
-def test_a_loss_that_a_solver_takes_for_nothing_ends_the_sample(cloud: FakeCloud, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen_by", ["a solver that takes it for nothing", "the eval's own scorer"])
+def test_a_loss_ends_the_sample_whatever_the_eval_makes_of_it(cloud: FakeCloud, tmp_path: Path, seen_by: str) -> None:
     cloud.ending = SPOT
-    sample = _ended(tmp_path, PLAIN, [lose(cloud), swallow()], content(), says("bash", command="true"))
-    _is_an_error_that_says(SPOT.message, sample)
-
-
-def test_a_loss_that_an_evals_own_scorer_sees_is_the_samples_error(cloud: FakeCloud, tmp_path: Path) -> None:
-    cloud.ending = SPOT
-    sample = _ended(tmp_path, PLAIN, [], looks(cloud), says("bash", command="true"))
+    plan, judge = ([lose(cloud), swallow()], content()) if "solver" in seen_by else ([], looks(cloud))
+    sample = _ended(tmp_path, PLAIN, plan, judge, says("bash", command="true"))
     _is_an_error_that_says(SPOT.message, sample)
 
 
