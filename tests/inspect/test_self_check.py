@@ -27,6 +27,18 @@ NOT_FOR_ROOT = {
     "test_write_text_file_without_permissions",
     "test_write_binary_file_without_permissions",
 }
+# A sample of them, which scripts/test runs: one of each kind.
+STORY = {
+    "test_cwd_relative",
+    "test_exec_as_user",
+    "test_exec_env_vars",
+    "test_exec_input_binary",
+    "test_exec_timeout_kills_child_processes",
+    "test_read_and_write_large_file_binary",
+    "test_read_file_limit",
+    "test_read_file_not_allowed",
+    "test_write_file_text_utf",
+}
 
 pytestmark = [
     pytest.mark.vm,
@@ -59,13 +71,18 @@ def test_there_are_at_least_as_many_checks_as_when_they_were_counted() -> None:
 
 
 def case(loop: str, user: str, check: str) -> Any:
-    """Returns a check's parameters, marked if no sandbox with that default user passes it."""
-    fails = pytest.mark.xfail(reason="root may read and write everything", strict=True)
-    return pytest.param(loop, user, check, marks=[fails] if user == "root" and check in NOT_FOR_ROOT else [])
+    """Returns a check's parameters, marked if no sandbox with that default user passes it, and if it is a story."""
+    marks = []
+    if user == "root" and check in NOT_FOR_ROOT:
+        marks.append(pytest.mark.xfail(reason="root may read and write everything", strict=True))
+    if (loop, user) == ("asyncio", "agent") and check in STORY:
+        marks.append(pytest.mark.story)
+    return pytest.param(loop, user, check, marks=marks)
 
 
-def test_all_checks_that_fail_for_root_exist() -> None:
-    assert NOT_FOR_ROOT.issubset(CHECKS)
+@pytest.mark.story
+def test_all_checks_that_are_named_here_exist() -> None:
+    assert (NOT_FOR_ROOT | STORY).issubset(CHECKS)
 
 
 @pytest.mark.anyio
