@@ -15,13 +15,13 @@ from provisioner.printable import beginning
 from provisioner.progress import Progress
 
 LINE_CHARACTERS = 300
-# What a destruction goes on after: everything but KeyboardInterrupt.
+# What does not stop a destruction: everything but KeyboardInterrupt.
 SURVIVABLE = (Exception, SystemExit, GeneratorExit)
 
 
 @contextlib.contextmanager
 def best_effort(progress: Progress, what: str) -> Iterator[None]:
-    """Runs the body; notes an error in it and goes on.
+    """Runs the body, and reports an error in it instead of raising it.
 
     Args:
         what: what the body does, for the note.
@@ -35,11 +35,11 @@ def best_effort(progress: Progress, what: str) -> Iterator[None]:
 
 
 def best_effort_within(progress: Progress, what: str, limit_seconds: float, work: Callable[[], object]) -> None:
-    """Does some work in a thread of its own; goes on without it after an error, or when its time is up.
+    """Does some work in a thread of its own; continues without it after an error, or when its time is up.
 
     Args:
         what: what the work is, for the note.
-        limit_seconds: how long it may take. Later the thread goes on until its own time limits end it.
+        limit_seconds: how long it may take. After that, the thread runs until its own time limits end it.
     """
     errors: list[BaseException] = []
 

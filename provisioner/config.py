@@ -51,7 +51,7 @@ class Settings(BaseModel):
         base_image: the base image of families whose manifest names none.
         disk_overcommit: local machines: how many times the host's free disk all their disks may have together; 1 lets
             every machine fill its disk.
-        templates: local machines: whether they go on from a frozen template of their image instead of booting.
+        templates: local machines: whether they resume from a frozen template of their image instead of booting.
         budget: the standing budgets.
         time_limits: how long the family's code may run, as durations such as 30m by name of the operation.
     """

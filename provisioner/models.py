@@ -274,11 +274,11 @@ class Environment(Record):
         usd_per_hour: its price in the place where it was created; None until then.
         worst_usd_per_hour: its highest price in any place that may be tried.
         time_limits: how long the family's code may run in it.
-        snapshot: the snapshot that its machines went on from; empty if they started anew.
+        snapshot: the snapshot that its machines resumed from; empty if they booted.
         addresses_of: the environment from whose id its private addresses follow; empty for its own.
         started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when an agent began, of a batch or of Inspect, which happens only once in each environment.
-        agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or nobody knows.
+        agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or if it is not known.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.
         versions: of the programs that made its machines, by their names.

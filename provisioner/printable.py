@@ -17,7 +17,7 @@ CUT = " [...]"
 LINE_CHARACTERS = 400
 # Control Sequence Introducer and what follows it (ECMA-48, 5.4): colours and the like, dropped whole for readability.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# The end of a piece that may go on as a sequence or as CR LF. The rest of a longer one is shown as text.
+# The end of a piece that may continue as a sequence or as CR LF. The rest of a longer one is shown as text.
 _UNFINISHED = re.compile(r"(?:\r|\x1b(?:\[[0-?]{0,32}[ -/]{0,8})?)\Z")
 # What ends a line beside the newline, as str.splitlines() has it.
 _LINE_ENDS = str.maketrans(dict.fromkeys("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\n"))

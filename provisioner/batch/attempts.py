@@ -254,7 +254,7 @@ class Attempt:
         return record, ""
 
     def _was_launched(self) -> bool:
-        """Whether anybody who shares the ledger has launched something under this id."""
+        """Whether any controller that shares the ledger has launched something under this id."""
         return bool(self.session.ledger.entries(environment=self.id))
 
     def _launch(self, existing: Environment | None) -> Environment:
@@ -318,7 +318,7 @@ class Attempt:
                 private = not self.session.database
                 if private or came_up or complete or entry.launched_at + settlement.MAX_CREATION <= now():
                     self.session.ledger.settle_late(self.id, now())
-            self.session.environments.forget(self.id)  # who was killed while it archived leaves a part of it
+            self.session.environments.forget(self.id)  # a process killed while it archived leaves a part of it
 
     def _in_environment(
         self, name: str, kind: type[S], work: Callable[[Environment, Phases], S], task_outcome: Outcome

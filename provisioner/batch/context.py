@@ -138,7 +138,7 @@ class BatchContext:
     def capacity(self, tasks: Iterable[TaskForecast]) -> int | None:
         """Returns for how many environments of the largest of these tasks there is room at once everywhere.
 
-        None if nobody knows, or if nothing is scarce. Nobody knows what other controllers have who work on the batch.
+        None if that is not known, or if nothing is scarce. What the batch's other controllers have is not known.
         """
         scarcity = self.session.cloud.scarcity
         if scarcity and scarcity.each_controller and self.session.database:

@@ -55,7 +55,7 @@ class LivenessLock:
                 if row and row[0]:
                     self._connection.execute("SELECT pg_advisory_unlock(%s)", (_lock_number(worker),))
                     dead.append(worker)
-            # Also where nobody else was asked about: a lost connection must be noticed.
+            # Also if no other worker was asked about: a lost connection must be noticed.
             self._connection.execute("SELECT 1")
         except psycopg.Error as error:
             raise _connection_lost(error) from error

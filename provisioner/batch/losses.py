@@ -39,6 +39,6 @@ def classify_loss(environment: Environment, error: MachineLostError, step: str, 
     if environment.expires_at <= now():
         message = "The environment's ttl ended it."
         return Failure(outcome="timed_out" if step == "agent" else "task_failed", message=message)
-    # Before an agent has begun, nobody gains by a fresh machine.
+    # Before an agent has begun, no agent gains by a fresh machine.
     retry = bool(error.cloud_words) or not agent_began
     return Failure(outcome="infrastructure_failed", message=truncate(error.message), retry=retry)

@@ -1,4 +1,4 @@
-"""Decides which jobs of a queue this process works on: who can write to the queue's database can change any job.
+"""Decides which jobs of a queue this process works on: any user of the queue's database can change any job.
 
 A job is never trusted for what it names: a batch's controller works only on the jobs of its own record, and a worker
 only with directories, env files and destinations that it was told to offer.

@@ -1,7 +1,7 @@
 """Makes dbos read and write the queue's rows as bounded JSON only, whatever a row says about itself.
 
-dbos obeys a row's own column `serialization`, which may name pickle: so anybody who can write to the database could run
-code in each process that reads it. Importing this module replaces dbos's ways of reading, for the whole process. No
+dbos obeys a row's own column `serialization`, which may name pickle: so any user that can write to the database could
+run code in each process that reads it. Importing this module replaces dbos's ways of reading, for the whole process. No
 pickle is ever read or written.
 """
 

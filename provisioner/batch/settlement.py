@@ -13,7 +13,7 @@ from provisioner.session import Session
 from provisioner.ttl import TEARDOWN
 
 LEDGER_PAUSES = (2.0, 10.0, 30.0)
-# How long Terraform may go on creating after its controller has died. Slow stacks took three minutes, and the AWS
+# How long Terraform may keep creating after its controller has died. Slow stacks took three minutes, and the AWS
 # provider gives an instance ten (its documentation, aws_instance, Timeouts).
 MAX_CREATION = timedelta(minutes=10)
 

@@ -1,4 +1,4 @@
-"""The results of an attempt's steps, and who is to blame for an error. Pure."""
+"""The results of an attempt's steps, and what is to blame for an error. Pure."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class AgentStep(Step):
     """The result of running the agent.
 
     Args:
-        exit_code: None if there was no agent, if it ran out of time, or if nobody knows how it ended.
+        exit_code: None if there was no agent, if it ran out of time, or if its end is not known.
         timed_out: whether it ran out of time.
-        problem: why nobody knows how it ended; empty otherwise.
+        problem: why its end is not known; empty otherwise.
     """
 
     exit_code: int | None = None
@@ -141,7 +141,7 @@ def interruption(reason: str) -> Failure:
 
 
 def classify(error: Exception, task_outcome: Outcome = "task_failed", *, agent_began: bool = False) -> Failure:
-    """Decides who is to blame for an error, and whether a retry may help.
+    """Decides what is to blame for an error, and whether a retry may help.
 
     Args:
         task_outcome: the outcome if a command failed that the task or the agent brought along.
@@ -164,7 +164,7 @@ def classify(error: Exception, task_outcome: Outcome = "task_failed", *, agent_b
 
 
 def classify_work_error(error: Exception, task_outcome: Outcome, *, agent_began: bool) -> Failure:
-    """Classifies an error of work in a machine: one that nobody foresaw may be the doing of an agent that has begun.
+    """Classifies an error of work in a machine: an agent that has begun may have caused an unexpected one.
 
     Args:
         task_outcome, agent_began: as in `classify`.

@@ -124,7 +124,7 @@ class Worker:
             requeue: whether to queue them again, for other workers.
         """
         stopped: dict[str, list[str]] = {}
-        # Cancelled first, so that no run goes on to another step when its current step ends.
+        # Cancelled first, so that no run begins another step when its current step ends.
         with contextlib.suppress(InfrastructureError):  # a lost database cannot be told
             for batch in {active_run.key.partition("/")[0] for active_run in self.live_status.active_runs()}:
                 states = self.client.states(batch).values()

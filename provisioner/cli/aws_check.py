@@ -70,7 +70,7 @@ def _agree(planned: Sequence[Step], *, asked: bool) -> None:
     """Shows the steps, and asks whether to begin.
 
     Raises:
-        UsageError: nobody agrees, or nobody can be asked.
+        UsageError: the operator does not agree, or cannot be asked.
     """
     lines = [f"{number:3} {step.name}: {step.does} ({step.costs})" for number, step in enumerate(planned, 1)]
     total = sum(step.usual_micro_usd for step in planned) / MICRO

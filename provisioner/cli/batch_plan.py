@@ -22,7 +22,7 @@ def plan_result(
     """Returns a table of tasks with a summary, and the same as data. Sums are None if a task is not known yet.
 
     Args:
-        capacity: for how many environments there is room at once; None if nobody knows.
+        capacity: for how many environments there is room at once; None if that is not known.
         scarcity: room in what.
     """
     # Until its image is built, a family's tasks may be unknown, and so are their aux VMs.

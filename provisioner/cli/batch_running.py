@@ -227,7 +227,7 @@ def _stop(home: Home, batch: Batch, context: BatchContext, worker: Worker, *, by
 
 
 def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
-    """Returns the error for the operator who interrupted a batch.
+    """Returns the error for an operator that interrupted a batch.
 
     Args:
         cancelled: whether the runs were cancelled in the queue, so that other workers learn of it.

@@ -41,7 +41,7 @@ def time_left(
     if not durations:
         return None
     mean = sum(durations) / len(durations)
-    # What runs is expected to go on for the rest of the mean; what is overdue, to end now.
+    # What runs is expected to take the rest of the mean; what is overdue, to end now.
     busy = [min(mean, max(0.0, mean - (at - since).total_seconds())) for since in running_since]
     free = sorted([*busy, *[0.0] * (places - len(busy))])
     rounds, more = divmod(queued, len(free))

@@ -30,9 +30,10 @@ MAXIMUM_LOGS_BYTES = 8 << 20
 # How often logs are looked at while they are followed, and how often the cloud is asked for consoles.
 LOOK_SECONDS = 0.5
 CONSOLE_SECONDS = 15.0
-# How long after its time to live an environment may be removed by who looks after it. Its machines have ended by then.
+# How long after its time to live an environment may be removed by the process that looks after it. Its machines have
+# ended by then.
 END_GRACE = timedelta(minutes=1)
-# A log that was written anew, as consoles are, goes on where so many bytes are as before.
+# A log that was written anew, as consoles are, continues where so many bytes are as before.
 OVERLAP_BYTES = 4096
 # How much is made printable at once, which costs a string for each line.
 PIECE_BYTES = 64 << 10
@@ -204,7 +205,7 @@ def _follow(opened: Session, environment: Environment, only: str | None, tail: i
 
 
 def _is_over(opened: Session, environment: Environment) -> bool:
-    """Returns whether nothing more will come: it was destroyed, or its time to live ended and nobody removes it."""
+    """Returns whether nothing more will come: it was destroyed, or its time to live ended and no process removes it."""
     if not opened.environments.exists(environment.id):
         return True
     return opened.environments.last_known(environment).expires_at + END_GRACE < now()

@@ -30,7 +30,7 @@ class Result:
         data: the result for programs; printed with --json, together with `schema` and `ok`.
         text: the result for people; an empty text prints nothing.
         exit_code: the exit code of the process.
-        then: goes on with work once the result is printed, and prints nothing on stdout; returns the exit code.
+        then: work for after the result is printed; prints nothing on stdout, and returns the exit code.
     """
 
     data: dict[str, Any]

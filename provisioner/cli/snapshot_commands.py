@@ -27,7 +27,7 @@ def freeze(
     env: EnvironmentArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)],
 ) -> Result:
-    """Freezes an environment, which goes on afterwards."""
+    """Freezes an environment, which resumes afterwards."""
     opened, environment = environment_session(env)
     snapshot = snapshots.freeze(opened, environment, name)
     store = SnapshotStore(opened.home)

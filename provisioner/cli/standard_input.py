@@ -126,5 +126,6 @@ def raw_terminal(descriptor: int, shield: Callable[[], AbstractContextManager[No
         yield
     finally:
         with shield(), contextlib.suppress(termios.error):  # it hung up
-            termios.tcflush(descriptor, termios.TCIFLUSH)  # TCSAFLUSH would wait for output that nobody may read
+            # TCSAFLUSH would wait for output that no program may ever read
+            termios.tcflush(descriptor, termios.TCIFLUSH)
             termios.tcsetattr(descriptor, termios.TCSANOW, before)

@@ -102,7 +102,7 @@ class Sizing(ABC):
         """Chooses the machine in which an image is built."""
 
     def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
-        """Estimates what an environment costs per hour. By default nothing: nobody sends a bill.
+        """Estimates what an environment costs per hour. By default nothing: such a cloud bills nothing.
 
         Args:
             has_way_out: whether its machines reach the internet or an allowlist.
@@ -130,7 +130,7 @@ class Sizing(ABC):
     def capacity(self, sizes: Mapping[Role, MachineSize]) -> int | None:
         """Returns for how many more environments with such machines there is room here, for batches.
 
-        None if nobody knows, or, as by default, if nothing is scarce.
+        None if that is not known, or, as by default, if nothing is scarce.
         """
         return None
 
@@ -139,7 +139,7 @@ class Sizing(ABC):
         return ""
 
     def bill(self, begin: date, end: date) -> Bill:
-        """Returns what the cloud bills for some days, by environment. By default nobody sends a bill.
+        """Returns what the cloud bills for some days, by environment. By default it bills nothing.
 
         Args:
             end: the day after the last.
@@ -242,7 +242,7 @@ class Stacks(ABC):
             ours: the controller's environment variables.
 
         Raises:
-            HostError: somebody has to log in first.
+            HostError: the operator has to log in first.
         """
         return {}
 
@@ -333,7 +333,7 @@ class Machines(ABC):
         return {}
 
     def unreachable_hint(self, environment: Environment) -> str | None:
-        """What to do if a machine has booted and SSH does not reach it. By default nobody knows."""
+        """What to do if a machine has booted and SSH does not reach it. By default no advice."""
         return None
 
     @abstractmethod
@@ -371,7 +371,7 @@ class Isolation:
 
 
 class Snapshots:
-    """Machines frozen while they run, from which others go on. By default a cloud has none."""
+    """Running machines frozen, from which other machines resume. By default a cloud has none."""
 
     def snapshot_needs(self, environment: Environment) -> dict[str, str]:
         """Returns what the state of an environment's machines depends on here, in the cloud's own terms.
@@ -382,7 +382,7 @@ class Snapshots:
         raise UnavailableError("Only environments of the local cloud can be frozen.")
 
     def freeze(self, environment: Environment, directory: Path) -> None:
-        """Freezes all machines of an environment in one moment; they go on afterwards, whatever happens.
+        """Freezes all machines of an environment at one moment. They resume afterwards, whatever happens.
 
         Args:
             directory: an empty directory, for a directory of each machine.

@@ -28,7 +28,7 @@ class EnvironmentResources:
         resources: a description of each.
         region: where they are; empty where a cloud has no regions.
         home: the identity of the provisioner home that created them; empty where it is not known.
-        owner: who created them.
+        owner: the user that created them.
         created_at, expires_at, leased_until: as the tags and the cloud say; None where they do not.
     """
 

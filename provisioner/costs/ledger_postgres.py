@@ -16,8 +16,8 @@ from provisioner.errors import InfrastructureError
 # One schema per version of the table, so that another version of provisioner does not misread it.
 SCHEMA = f"provisioner_{SCHEMA_VERSION}"
 CONNECT_SECONDS = 10
-# A database that vanishes does not close its connections. Whoever uses one notices after about a minute, before other
-# workers take over its runs (PostgreSQL's documentation, "Parameter Key Words"; the last is in milliseconds).
+# A database that vanishes does not close its connections. A process that uses one notices after about a minute, before
+# other workers take over its runs (PostgreSQL's documentation, "Parameter Key Words"; the last is in milliseconds).
 CLIENT_KEEPALIVE: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,

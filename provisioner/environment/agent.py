@@ -74,7 +74,7 @@ class AgentResult:
     """Holds how an agent ended.
 
     Args:
-        exit_code: -1 if a signal ended it; None if its time ran out, or if nobody knows how it ended.
+        exit_code: -1 if a signal ended it; None if its time ran out, or if its end is not known.
         timed_out: whether its time ran out.
         stdout, stderr: bounded.
         stdout_size, stderr_size: how much the agent wrote, and how much of it was cut out.
@@ -89,7 +89,7 @@ class AgentResult:
 
     @property
     def problem(self) -> str:
-        """Says why nobody knows how the agent ended; empty if that is known, or its time ran out."""
+        """Says why it is not known how the agent ended; empty if that is known, or its time ran out."""
         if self.exit_code is not None or self.timed_out:
             return ""
         return (
@@ -149,7 +149,7 @@ class _Following:
         self._listeners = {"o": tee.stream(), "e": tee.stream()}
         self._kept = {"o": BoundedBuffer(), "e": BoundedBuffer()}
         self._frames = AgentFrames(self._output)
-        # When the program in the machine was last heard; None while nobody listens to it.
+        # When the program in the machine was last heard; None while no call listens to it.
         self._heard_at: float | None = None
         # When the machine was last reached, or was last known to be no more out of reach than the cloud.
         self._reached_at = time.monotonic()
@@ -261,7 +261,7 @@ class _Following:
         return None if self._deadline is None else max(self._deadline - time.monotonic(), STOPPING_SECONDS)
 
     def _call(self, connection: Connection) -> AgentEnd | None:
-        """Calls the program in the machine, which starts the agent if it may and nobody did."""
+        """Calls the program in the machine, which starts the agent if it may and has not."""
         limit = self._agent.limit
         request = {
             "id": self._identity,

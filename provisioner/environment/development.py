@@ -38,7 +38,7 @@ def state_of(directory: Path, *others: Path) -> Files:
     state: Files = {}
     try:
         names = list_files(directory)
-    except ProvisionerError:  # a file that no family may have; whoever loads the family says which
+    except ProvisionerError:  # a file that no family may have; loading the family says which
         names = ()
         state[""] = (time.monotonic_ns(),)
     for path in (*(directory / name for name in names), *others):
@@ -52,7 +52,7 @@ def state_of(directory: Path, *others: Path) -> Files:
 
 @dataclass
 class Development:
-    """A family that somebody works on, and the environment of its newest state.
+    """A family that is being written, and the environment of its newest state.
 
     Args:
         session: of this command alone: its label is that of the environments to clear away. An environment whose
@@ -127,7 +127,7 @@ class Development:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Tells what fails in the body, and goes on: the next change may mend it."""
+        """Reports an error in the body instead of raising it: the next change may mend it."""
         try:
             yield
         except (Interrupted, LivenessLostError):

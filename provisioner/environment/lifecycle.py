@@ -66,7 +66,7 @@ def left_to_operator(session: Session, environment: Environment) -> Environment:
     """Leaves an environment that has come up to the operator. If that fails, it is destroyed."""
     try:
         return leave(session, environment)
-    except BaseException as error:  # nobody would look after it
+    except BaseException as error:  # no process would look after it
         with session.shield():
             tell_of_destruction(session, environment, error)
             destroy(session, environment)
@@ -163,7 +163,7 @@ def cleared_on_failure(session: Session, environment: Environment) -> Iterator[N
 
 def _kept(session: Session, environment: Environment, error: BaseException) -> bool:
     """Leaves an environment that failed to the operator; returns whether there is one to log in to."""
-    if not session.environments.exists(environment.id):  # somebody destroyed it meanwhile
+    if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
         return False
     environment = session.environments.last_known(environment)
     if not environment.probes or isinstance(error, IsolationError):  # nothing unproven is left running
@@ -256,7 +256,7 @@ def score(
 
     Args:
         submission: the text to score instead of the submission file.
-        keep: whether somebody may go on as user agent afterwards.
+        keep: whether the user agent may work on afterwards.
 
     Returns:
         the record with its score log, and the result.

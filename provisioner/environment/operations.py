@@ -52,7 +52,7 @@ class _KilledError(TaskError):
 
 
 class _LogIsFullError(TaskError):
-    """The score log has no room for another score. Whoever asks for scores can fill it."""
+    """The score log has no room for another score. An agent that asks for scores can fill it."""
 
 
 class _Tests(Record):

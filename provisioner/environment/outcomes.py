@@ -26,7 +26,7 @@ SHOWN_CHARACTERS = 1000
 
 
 def failed_parts(environment: Environment) -> tuple[str, ...]:
-    """Returns the names of the logs of what failed; none if nothing did, or if nobody knows what."""
+    """Returns the names of the logs of what failed; none if nothing did, or if that is not known."""
     if environment.breakdown:
         return LOGS_OF_PHASES.get(environment.breakdown.phase, ())
     if environment.outcome and environment.outcome.status not in NO_FAILURES:

@@ -100,7 +100,7 @@ def primary_size(session: Session, family: TaskFamily, task: str) -> MachineSize
 
 @contextlib.contextmanager
 def _named(family: TaskFamily) -> Iterator[None]:
-    """Has an error name a machine of our own, which is the primary one of a family that nobody has written."""
+    """Has an error name a machine of our own, which is the primary one of a family that provisioner makes up."""
     try:
         yield
     except UnavailableError as error:

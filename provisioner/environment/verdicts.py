@@ -1,4 +1,4 @@
-"""Decides whose doing the loss of a machine is: the cloud's, the agent's, its time to live's, or nobody knows.
+"""Decides what caused the loss of a machine: the cloud, the agent, its time to live, or an unknown cause.
 
 Rests on what the cloud or the host says. Nothing that a machine says counts, nor does a broken connection alone.
 """
@@ -19,10 +19,10 @@ from provisioner.session import Session
 
 @dataclass(frozen=True)
 class Loss:
-    """Names who lost a machine.
+    """Names what caused the loss of a machine.
 
     Args:
-        by: `cloud` (or the host, or whoever ended the machine there), `agent`, `ttl`, or `unknown`.
+        by: `cloud` (or the host, or a person that ended the machine there), `agent`, `ttl`, or `unknown`.
         words: what the cloud says; for people.
     """
 
@@ -64,7 +64,7 @@ def ask(session: Session, environment: Environment, *, agent_began: bool) -> Los
 
 
 def runs(session: Session, environment: Environment) -> bool | None:
-    """Returns whether the primary machine runs; None if nobody knows: a cloud that cannot be asked proves nothing."""
+    """Returns whether the primary machine runs; None if the cloud cannot be asked, which proves nothing."""
     try:
         return session.cloud.alive(environment, "primary")
     except LivenessLostError:
@@ -86,7 +86,7 @@ def blamed(session: Session, environment: Environment) -> Iterator[None]:
 
     Raises:
         AgentError: it is the agent's doing.
-        MachineLostError: it is not, or nobody knows; the message says what the cloud says.
+        MachineLostError: it is not, or that is not known; the message says what the cloud says.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Writes a small family that works, for somebody to begin with. Its texts are templates in templates/family."""
+"""Writes a small family that works, for an author to begin with. Its texts are templates in templates/family."""
 
 from __future__ import annotations
 

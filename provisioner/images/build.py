@@ -209,7 +209,7 @@ def _aux_base(spec: VMSpec, size: MachineSize) -> BaseImage:
 
 
 def _aux_account(kind: BaseImage) -> Account:
-    """Returns the user who runs an aux VM's build steps, as the Task Standard has it."""
+    """Returns the user that runs an aux VM's build steps, as the Task Standard has it."""
     user = aux_user(kind.distribution)
     return Account(interpreter=("/bin/sh", "-e"), home=PurePosixPath("/home") / user, user=user)
 

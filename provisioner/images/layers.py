@@ -1,6 +1,6 @@
 """Runs build steps in a builder that begins where an earlier one has been, and keeps what it has come to as layers.
 
-A layer is an image of its own: whole or absent, made once, and of no use to whoever has none.
+A layer is an image of its own: whole or absent, and made once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Steps:
     Args:
         family: where their files are.
         steps: in their order.
-        account: who runs them.
+        account: the user that runs them.
         name: names the layers after each, by the files as they are now.
         names: those names when the build began.
         finished: the name of the image that has all of them, and nothing else; empty if there is none such.
@@ -78,7 +78,7 @@ class Built(Generic[Result]):
     Args:
         result: what filled the builder returned.
         packages: those of the image.
-        step_seconds: how long each of the build steps took when it ran; 0 where nobody knows.
+        step_seconds: how long each of the build steps took when it ran; 0 if that is not known.
     """
 
     result: Result

@@ -37,7 +37,7 @@ SHOWN_WARNINGS = 20
 
 @dataclass(frozen=True)
 class Account:
-    """Names the user who runs build steps in a builder, with the interpreter and the directory.
+    """Names the user that runs build steps in a builder, with the interpreter and the directory.
 
     Args:
         interpreter: the program and arguments that run the commands of a shell step.
@@ -197,7 +197,7 @@ def run_steps(
     """Runs build steps in order.
 
     Args:
-        account: the user who runs them, and the directory.
+        account: the user that runs them, and the directory.
         done: how many of them the builder's image has already.
         after: called after each step with the number of those that are done, and the seconds that it took.
 

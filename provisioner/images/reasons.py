@@ -9,7 +9,7 @@ from provisioner.images.layer_keys import changes
 from provisioner.session import Session
 from provisioner.store.images import Image, Inputs, Kind
 
-# In the place of reasons, so that nobody takes the silence for an end.
+# In the place of reasons, so that no reader takes the silence for an end.
 FIRST_BUILD = ": the first build takes a minute or more"
 # What took less is not worth a word.
 SHOWN_SECONDS = 1.0

@@ -39,7 +39,7 @@ def host_slots() -> int:
 
 @dataclass(frozen=True, eq=False)
 class _CreateRequest:
-    """Somebody's request for machines.
+    """A caller's request for machines.
 
     Args:
         environment: the recorded environment.

@@ -11,9 +11,9 @@ def leave_failed(session: Session, environment: Environment) -> bool:
     """Leaves an environment or a builder that failed to the operator, until its time to live ends.
 
     Returns:
-        whether that worked; if not, somebody still has to destroy it.
+        whether that worked; if not, the caller still has to destroy it.
     """
-    if not session.environments.exists(environment.id):  # somebody destroyed it meanwhile
+    if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
         return False
     steady = session.steady()
     with best_effort(steady.progress, f"Keeping {environment.id}"):

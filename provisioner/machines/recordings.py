@@ -52,7 +52,7 @@ def read_capture(path: Path) -> bytes:
     """Returns the whole packets of a capture, with their times set right.
 
     Raises:
-        OSError: it cannot be read, or is a link: who took QEMU over must not choose what is read.
+        OSError: it cannot be read, or is a link: an attacker in QEMU must not choose what is read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -73,7 +73,7 @@ def sealed(session: Session, environment: Environment) -> Environment:
 def is_archived(session: Session, environment: Environment) -> bool:
     """Returns whether the sealed logs of an environment, and its record, are all in the archive already.
 
-    Who was killed as the rest was removed has left a part of the logs: sealed anew, they would be others.
+    A process killed while it removed the rest has left a part of the logs. Sealed again, they would get another hash.
     """
     logs = session.environments.archived_logs(environment.id)
     with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Gives machines that go on from a snapshot keys, random numbers and a time of their own, before anybody else comes in.
+"""Gives machines that resume from a snapshot keys, random numbers and a time of their own, before any other login.
 
 They still know the frozen environment's controller only, so that is how they are reached, once. In them, the program
-that took their credentials when they booted takes new ones, in the same way. Whoever was root there may prevent that,
-or do something else instead, and harms nobody but itself: the controller then refuses the machine, or goes on as with
-any whose root is hostile.
+that took their credentials when they booted takes new ones, in the same way. An agent that was root there may prevent
+that, or do something else instead. That harms its own machine alone: the controller then refuses the machine, or treats
+it as any machine whose root is hostile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ systemctl kill --kill-who=main --signal=HUP ssh.service
 
 
 def renew(session: Session, environment: Environment) -> None:
-    """Renews all machines of an environment that went on from a snapshot.
+    """Renews all machines of an environment that resumed from a snapshot.
 
     Raises:
         MachineLostError: a machine cannot be reached.

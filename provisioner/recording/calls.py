@@ -58,7 +58,7 @@ class CallLog:
         directory: the environment's logs; None records nothing.
         machine: the machine's role.
         redactor: removes the secrets.
-        limit_bytes: how long the file may get, whoever writes to it.
+        limit_bytes: how long the file may get, however many processes write to it.
     """
 
     def __init__(

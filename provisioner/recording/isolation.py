@@ -39,7 +39,7 @@ class Answer(Record):
     """A probe that a machine was asked to send, and its answer.
 
     Args:
-        user: who had to send it.
+        user: the user that had to send it.
         expected: whether the permission promises that it reaches its target; otherwise it must not.
         reached: whether it did; None if the machine gave no valid answers.
         detail: the machine's own words.

@@ -109,7 +109,7 @@ def seal(
 
 @contextlib.contextmanager
 def unsealed(directory: Path) -> Iterator[bool]:
-    """Yields whether a directory is not sealed yet. Nobody seals it before the context ends."""
+    """Yields whether a directory is not sealed yet. No process seals it before the context ends."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(opened, fcntl.LOCK_SH)

@@ -64,7 +64,7 @@ def packets(capture: bytes) -> Iterator[Packet]:
 def set_right(capture: bytes, last_at: float) -> bytes:
     """Moves the times of a capture that `whole` returned, so that the last packet has its own.
 
-    QEMU's times are too late by as long as the frozen machine had run from which the captured one went on.
+    QEMU's times are too late by as long as the frozen machine, from which this one resumed, had run.
 
     Args:
         last_at: when the last packet was written, in seconds since the epoch.

@@ -26,7 +26,7 @@ class AgentEnd:
     """How an agent ended, by the machine's account.
 
     Args:
-        exit_code: -1 if a signal ended it; None if it did not end by itself, or nobody knows how it ended.
+        exit_code: -1 if a signal ended it; None if it did not end by itself, or if its end is not known.
         timed_out: whether its time ran out.
     """
 

@@ -20,7 +20,7 @@ REFUSED_SECONDS = 0.15
 ATTEMPTS_AT_ONCE = 6
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-# What sshd says to those who are too many ("Exceeded MaxStartups").
+# What sshd says to clients that are too many ("Exceeded MaxStartups").
 TOO_MANY = b"Exce"
 
 

@@ -18,12 +18,12 @@ from provisioner.remote.probes import CanaryPorts
 
 # A machine's probe sends its word at once.
 VISIT_SECONDS = 2.0
-# A further visitor replaces the oldest, so that nobody can keep others out.
+# A further visitor replaces the oldest, so that no user can keep others out.
 VISITORS_AT_ONCE = 64
 MOST_BYTES = 64
 # Between two looks, so that a stream of visitors costs the controller little.
 PAUSE_SECONDS = 0.002
-# When it ends: other users of the host may go on coming, and must not keep it.
+# When it ends: other users of the host may keep connecting, and must not delay it.
 LAST_LOOKS = 64
 # At each look, so that a flood of datagrams, of which the kernel keeps a mebibyte or so meanwhile, hides no word.
 DATAGRAMS_AT_ONCE = 4096

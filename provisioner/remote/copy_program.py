@@ -1,8 +1,8 @@
 """Sends a file tree out of a machine, or puts a received one in its place there. Runs in machines, started by transfer.
 
 Its user may be root, and the directories another user's: everything is opened relative to a directory's descriptor, and
-nothing is followed that the other user could swap; `fill` and `write` are for machines in which nobody else is at work.
-Imports the standard library alone, directories.py and unpack_program.py, and starts no program of the machine's.
+nothing is followed that the other user could swap; `fill` and `write` are for machines in which no other user is at
+work. Imports the standard library alone, directories.py and unpack_program.py, and starts no program of the machine's.
 
 A tree is sent as frames: a kind (1 byte), the payload's length (2 bytes, big-endian) and the payload. A file's contents
 are pieces of PIECE_BYTES each, of which the last is shorter, and may be empty. The tree's top has no name.

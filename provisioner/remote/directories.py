@@ -1,4 +1,4 @@
-"""Opens directories step by step, following only links that nobody else can have planted, and works inside them.
+"""Opens directories step by step, following only links that no other user can have planted, and works inside them.
 
 Runs in machines as well (see copy_program.py), so it imports the standard library alone.
 """
@@ -25,7 +25,7 @@ REMOVAL_SECONDS = 300.0
 def open_directory(path: str, *, create: bool = False) -> Iterator[int]:
     """Opens a directory for use as `dir_fd`.
 
-    Follows a symbolic link only where nobody but root and this process's user could have placed it: in a directory of
+    Follows a symbolic link only where no user but root and this process's could have placed it: in a directory of
     theirs that others cannot write to, on a way that others cannot change.
 
     Args:

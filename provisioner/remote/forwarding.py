@@ -1,7 +1,7 @@
 """Brings a port of a machine to this host's loopback: each connection there becomes a channel to the machine.
 
-The machine is not trusted. It opens nothing: only whoever connects here does. How many connections there are, and what
-each may send before it is read, is bounded.
+The machine is not trusted. It opens no connection: only programs on this host do. How many connections there are, and
+what each may send before it is read, is bounded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Channel(Protocol):
         """Says that nothing more will be sent."""
 
     def close(self) -> None:
-        """Closes it, and wakes who waits for it."""
+        """Closes it, and wakes the threads that wait for it."""
 
 
 def listen(port: int | None, preferred: int = 0) -> socket.socket:
@@ -176,6 +176,6 @@ def _to_client(channel: Channel, stream: socket.socket) -> None:
 
 
 def _end(stream: socket.socket) -> None:
-    """Ends a connection, and wakes who waits for it."""
+    """Ends a connection, and wakes the threads that wait for it."""
     with contextlib.suppress(OSError):
         stream.shutdown(socket.SHUT_RDWR)

@@ -39,10 +39,10 @@ def main() -> int:
 
 
 def holder(pidfile: str) -> int:
-    """Asks the kernel who locks a pidfile. What is written in it may be out of date, or a lie.
+    """Asks the kernel which process locks a pidfile. What is written in it may be out of date, or a lie.
 
     Raises:
-        OSError: nobody does, or the file does not exist.
+        OSError: no process does, or the file does not exist.
     """
     with open(pidfile, "rb") as file:
         # struct flock: type, whence, start, len, pid
@@ -57,7 +57,7 @@ def enter(pid: int) -> None:
     """Enters the network namespace of a process. Root stays in its own user namespace, others enter the process's.
 
     Raises:
-        OSError: the process has ended, belongs to somebody else, or has no network namespace of its own.
+        OSError: the process has ended, belongs to another user, or has no network namespace of its own.
     """
     own, theirs = "/proc/self/ns", f"/proc/{pid}/ns"
     if os.readlink(f"{own}/net") == os.readlink(f"{theirs}/net"):

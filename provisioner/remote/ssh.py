@@ -202,14 +202,14 @@ class Connection:
 
         Args:
             argv: the command and its arguments. No shell reads them.
-            user: the user who runs it, with the environment of a login.
+            user: the user that runs it, with the environment of a login.
             cwd: the directory; None for the user's home.
             environment: further variables. No process list shows them.
             program: Python text, which runs in a process that the exec server forks, with `argv` as its sys.argv.
             stdin: the command's whole input.
             on_stdout, on_stderr: called with each piece of output as it arrives.
             timeout_seconds: when the command must have ended, at the latest. None waits for as long as it takes, which
-                is for commands that somebody watches, or that may last until the machine's end.
+                is for commands that an operator watches, or that may last until the machine's end.
             limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
             part: what it is for, in the record of calls.
 

@@ -1,6 +1,7 @@
 """Runs commands of a machine on a terminal there: sends what is typed and the terminal's size, and passes output on.
 
-What the machine shows is not made printable: whoever asks for a terminal lets the machine control theirs, as with ssh.
+What the machine shows is not made printable: an operator that asks for a terminal lets the machine control it, as ssh
+does.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run_on_terminal(
     """Runs a command on a terminal of the machine, and returns its exit code.
 
     Args:
-        user: who runs it, in that user's home.
+        user: the user that runs it, in that user's home.
         kind: the terminal's kind, for TERM.
         keys: what is typed. Its end hangs the machine's terminal up.
         size: returns the size of the terminal on this side.

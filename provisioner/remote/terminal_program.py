@@ -24,7 +24,7 @@ ROWS_AND_COLUMNS = struct.Struct("!HH")
 PIECE_BYTES = 1 << 15
 # How much of what was typed waits for a command that does not read.
 WAITING_BYTES = 1 << 16
-# What is passed on once the command has ended. A terminal holds less, but processes in the background may go on.
+# What is passed on once the command has ended. A terminal holds less, but background processes may keep writing.
 LAST_OUTPUT_BYTES = 1 << 20
 # Shells' exit codes for a program that cannot be executed, and for one that does not exist.
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
@@ -63,7 +63,7 @@ class Terminal:
                 os.kill(self._pid, signal.SIGHUP)  # as a terminal does whose line was cut
             self._type()
             if ready.get(self._descriptor, 0) & ~select.POLLOUT and not self._show():
-                status = os.waitpid(self._pid, 0)[1]  # nobody has the terminal open any more
+                status = os.waitpid(self._pid, 0)[1]  # no process has the terminal open any more
             elif woken in ready:
                 os.read(woken, 100)
                 ended, found = os.waitpid(self._pid, os.WNOHANG)

@@ -51,7 +51,7 @@ def upload(connection: Connection, source: Path, destination: str, user: str = "
     Args:
         source: the path on the controller.
         destination: the new path; a source copied to an existing directory, or to a path ending in /, keeps its name.
-        user: who writes it; a relative path is in that user's home.
+        user: the user that writes it; a relative path is in that user's home.
 
     Returns:
         the number of regular files copied.
@@ -84,7 +84,7 @@ def send_archive(connection: Connection, fill: Fill, *arguments: str, user: str)
     Args:
         fill: called with the open archive; adds the members.
         arguments: copy_program's, which say where the archive is unpacked.
-        user: who unpacks it.
+        user: the user that unpacks it.
 
     Raises:
         MachineLostError, CommandTimeoutError, TaskError: as for Connection.run.
@@ -101,7 +101,7 @@ def send_input(connection: Connection, data: IO[bytes], *arguments: str, user: s
 
     Args:
         arguments: copy_program's, which say what the bytes are for.
-        user: who runs it.
+        user: the user that runs it.
 
     Raises:
         MachineLostError, CommandTimeoutError, TaskError: as for Connection.run.
@@ -125,7 +125,7 @@ def download(connection: Connection, source: str, destination: Path, user: str =
         source: the path in the machine.
         destination: the path on the controller; a source copied to an existing directory keeps its name. A file that
             exists is replaced by a file; anything else that exists is left alone.
-        user: who reads it; a relative path is in that user's home.
+        user: the user that reads it; a relative path is in that user's home.
 
     Raises:
         UsageError: the source cannot be read, or the destination exists or cannot be written.

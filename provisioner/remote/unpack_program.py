@@ -1,8 +1,8 @@
 """Unpacks a tar archive into a directory. Runs in machines, as a part of copy_program.py.
 
-A machine's own `tar` takes no part: whoever is root there may have replaced it. Keeps what GNU tar keeps: modes, times,
-symbolic and hard links; as root, the special permissions too. Imports the standard library alone, and uses none of
-tarfile's filters, which Debian 12's does not have.
+The machine's own `tar` is not used: an agent that is root there may have replaced it. Keeps what GNU tar keeps: modes,
+times, symbolic and hard links; as root, the special permissions too. Imports the standard library alone, and uses none
+of tarfile's filters, which Debian 12's does not have.
 """
 
 from __future__ import annotations

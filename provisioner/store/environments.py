@@ -278,7 +278,7 @@ class EnvironmentStore:
     def archive(self, environment: Environment) -> None:
         """Archives record and logs, and removes the rest. To be called once the cloud has confirmed the end.
 
-        Who was killed meanwhile may have removed some logs already: what is archived stays when it is done again.
+        A process killed meanwhile may have removed some logs already. What is archived stays when it is done again.
         """
         directory = self.directory(environment.id)
         kept = self._home.archive / environment.id
@@ -303,7 +303,7 @@ class EnvironmentStore:
         self.forget(environment_id)
 
     def forget(self, environment_id: str) -> None:
-        """Removes the environment's directory, lock and lease; the record last, for who finds what a kill leaves."""
+        """Removes the environment's directory, lock and lease. The record goes last: a kill leaves it with the rest."""
         directory = self.directory(environment_id)
         for path in directory.glob("*/"):
             if not path.is_symlink():
@@ -314,7 +314,7 @@ class EnvironmentStore:
 
 
 def _kept(source: str, target: str) -> None:
-    """Copies a log; a recording, which is large and which nobody writes to any more, gets a second name instead."""
+    """Copies a log; a recording, which is large and no longer written to, gets a second name instead."""
     if source.endswith(LARGE):
         with contextlib.suppress(OSError):
             Path(target).unlink(missing_ok=True)

@@ -98,7 +98,7 @@ class Home:
             whether it existed, and other users could enter it until now.
 
         Raises:
-            PermissionError: it belongs to another user, who could read and replace everything in it.
+            PermissionError: it belongs to another user, which could read and replace everything in it.
         """
         was_open = self._make_root()
         for directory in (self.images, self.locks, self.environments, self.stacks, self.archive, self.batches):

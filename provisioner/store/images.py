@@ -43,8 +43,8 @@ class Image(Record):
             machine in which the family's code had root; empty if this home did not build the image.
         layers: images from which a later build may begin, though nothing needs them.
         setup_key: a hash of what the family's setup data may depend on; empty where it was not needed.
-        step_seconds: how long each build step took when it ran; 0 where nobody knows.
-        install_seconds: how long install() took when the image was built; 0 if it did not run, or nobody knows.
+        step_seconds: how long each build step took when it ran; 0 if that is not known.
+        install_seconds: how long install() took when the image was built; 0 if it did not run, or that is not known.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ImageStore:
         return (self.path(name) / "image.json").exists()
 
     def inputs(self, name: str) -> Inputs | None:
-        """Returns what a finished image was built from; None if nobody can tell."""
+        """Returns what a finished image was built from; None if that is not known."""
         with contextlib.suppress(UsageError, InfrastructureError):
             return _read(self.path(name) / INPUTS, Inputs)
         return None
@@ -217,7 +217,7 @@ class ImageStore:
             the names of the removed images and directories.
 
         Raises:
-            InfrastructureError: the record of an image cannot be read, so nobody knows which others it needs.
+            InfrastructureError: the record of an image cannot be read, so which others it needs is not known.
         """
         images, unreadable = self._read_all("")
         for error in unreadable.values():

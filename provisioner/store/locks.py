@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-# Between two looks at a lock for which nobody waits forever.
+# Between two looks at a lock that is not waited for without a bound.
 LOOK_SECONDS = 0.1
 
 
@@ -28,7 +28,7 @@ def locked(
         path: the lock file; created if it does not exist, never removed.
         on_wait: called once if another process holds the lock.
         wait_seconds: how long to wait for another process; None for as long as it takes.
-        make_parents: whether the file's directory is made. Not for one that somebody may be removing.
+        make_parents: whether the file's directory is made. Not for one that another process may be removing.
 
     Raises:
         TimeoutError: another process held the lock all the time.

@@ -29,7 +29,7 @@ class Snapshot(Record):
     """The record of a snapshot.
 
     Args:
-        frozen_at: the moment from which copies go on.
+        frozen_at: the moment from which copies resume.
         environment: the record of the environment in that moment.
         needs: what the machines' states depend on, in the cloud's own terms: copies run only where all of it is alike.
     """
@@ -131,7 +131,7 @@ class SnapshotStore:
         return disk_bytes(self.path(name))
 
     def machine(self, name: str, role: Role) -> Path:
-        """Returns the directory with what is left of a frozen machine."""
+        """Returns the directory with the files of a frozen machine."""
         return self.path(name) / role
 
     def key(self, name: str, key: str) -> KeyPair:
@@ -144,14 +144,14 @@ class SnapshotStore:
         return self.path(name) / KEYS / key
 
     def held(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Lets nobody remove a snapshot for as long as the context lasts."""
+        """Keeps other processes from removing a snapshot for as long as the context lasts."""
         return locked(self._lock(name))
 
     def remove(self, name: str, require_unused: Callable[[], None] = lambda: None) -> None:
         """Removes a snapshot, whole or damaged.
 
         Args:
-            require_unused: raises if it is in use. Called while nobody can begin to use it.
+            require_unused: raises if it is in use. Called while no process can begin to use it.
 
         Raises:
             UsageError: there is none.

@@ -32,7 +32,7 @@ from provisioner.terraform.transcript import THROTTLED, Tell, Transcript
 
 # Pauses before the second and the third attempt; there is no fourth.
 RETRY_SECONDS = (1.0, 5.0)
-# What a cloud throttles, it takes later. Its rate is shared with everybody else in the account.
+# What a cloud throttles, it takes later. Its rate is shared with all other users of the account.
 THROTTLED_SECONDS = (1.0, 5.0, 10.0, 20.0, 40.0)
 CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
@@ -123,7 +123,8 @@ class Stack:
             tell: receives a line when it waits for another controller or repeats a failed attempt, and the notes of
                 the programs that Terraform runs.
             parallelism: how many resources to create at once; None for Terraform's default.
-            refresh: whether to ask the cloud first for what the state names, as somebody may have removed some of it.
+            refresh: whether to ask the cloud first for what the state names, as another program may have removed some
+                of it.
 
         Raises:
             TerraformError: with Terraform's own diagnostics.

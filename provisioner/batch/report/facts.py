@@ -23,7 +23,7 @@ FAILED = ("task_failed", "agent_failed", "infrastructure_failed")
 
 
 def totals(rows: Sequence[Row], planned: int) -> dict[str, str]:
-    """Returns the figures at the top of the page, by what they are. Costs are left out where nobody bills."""
+    """Returns the figures at the top of the page, by what they are. Costs are left out if the cloud bills nothing."""
     begin = min((row.started_at for row in rows if row.started_at), default=None)
     end = max((row.ended_at for row in rows if row.ended_at), default=None)
     outcomes = Counter[str](row.outcome for row in rows)

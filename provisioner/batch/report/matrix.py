@@ -12,7 +12,7 @@ from provisioner.batch.report.axes import Axis, count_axis, score_axis
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.results import Row, by_task_and_agent
 
-# A batch may have ten thousand tasks; beyond this many lines nobody reads a matrix.
+# A batch may have ten thousand tasks; beyond this many lines no reader follows a matrix.
 MAX_TASKS = 300
 MAX_AGENTS = 20
 # How many runs of a cell are drawn one by one.

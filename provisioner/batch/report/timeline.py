@@ -65,7 +65,7 @@ def timeline(rows: Sequence[Row]) -> Timeline:
 
 
 def cost_chart(rows: Sequence[Row]) -> CostChart:
-    """Returns the chart of costs by task; it has no lines if nothing cost anything, as where nobody bills."""
+    """Returns the chart of costs by task; it has no lines if nothing cost anything."""
     costs: dict[str, int] = {}
     for row in rows:
         task = f"{row.family}/{row.task}"

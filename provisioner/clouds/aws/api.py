@@ -80,10 +80,10 @@ class Api:
         self.client = cache(self._client)
 
     def credentials(self) -> ReadOnlyCredentials:
-        """Returns the credentials as they are now. boto3 renews those that end soon, where that needs nobody.
+        """Returns the credentials as they are now. boto3 renews those that end soon, if no user has to log in for it.
 
         Raises:
-            HostError: there are none, or somebody has to log in again.
+            HostError: there are none, or the operator has to log in again.
             InfrastructureError: they could not be renewed.
         """
         with asking("Looking for AWS credentials"):

@@ -1,8 +1,8 @@
 """Asks Cost Explorer what environments have cost, by the tag that their resources bear.
 
-AWS bills each request (AWS Cost Management pricing: 0.01 USD). A tag is known there once somebody has activated it as a
-cost allocation tag, and for what was billed since (AWS Billing user guide, "Activating user-defined cost allocation
-tags").
+AWS bills each request (AWS Cost Management pricing: 0.01 USD). A tag is known there once the account has activated it
+as a cost allocation tag, and for what was billed since (AWS Billing user guide, "Activating user-defined cost
+allocation tags").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from provisioner.errors import HostError, InfrastructureError
 REGION = "us-east-1"
 METRIC = "UnblendedCost"
 MOST_PAGES = 100
-# GetCostAndUsage's answer while Cost Explorer prepares its first data; and for who has never switched it on, an
+# GetCostAndUsage's answer while Cost Explorer prepares its first data; in an account that never enabled it, an
 # AccessDeniedException with these words.
 NOT_YET = "DataUnavailableException"
 NEVER_ON = "not enabled for cost explorer"

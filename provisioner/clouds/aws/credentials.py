@@ -23,7 +23,7 @@ def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:
         ours: the controller's environment variables.
 
     Raises:
-        HostError: there are no credentials, or they have ended and somebody has to log in.
+        HostError: there are no credentials, or they have ended and the operator has to log in.
         InfrastructureError: they could not be renewed now.
     """
     kept = {name: value for name, value in ours.items() if name.startswith("AWS_") and not name.startswith(OWN_SEARCH)}

@@ -21,7 +21,7 @@ from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG, LEASE_TAG
 TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]
 # The documentation's network (RFC 5737): no rule is ever made of it.
 NETWORK = "192.0.2.0/24"
-# Well-formed, and nobody's: what may cancel one may cancel any.
+# Well-formed, and of no request: a user who may cancel this one may cancel any.
 SPOT_REQUEST = "sir-00000000"
 
 

@@ -74,7 +74,7 @@ def harden(api: Api, environment: Environment, connections: Mapping[Role, Connec
         for instance_id in instance_ids:
             ec2.modify_instance_metadata_options(InstanceId=instance_id, HttpEndpoint="disabled")
     deadline = time.monotonic() + HARDEN_SECONDS
-    # Shared with all who wait: many environments boot at once.
+    # Shared by all waiting threads: many environments boot at once.
     while not metadata_is_off(watch(api, region).rows(api, instance_ids), instance_ids):
         if time.monotonic() > deadline:
             raise InfrastructureError(f"AWS did not switch the metadata service of {environment.id} off in time.")

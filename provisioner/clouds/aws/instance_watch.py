@@ -1,11 +1,11 @@
-"""Watches instances: one look at EC2 serves all who wait for machines of a region in this process.
+"""Watches instances: one look at EC2 serves all threads that wait for machines of a region in this process.
 
 EC2 answers 20 Describe requests a second in an account's region, once the first hundred are used up (Amazon EC2
 developer guide, "Request throttling for the Amazon EC2 API"). A look that is throttled says nothing about a machine. An
 instance that is missing from one answer may have been launched just now (EC2 API reference, "Eventual consistency"), so
 it counts as gone only when a second look, some seconds later, misses it too.
 
-Consoles can only be read one by one, at the same rate. So those who wait for host keys take turns.
+Consoles can only be read one by one, at the same rate. So threads that wait for host keys take turns.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from provisioner.errors import ThrottledError
 
 # EC2 is asked no more often, however many wait.
 LOOK_SECONDS = 3.0
-# Not even for instances that nobody has asked about before.
+# Not even for instances that are new to it.
 PAUSE_SECONDS = 0.5
-# Who has not asked for so long does not wait any more.
+# A thread that has not asked for so long no longer waits.
 FORGET_SECONDS = 60.0
 # EC2 user guide, "List and filter resources": a filter takes at most 200 values.
 FILTER_VALUES = 200
@@ -43,7 +43,7 @@ def watch(api: Api, region: str) -> Watch:
 
 
 class Watch:
-    """What EC2 last said of the instances of a region that somebody waits for.
+    """What EC2 last said of the instances of a region that a thread waits for.
 
     Args:
         region: the region.
@@ -112,7 +112,7 @@ class Watch:
             else:
                 return
         try:
-            # Those who come meanwhile are served too.
+            # Threads that come meanwhile are served too.
             time.sleep(max(0.0, self._looked_at + PAUSE_SECONDS - time.monotonic()))
             self._look(api)
         finally:

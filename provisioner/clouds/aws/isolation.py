@@ -37,7 +37,7 @@ class AwsIsolation(Isolation):
                 self.networks.forget(region)
             seen = _look(self.account.api, region, environment)
             network = self.networks.get(region)
-            # Who has moved since the creation has opened the environment for its new address.
+            # A controller whose address has changed since the creation has let the new one in.
             known = network.model_copy(update={"controllers": network.controllers | self.account.controllers})
             differences = compare(seen, environment, known)
             if not differences:

@@ -16,7 +16,7 @@ from provisioner.store.locks import locked
 
 BUCKET = 5
 PER_SECOND = 2.0
-# Whoever waits longer is told why.
+# A caller that waits longer is told why.
 TOLD_SECONDS = 5.0
 # The clock counts from the host's boot: what lies further ahead was noted before the last one.
 AHEAD_SECONDS = 3600.0

@@ -191,7 +191,7 @@ def _remove(ec2: Any, region: str, of_home: list[dict[str, Any]]) -> None:
             hint="Destroy these environments (`provisioner list` and `sweep`, here and on the other controllers), "
             "and try again.",
         )
-    # First, and with them their associations. AWS refuses if somebody has come to use one.
+    # First, and with them their associations. AWS refuses if one has come into use.
     for subnet in ec2.describe_subnets(Filters=of_home)["Subnets"]:
         ec2.delete_subnet(SubnetId=subnet["SubnetId"])
     for acl in ec2.describe_network_acls(Filters=of_home)["NetworkAcls"]:

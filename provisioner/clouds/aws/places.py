@@ -79,7 +79,7 @@ def account_problem(said: str) -> tuple[str, str] | None:
 
 
 def is_subnet_taken(said: str) -> bool:
-    """Whether a failure says that a subnet of somebody else, unseen until then, has the same addresses."""
+    """Whether a failure says that another user's subnet, unseen until then, has the same addresses."""
     return _is_said("InvalidSubnet.Conflict", said)
 
 

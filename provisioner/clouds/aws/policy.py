@@ -12,7 +12,7 @@ from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of
 from provisioner.clouds.aws.images import VENDORS
 from provisioner.clouds.aws.tagged_resources import EXPIRY_TAG, LEASE_TAG
 
-# Tags of what is ours; nobody who has only these rights can put them on anything that exists already.
+# Tags of what is ours. A user with these rights alone cannot put them on anything that exists already.
 OURS = {"Null": {"aws:ResourceTag/provisioner:owner": "false"}}
 TAGGED_OURS = {"Null": {"aws:RequestTag/provisioner:owner": "false"}}
 EC2 = "arn:aws:ec2:*:*:"
@@ -63,7 +63,7 @@ def policy(state: str) -> dict[str, Any]:
         _allow("ChangeOurs", CHANGE, "*", OURS),
         # Of a VPC's default ACL, which has no tag. AWS lets an ACL join a subnet of its own VPC only, and that is ours.
         _allow("DefaultAcl", ("ec2:ReplaceNetworkAclAssociation",), f"{EC2}network-acl/*"),
-        # Nobody tags them, and Terraform cancels an instance's before it ends the instance. That ends no machine.
+        # They have no tags, and Terraform cancels an instance's before it ends the instance. That ends no machine.
         _allow("SpotRequests", ("ec2:CancelSpotInstanceRequests",), _arns("spot-instances-request")),
         # A rule's group must be ours as well.
         _allow("Rules", ("ec2:AuthorizeSecurityGroup*", "ec2:RevokeSecurityGroup*"), f"{EC2}security-group-rule/*"),
@@ -123,7 +123,7 @@ def _network() -> list[dict[str, Any]]:
 
 
 def _schedules() -> list[dict[str, Any]]:
-    """Schedules in our group, which nobody deletes, with the one role that `aws setup` made for them.
+    """Schedules in our group, which is never deleted, with the one role that `aws setup` made for them.
 
     Schedules carry no tags.
     """

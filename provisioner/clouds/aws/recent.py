@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Recent:
-    """Answers of a moment ago. Whoever asks for one while somebody else does waits for that answer.
+    """Answers of a moment ago. A thread that asks while another is asking waits for that answer.
 
     Args:
         seconds: how long an answer counts.

@@ -22,7 +22,7 @@ RIGHTS_HINT = "This takes an administrator: `provisioner aws policy --setup` pri
 
 
 def policy() -> dict[str, Any]:
-    """Returns the IAM policy with exactly the rights that `set_up` needs. Whoever has it can give rights away."""
+    """Returns the IAM policy with exactly the rights that `set_up` needs. Its holder can grant rights to others."""
     role = (
         "iam:CreateRole", "iam:DeleteRolePolicy", "iam:DetachRolePolicy", "iam:GetRole", "iam:GetRolePolicy",
         "iam:ListAttachedRolePolicies", "iam:ListRolePolicies", "iam:PutRolePolicy", "iam:UpdateAssumeRolePolicy",

@@ -157,7 +157,7 @@ class AwsStacks(Stacks):
             "controllers": acl_rules.numbered(controllers, network.numbers if network else {}),
             "tags": {
                 NETWORK_TAG: region,
-                # Whoever adds an address does not take the network over.
+                # A controller that adds its address does not take the network over.
                 HOME_TAG: network.home if network else account.home.identity,
                 OWNER_TAG: network.owner if network else account.owner,
             },
@@ -186,7 +186,7 @@ class AwsStacks(Stacks):
                 hint=f"Destroy the environments there, and the next `up` removes the other addresses: "
                 f"{', '.join(users[:5])}.",
             )
-        return own  # whoever comes back is let in again
+        return own  # a controller that comes back is let in again
 
     def check_allowlist(self, allowed: Collection[Destination]) -> None:
         """Makes sure that a network ACL holds it.

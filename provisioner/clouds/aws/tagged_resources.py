@@ -1,7 +1,8 @@
 """Lists and removes what exists of environments in EC2, by tag, whatever Terraform believes.
 
-EC2 does not show everybody at once what has just been created (Amazon EC2 developer guide, "Eventual consistency in the
-Amazon EC2 API"). So a machine that a record names is asked for by its id too, and is gone only when two looks miss it.
+EC2 does not show every caller at once what has just been created (Amazon EC2 developer guide, "Eventual consistency in
+the Amazon EC2 API"). So a machine that a record names is asked for by its id too, and is gone only when two looks miss
+it.
 """
 
 from __future__ import annotations
@@ -219,13 +220,13 @@ def _terminate(ec2: Any, environment_id: str, instance_ids: list[str]) -> None:
         try:
             ec2.terminate_instances(InstanceIds=instance_ids)
         except ClientError as error:
-            if code_of(error) == UNKNOWN_INSTANCE:  # who has just described them to us
+            if code_of(error) == UNKNOWN_INSTANCE:  # although it has just described them to us
                 raise ThrottledError(f"EC2 does not know the machines of {environment_id} everywhere yet") from error
             raise
 
 
 def _await_end(api: Api, region: str, instance_ids: list[str], deadline: float) -> None:
-    """Waits until EC2 says that instances have ended. One look of this process serves all who wait in a region."""
+    """Waits until EC2 says that instances have ended. One look serves all threads that wait in a region."""
     watched = watch(api, region)
     while instance_ids and time.monotonic() < deadline:
         instance_ids = [name for name in instance_ids if watched.state(api, name) != GONE]

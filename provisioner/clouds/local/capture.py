@@ -24,7 +24,8 @@ def capture(store: ImageStore, builder: MachineRecord, directory: Path, destinat
         destination: the image's directory.
 
     Raises:
-        ImageBuildError: who took the builder's QEMU over made something else of its disk, or its template is gone.
+        ImageBuildError: the builder's disk is not what it must be, as after an attack on its QEMU, or its template is
+            gone.
     """
     layer = directory / disk.OVERLAY
     try:

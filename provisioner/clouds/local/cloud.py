@@ -165,7 +165,8 @@ class LocalCloud(Cloud):
         """Moves the powered-off builder's disk to `destination`, backed by its base image through a relative path.
 
         Raises:
-            ImageBuildError: who took the builder's QEMU over made something else of its disk, or its template is gone.
+            ImageBuildError: the builder's disk is not what it must be, as after an attack on its QEMU, or its template
+                is gone.
         """
         directory = self._directory(environment, "primary")
         capture.capture(self._images, environment.machines["primary"], directory, destination)

@@ -28,7 +28,7 @@ MAX_DATAGRAM_BYTES = 1 << 16
 ANSWERS_AT_ONCE = 32
 DNS_PORT = 53
 _RESOLVER = socket.inet_aton(RESOLVER)
-# linux/in.h. Larger datagrams leave in fragments; nobody would tell the machine of a smaller path MTU.
+# linux/in.h. Larger datagrams leave in fragments: the machine would never learn of a smaller path MTU.
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DONT = 10, 0
 
 
@@ -47,7 +47,7 @@ class DatagramFlows:
 
     Args:
         answer: takes each frame for the machine.
-        resolvers: who answers DNS.
+        resolvers: the servers that answer DNS.
     """
 
     def __init__(self, answer: Callable[[bytes], None], resolvers: Resolvers) -> None:

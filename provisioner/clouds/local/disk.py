@@ -3,7 +3,7 @@
 A machine's disk is a sparse layer over its image and may grow to its whole size. Few ever do, so each machine is sure
 of a share of its disk only, and may take more while the host has it. When the host's disk is nearly full, the machine
 that is furthest beyond its share ends, as Kubernetes evicts pods under disk pressure. A machine that has ended keeps
-its disk until it is destroyed, as somebody may still want that, but it keeps no other alive. Standard library only.
+its disk until it is destroyed, as its operator may still want that, but it keeps no other alive. Standard library only.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def evict(directory: Path, end: Callable[[], bool]) -> None:
         end: ends the machine; returns whether that worked.
     """
     used_gib = _used(directory / OVERLAY) / GIB
-    # First: whoever sees that the machine has ended must find out why, and not blame the host.
+    # First: a process that sees that the machine has ended must find out why, and not blame the host.
     with contextlib.suppress(OSError):
         reason = f"it was ended because the host's disk was nearly full: its own took {used_gib:.1f} GiB"
         write_atomically(directory / EVICTED, reason)

@@ -84,7 +84,7 @@ def put_over(layer: Path, lower: Path, image: Path, gib: int) -> None:
         gib: the size that the machine was given.
 
     Raises:
-        UntrustworthyLayerError: who took QEMU over made something else of it.
+        UntrustworthyLayerError: it is not what it must be: an attacker in QEMU may have changed it.
         subprocess.SubprocessError: qemu-img failed, as if the disk between is gone, or did not end in time.
     """
     require_plain(layer, gib)

@@ -1,4 +1,4 @@
-"""Starts a machine's egress proxy, as a program that outlives whoever starts it. Standard library only."""
+"""Starts a machine's egress proxy, as a program that outlives the process that starts it. Standard library only."""
 
 from __future__ import annotations
 

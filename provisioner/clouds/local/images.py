@@ -164,8 +164,9 @@ def _mmdebstrap(distribution: Distribution, tree: Path, ca_bundle: Path | None) 
 def _contained() -> list[str]:
     """The command prefix with which a build ends when its controller does, however that ends, and leaves no mount.
 
-    mmdebstrap mounts /dev and /proc into its tree. Killed outside a mount namespace, it would leave them there for
-    whoever removes the tree. An ordinary user becomes root of a user namespace with the subordinate ids.
+    mmdebstrap mounts /dev and /proc into its tree. Killed outside a mount namespace, it would leave them mounted, and
+    removing the tree would remove from them. An ordinary user becomes root of a user namespace with the subordinate
+    ids.
     """
     user = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
     namespaces = ["unshare", *user, "--mount", "--pid", "--fork", "--kill-child", "--"]

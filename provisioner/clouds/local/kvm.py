@@ -15,7 +15,7 @@ from provisioner.store.files import write_atomically
 
 # Under working KVM, a kernel without a root file system panics about a second after its start, which ends QEMU.
 TRIAL_SECONDS = 15
-# Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
+# setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
 _IN_A_SHELLS_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--", "sh", "-c", '"$@"; exit', "sh")
 CPU_INFO = Path("/proc/cpuinfo")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -4,8 +4,8 @@ Usage: python -m provisioner.clouds.local.machine start|destroy
 
 PROVISIONER_MACHINE_DIRECTORY names the machine's directory; PROVISIONER_MACHINE (start) holds its settings as JSON, as
 the Terraform module takes them. The directory's `credentials/` holds what the machine is told, `accelerator` says kvm
-or tcg, and with `wants_template` it goes on from its image's template. `snapshot` names the directory of a frozen
-machine that it goes on from instead. The controller wrote these there, so no key passes through Terraform.
+or tcg, and with `wants_template` it resumes from its image's template. `snapshot` names the directory of a frozen
+machine that it resumes from instead. The controller wrote these there, so no key passes through Terraform.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUIT_SECONDS = 5
 TAKE_SECONDS = 120
 # Written by the controller: the machine starts from its image's template if there can be one.
 WANTS_TEMPLATE = "wants_template"
-# Written by the controller: the directory of the frozen machine that it goes on from.
+# Written by the controller: the directory of the frozen machine that it resumes from.
 SNAPSHOT = "snapshot"
 # Written here: how the machine started, and why not from a template if it should have.
 ORIGIN = "origin"
@@ -150,7 +150,7 @@ def _note(text: str) -> None:
 
 
 def _snapshot(directory: Path, launch: qemu.Launch) -> templates.Template | None:
-    """Returns the frozen machine that this one goes on from; None for a machine of its own.
+    """Returns the frozen machine that this one resumes from; None if it boots.
 
     Raises:
         MachineError: it is not whole, or not ours.
@@ -218,7 +218,7 @@ def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Te
         _end_all(Path())
         if not Path(credential_port.CREDENTIALS).is_dir():
             raise MachineError("it was destroyed while it started") from error
-        if not at_fault:  # the host has no memory for it, or somebody else has thrown it away
+        if not at_fault:  # the host has no memory for it, or another process has removed it
             return f"{BOOT}: the template could not be used: {error}"
         templates.discard(template)
         return f"{BOOT}: the template did not work and was deleted: {error}"
@@ -230,9 +230,9 @@ def _running_qemu() -> qemu.QMP:
 
 
 def _resume(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> None:
-    """Starts QEMU with the state of a frozen machine, which goes on."""
+    """Starts QEMU with the state of a frozen machine, which resumes."""
     with templates.opened(template) as (memory, state):
-        shutil.copyfile(template.console, machine_logs.SERIAL)  # it goes on from there
+        shutil.copyfile(template.console, machine_logs.SERIAL)  # the new console continues it
         frozen = replace(launch, memory=f"/proc/self/fd/{memory}", frozen=True)
         watchdog = _launch(settings, frozen, template.disk, (memory, state))
         templates.lend(template, watchdog, memory)
@@ -298,8 +298,8 @@ def _launch(settings: dict[str, Any], launch: qemu.Launch, lower: Path, files: t
 def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Starts QEMU in a network namespace of its own.
 
-    No user of the host reaches the forwarded port, but who may enter the namespace; and QEMU itself, should the machine
-    take it over, has no network.
+    Only users that may enter the namespace reach the forwarded port. And if the machine takes QEMU over, QEMU has no
+    network.
     """
     try:
         return subprocess.Popen(
@@ -311,7 +311,7 @@ def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> sub
 
 
 def _admit(group: int, *paths: Path) -> None:
-    """Lets the environment's QEMUs, which are not root, enter directories and send to sockets. Nobody else may."""
+    """Lets the environment's QEMUs, which are not root, enter directories and send to sockets. No other user may."""
     for path in paths:
         os.chown(path, -1, group)
         path.chmod(0o710 if path.is_dir() else 0o620)
@@ -341,7 +341,7 @@ def destroy(directory: Path) -> None:
     """
     if not directory.is_dir():
         return
-    # A start has the lock for as long as its machine takes to go on. Without credentials and QEMU it gives way.
+    # A start has the lock until its machine has resumed. Without credentials and QEMU it gives up.
     shutil.rmtree(directory / credential_port.CREDENTIALS, ignore_errors=True)
     with contextlib.suppress(MachineError, OSError):
         _end_all(directory)

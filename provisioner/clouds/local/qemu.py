@@ -65,7 +65,7 @@ class Launch:
         user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
         disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
         memory: file that is the machine's memory; None for memory of its own.
-        frozen: whether the file holds a machine that was frozen, which goes on from there and leaves the file as it is.
+        frozen: whether the file holds a frozen machine's memory, from which this one resumes without changing the file.
         capture: whether what the link and the internet card carry is written to files (captures.py).
     """
 
@@ -102,13 +102,13 @@ def command(launch: Launch) -> list[str]:
         *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
         *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
         # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
-        # A machine that is frozen, or goes on, opens its disk again when it may no longer open any file by name.
+        # A machine that is frozen, or resumes, opens its disk again when it may no longer open any file by name.
         *itertools.chain.from_iterable(("-add-fd", f"fd={descriptor},set=1") for descriptor in launch.disk_fds),
         # Nor could it open it again to write if it locked it: the lock of the one descriptor keeps the other out.
         *("-drive", "file=/dev/fdset/1,file.locking=off,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
-        # Another id at each start: a kernel that goes on in a copy of its machine draws its keys anew.
+        # Another id at each start: the kernel of a resumed copy then draws new keys.
         *("-device", "vmgenid,guid=auto"),
         # Appending, so that the watchdog can shorten the file.
         *("-chardev", "file,id=serial,path=serial.log,append=on", "-serial", "chardev:serial"),
@@ -124,7 +124,7 @@ def command(launch: Launch) -> list[str]:
     if launch.capture:
         argv += captured(launch.link, launch.internet_fd)
     if launch.memory:
-        # Written pages of a machine that goes on are its own.
+        # A resumed machine keeps the pages that it writes to itself.
         file = f"size={launch.memory_mib}M,mem-path={launch.memory},share={'off' if launch.frozen else 'on'}"
         argv += ["-object", f"memory-backend-file,id={MEMORY},{file}"]
     if launch.frozen:

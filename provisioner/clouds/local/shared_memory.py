@@ -1,6 +1,6 @@
-"""Gives machines that go on from one template one copy of its memory, which none of them can change.
+"""Gives machines that resume from one template one copy of its memory, which none of them can change.
 
-QEMU 7.2 insists on a file that it may write, and whoever breaks out of it must not write into other machines. So it
+QEMU 7.2 insists on a file that it may write, and an attacker in QEMU must not write into other machines. So it
 gets a copy in memory that the kernel has sealed. The watchdogs of the machines keep it open; the next machine finds it
 with one of them. The copy is gone with the last. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Freezes the machines of an environment in one moment, so that others go on from there. The machines themselves go on.
+"""Freezes the machines of an environment at one moment, for copies to resume from. The machines themselves resume too.
 
 What it leaves of each machine is what a template is: memory, devices' state, a layer over the image's disk. The machine
 writes all of its state into a second QEMU, which runs nothing and is as confined as any other: its memory is a file, of
@@ -38,7 +38,7 @@ class Subject:
         image: the disk of its image.
         launch: how it was started.
         disk_gib: the size of its disk.
-        target: a directory that does not exist yet, for what is left of it.
+        target: a directory that does not exist yet, for the frozen machine's files.
     """
 
     directory: Path
@@ -72,10 +72,10 @@ class _Receiver:
 
 
 def freeze(subjects: Sequence[Subject]) -> None:
-    """Freezes machines: stops all, saves them, and lets all go on.
+    """Freezes machines: pauses all, saves them, and resumes all.
 
     Raises:
-        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. The machines go on; what was written stays.
+        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. The machines resume; what was written stays.
     """
     deadline = time.monotonic() + SECONDS
     for subject in subjects:
@@ -103,7 +103,7 @@ def freeze(subjects: Sequence[Subject]) -> None:
 def devices() -> str:
     """Names the devices that machines have today: a hash of QEMU's arguments for one of them.
 
-    A state goes on only in a machine that has the same.
+    A state can be resumed only in a machine that has the same.
     """
     some = qemu.Launch(1, 1, "", "", kvm=False, link=(("own", "peer"),), internet_fd=0, user=None)
     return hashlib.sha256("\0".join(qemu.command(transient.adapted(some))).encode()).hexdigest()[:16]
@@ -156,7 +156,7 @@ def _send(machine: qemu.QMP, stream: socket.socket) -> None:
 
 
 def _complete(subject: Subject) -> None:
-    """Completes what is left of a machine, and has the host's disk take it."""
+    """Completes the files of a frozen machine, and flushes them to the host's disk."""
     lower = disk_layers.noted_below(subject.directory)
     disk_layers.put_over(subject.target / templates.DISK, lower, subject.image, subject.disk_gib)
     console = read_end(subject.directory / machine_logs.SERIAL, machine_logs.LIMIT_BYTES)

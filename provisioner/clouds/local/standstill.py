@@ -1,7 +1,7 @@
-"""Stops a machine for a moment, and sees to it that it goes on, whatever becomes of who stopped it.
+"""Pauses a machine for a moment, and makes sure that it resumes, even if the pausing process dies.
 
-A file in the machine's directory says that it stands still; who stopped it has the file locked. The machine's watchdog
-lets it go on if nobody has. Standard library only.
+A file in the machine's directory says that it is paused; the pausing process holds a lock on the file. If no process
+does, the machine's watchdog resumes the machine. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GIVING_UP_SECONDS = 10.0
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[qemu.QMP]:
-    """Yields a control connection to a running machine, which may be stopped there and goes on afterwards.
+    """Yields a control connection to a running machine, over which it may be paused; it resumes afterwards.
 
     Args:
         directory: the machine's.
 
     Raises:
-        OSError, qemu.QMPError: QEMU does not answer, or does not let the machine go on.
+        OSError, qemu.QMPError: QEMU does not answer, or does not resume the machine.
     """
     mark, new = directory / MARK, directory / f"{MARK}.new"
     with locked(new):
@@ -55,7 +55,7 @@ def _is_writing(qmp: qemu.QMP) -> bool:
 
 
 def end_if_abandoned(directory: Path, timeout_seconds: float) -> None:
-    """Lets a machine go on if who stopped it has ended without doing so.
+    """Resumes a machine if the process that paused it has ended without doing so.
 
     Args:
         directory: the machine's.

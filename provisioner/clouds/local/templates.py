@@ -1,10 +1,10 @@
-"""Freezes a machine that has booted and waits for its credentials, so that others go on from there.
+"""Freezes a machine that has booted and waits for its credentials, so that other machines resume from there.
 
 Standard library only.
 
 A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the
 image's disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of
-the host left half-written is never used. Nothing in the machine has been told who it is: credentials.pl waits.
+the host left half-written is never used. The machine has no identity yet: credentials.pl waits for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DISK_HASH_BYTES = 256 << 20
 # Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
 BOOT_SECONDS = 150
 # A machine whose CPU is emulated hung twice as it booted on a busy host, most likely as its kernel tested the timer
-# (qemu.EMULATED_BOOT); nobody had looked at its console.
+# (qemu.EMULATED_BOOT); its console had not been read.
 BOOTS = 2
 # What is told of the console of one that does not.
 CONSOLE_BYTES = 300
@@ -56,7 +56,7 @@ COPY_SECONDS = 30
 COPY_SECONDS_PER_GIB = 10
 # The state of the devices takes less than a MiB. One that was taken over could write for as long as it is waited for.
 STATE_LIMIT_BYTES = 64 << 20
-# Longer than somebody looks for a copy, and shorter than any boot.
+# Longer than a process looks for a copy, and shorter than any boot.
 DISCARD_SECONDS = 1.0
 # A template that could not be made is not tried again for so long.
 FAILURE_SECONDS = 600.0
@@ -82,7 +82,7 @@ class Template:
 
     @property
     def failure(self) -> Path:
-        """Why it could not be made, the last time that somebody tried."""
+        """Why it could not be made at the last try."""
         return self.directory.with_name(f"{self.directory.name}.failed")
 
     @property
@@ -97,7 +97,7 @@ class Template:
 
     @property
     def lock(self) -> Path:
-        """The lock for whoever makes the template or looks for a copy of its memory."""
+        """The lock of a process that makes the template or looks for a copy of its memory."""
         return self.directory.with_name(f"{self.directory.name}.lock")
 
     @property
@@ -213,10 +213,10 @@ def _made(directory: Path) -> str:
 
 
 def _require_no_recent_failure(template: Template) -> None:
-    """Requires that nobody has failed to make it just now: each try takes as long as a boot.
+    """Requires that no try to make it has failed just now: each try takes as long as a boot.
 
     Raises:
-        OSError: somebody has.
+        OSError: one has.
     """
     with contextlib.suppress(FileNotFoundError):
         seconds = time.time() - template.failure.stat().st_mtime
@@ -236,7 +236,7 @@ def _remove_outdated(home: Path) -> None:
 
 
 def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
-    """Boots a machine, freezes it, and moves what is left of it to its place.
+    """Boots a machine, freezes it, and moves its files to the template's place.
 
     Raises:
         OSError, subprocess.SubprocessError, qemu.QMPError: it failed. Nothing is left.
@@ -338,7 +338,7 @@ def _digest(part: str, file: int) -> str:
 
 @contextlib.contextmanager
 def opened(template: Template) -> Iterator[tuple[int, int]]:
-    """Opens a template for a machine that goes on from it, and yields descriptors of its memory and its state.
+    """Opens a template for a machine that resumes from it, and yields descriptors of its memory and its state.
 
     Raises:
         DamagedError: a part of it is not what it was when the template was made.
@@ -365,13 +365,13 @@ def _digests(template: Template) -> dict[str, str]:
 
 
 def _copying(template: Template) -> contextlib.AbstractContextManager[None]:
-    """Locks a template while nobody needs longer than a copy of its memory takes."""
+    """Locks a template. No holder may need longer than a copy of its memory takes."""
     gib = template.memory.stat().st_size >> 30
     return locked(template.lock, wait_seconds=COPY_SECONDS + gib * COPY_SECONDS_PER_GIB, make_parents=False)
 
 
 def lend(template: Template, pid: int, memory: int) -> None:
-    """Notes that a machine's watchdog keeps the memory open, for other machines that go on from the template."""
+    """Notes that a machine's watchdog keeps the memory open, for other machines that resume from the template."""
     # The template may be gone, or just be made anew, which does this one no harm.
     with contextlib.suppress(OSError), _copying(template):
         shared_memory.lend(template.lenders, pid, memory)

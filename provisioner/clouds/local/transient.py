@@ -1,4 +1,4 @@
-"""Runs a QEMU that ends with the process that started it: its machine is to be frozen, and is nobody's environment.
+"""Runs a QEMU that ends with the process that started it: its machine is to be frozen, and belongs to no environment.
 
 Standard library only.
 """
@@ -18,10 +18,10 @@ from provisioner import child_environment
 from provisioner.clouds.local import confinement, disk_layers, qemu, shutdown
 from provisioner.store.files import read_end
 
-# The machine's memory, a file in its directory that others go on from.
+# The machine's memory: a file in its directory, from which other machines resume.
 MEMORY = "memory"
 CONTROL_SECONDS = 60
-# Who changes its user loses its parent-death signal, but nobody survives the first process of a pid namespace.
+# setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
 _NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
 _ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -30,7 +30,7 @@ def adapted(launch: qemu.Launch) -> qemu.Launch:
     """Returns how such a machine starts: its private link's sockets have the same names everywhere, and lead nowhere.
 
     Args:
-        launch: how the machines start that will go on from it.
+        launch: how the machines start that will resume from it.
     """
     link = (("link.sock", "nowhere.sock"),) if launch.link else ()
     return replace(launch, memory=MEMORY, frozen=False, link=link, capture=False)
@@ -43,7 +43,7 @@ def running(
     """Runs a machine, and yields its process and its control connection. Ends it afterwards.
 
     Args:
-        launch: how the machines start that will go on from it.
+        launch: how the machines start that will resume from it.
         directory: where it runs.
         layer: the name of its disk there.
         seconds: when it ends in any case.

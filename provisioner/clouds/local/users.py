@@ -1,8 +1,8 @@
 """Gives the processes beside a machine a user of their own where the controller is root. Standard library only.
 
-Nobody is that user, nothing belongs to it, and no two machines have the same one: what breaks out of QEMU or passt can
-read no file of root's, and can touch no other machine's processes. Only in a user namespace that maps few ids, as in
-many containers, all machines share the user nobody.
+No account has that user's id, no file belongs to it, and no two machines have the same one: what breaks out of QEMU or
+passt can read no file of root's, and can touch no other machine's processes. Only in a user namespace that maps few
+ids, as in many containers, all machines share the user nobody.
 """
 
 from __future__ import annotations

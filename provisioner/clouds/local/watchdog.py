@@ -1,10 +1,10 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs and captures
-short, ends the machine if it has filled the host's disk, resumes it if QEMU paused it because others had or if whoever
-froze it was killed, and tells it what it asks for at each boot. The file `expires_at` in the machine's directory, its
-working directory, says when the machine ends: seconds since the epoch. To move it, replace the file. Standard library
-only.
+short, ends the machine if it has filled the host's disk, resumes it if QEMU paused it because others had or if the
+process that froze it was killed, and tells it what it asks for at each boot. The file `expires_at` in the machine's
+directory, its working directory, says when the machine ends: seconds since the epoch. To move it, replace the file.
+Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -91,7 +91,7 @@ def _resume(directory: Path) -> None:
 
 
 def _end_standstill(directory: Path) -> None:
-    """Lets a machine go on that somebody stopped who has ended since."""
+    """Resumes a machine whose freezing process died while the machine was paused."""
     with contextlib.suppress(OSError, ValueError, qemu.QMPError):  # the next round tries again
         standstill.end_if_abandoned(directory, ANSWER_SECONDS)
 

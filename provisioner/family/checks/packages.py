@@ -57,7 +57,7 @@ _UNKNOWN = "\0"
 def import_findings(source: FamilySource, family: TaskFamily, scripts: Iterable[Script]) -> Iterator[Finding]:
     """Yields imports at the top of the module that nothing can satisfy before install() has run."""
     if any(_INSTALLS.search(script.text[:MAXIMUM_COMMAND_CHARACTERS]) for script in scripts if script.shell == "bash"):
-        return  # build steps run before the first import, and who knows which modules a package brings
+        return  # build steps run before the first import, and a package may bring any module
     own = {part.partition(".")[0] for name in family.files for part in PurePosixPath(name).parts}
     own |= {PurePosixPath(step.destination).stem for step in family.build_steps if isinstance(step, FileBuildStep)}
     present = own | sys.stdlib_module_names | _OF_PYTHON_311 | _INSTALLED
@@ -133,7 +133,7 @@ def _unpinned_in_text(text: str) -> list[str]:
         try:
             found += _unpinned_in_words(shlex.split(command, comments=True))
         except ValueError:
-            continue  # a quote that goes on in the next line
+            continue  # a quote that continues in the next line
     return found
 
 

@@ -35,7 +35,7 @@ FUNCTIONS = {
 MAXIMUM_OTHER_MODULES = 200
 MAXIMUM_OTHER_MODULE_BYTES = 1 << 20
 
-# Whoever uses one of these can change the class, or the module, without naming what.
+# Code that uses one of these can change the class, or the module, without naming what.
 _TAMPERING = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr", "delattr", "__builtins__"})
 _TAMPERING_ELSEWHERE = re.compile(rb"setattr|" + CLASS_NAME.encode() + rb"\s*\.\s*\w+\s*=(?!=)")
 _DECORATORS = {"staticmethod": "static", "classmethod": "class"}
@@ -131,7 +131,7 @@ class FamilySource:
         bindings = [node for node in self.tree.body if name in bound_names(node)]
         value = _assigned(bindings[0]) if len(bindings) == 1 else None
         reads = sum(_only_reads(node, name) for node in self.nodes)
-        # Whoever calls the function gets the dict itself, and could change it.
+        # A caller of the function gets the dict itself, and could change it.
         called = sum(isinstance(node, ast.Attribute) and node.attr == function for node in self.nodes)
         return value if self._names[name] == reads + uses + 1 and not called else None
 
