@@ -296,9 +296,7 @@ def test_a_machine_that_does_not_end_keeps_no_other_alive(tmp_path: Path, monkey
     assert sorted(ended) == ["aux", "primary"]
 
 
-def test_a_command_goes_on_with_the_next_environment_whatever_happened(
-    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_destroy_continues_with_the_next_environment(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     store = EnvironmentStore(Home(provisioner.home))
     for name in ("one", "two"):
         store.save(environment(name))

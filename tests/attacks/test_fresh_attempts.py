@@ -80,7 +80,7 @@ def test_an_agent_that_kills_its_own_sshd_only_breaks_a_connection(attempt: Atte
     assert "begun\nended\n" in log
 
 
-def test_an_agent_that_keeps_everybody_out_has_failed(
+def test_an_agent_that_locks_the_controller_out_has_failed(
     attempt: Attempt, sshd: Sshd, clock: WaitingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(session: Session, environment: Environment) -> bool | None:

@@ -109,7 +109,7 @@ async def test_an_agent_that_switches_its_machine_off_has_a_score_of_0(
     assert OFF.message in str(score.explanation)
 
 
-async def test_an_agent_that_keeps_everybody_out_has_a_score_of_0(cloud: FakeCloud, env: Environment) -> None:
+async def test_an_agent_that_locks_the_controller_out_scores_0(cloud: FakeCloud, env: Environment) -> None:
     lock_out(cloud.machine(env).sshd)
     assert _is_the_agents(await _scored(SUBMIT))
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.campaign
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_machine_that_others_left_without_disk_goes_on_once_there_is_room() -> None:
+def test_a_machine_without_disk_resumes_once_there_is_room() -> None:
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     done = subprocess.run(
         ["unshare", *user, "--mount", sys.executable, "-m", "tests.attacks.full_disk"],

@@ -78,7 +78,7 @@ def assert_time_limits_hold(api: Api) -> None:
     schedules.require_role(api, ACCOUNT)
 
 
-def test_a_network_that_goes_takes_nobodys_time_limit_away(api: Api) -> None:
+def test_removing_a_network_keeps_other_time_limits(api: Api) -> None:
     make_network(OURS)
     remove_network(api, REGION, OURS)
     assert vpcs_of(OURS) == 0

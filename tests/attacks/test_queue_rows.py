@@ -185,7 +185,7 @@ ROWS = [pickled, unknown_format, nested, vast, not_a_mapping, other_workflow, ot
 
 
 @pytest.mark.parametrize("tamper", ROWS, ids=lambda tamper: tamper.__name__)
-def test_a_queued_job_that_was_tampered_with_fails_and_the_others_go_on(
+def test_a_tampered_job_fails_and_the_others_continue(
     attacked: Attacked,
     started: Callable[[], QueueClient],
     unpickled: list[str],
@@ -293,7 +293,7 @@ def test_columns_that_provisioner_does_not_use_stop_no_batch(
     assert set(client.outputs("batch", ["bad"])) == {"bad"}
 
 
-def test_a_row_that_nobody_queued_stops_no_batch(attacked: Attacked, started: Callable[[], QueueClient]) -> None:
+def test_a_forged_row_stops_no_batch(attacked: Attacked, started: Callable[[], QueueClient]) -> None:
     attacked.queue("good")
     client = started()
     wait_for_end(client, "good")

@@ -49,7 +49,7 @@ def test_neither_half_of_a_secret_is_shown(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("piece", [1, 7, 90, 1000], ids=["byte", "few", "part", "whole"])
 @pytest.mark.parametrize("name", SECRETS)
-def test_neither_half_is_shown_to_who_watches_or_kept_in_the_log(tmp_path: Path, name: str, piece: int) -> None:
+def test_neither_half_of_a_secret_is_shown_or_logged(tmp_path: Path, name: str, piece: int) -> None:
     """The machine's helper cuts output as well, and what it sends is shown as it arrives."""
     printed = SECRETS[name].encode()
     for inside in range(1, len(printed), 3):

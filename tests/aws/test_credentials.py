@@ -80,7 +80,7 @@ def test_terraform_gets_what_boto3_found_renewed_at_each_command_and_never_in_a_
     assert account.everything() == NOTHING
 
 
-def test_an_apply_whose_session_ends_goes_on_with_the_next_one(
+def test_an_apply_continues_with_renewed_credentials(
     api: FaultyApi, account: Account, configured: Path, environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     session = _session_of_a_program(account, configured, tmp_path)

@@ -81,5 +81,5 @@ def test_iam() -> None:
     assert missing.code("iam") == "ValidationError"
 
 
-def test_a_service_that_nobody_describes_is_not_checked() -> None:
+def test_a_service_without_a_description_is_not_checked() -> None:
     assert defect(Call("s3", "GetObject", {"Bucket": "a", "Key": "b"}), {}, b"") is None

@@ -90,7 +90,7 @@ def test_none_of_fifteen_hundred_strangers_is_touched(
     assert account.everything() == NOTHING
 
 
-def test_only_what_nobody_looks_after_goes(account: Account, environment: MakeEnvironment) -> None:
+def test_a_sweep_removes_orphans_only(account: Account, environment: MakeEnvironment) -> None:
     session, other = account.session(), account.session("other")
     records = create_machines(session, [environment(session, stack="four", aux=False) for _ in range(4)])
     tended, idle, orphan, past = records

@@ -77,7 +77,7 @@ def test_the_spot_market_has_a_quota_of_its_own(account: Account, quotas: dict[t
 
 
 @pytest.mark.parametrize("code", ["AccessDeniedException", "ServiceException"])
-def test_a_quota_that_nobody_tells_refuses_nothing(account: Account, api: FaultyApi, code: str) -> None:
+def test_an_unknown_quota_refuses_nothing(account: Account, api: FaultyApi, code: str) -> None:
     api.inject(Fault("POST /", code, "403 Forbidden", when=lambda form: not form))  # Service Quotas speaks JSON
     session = opened(account)
     session.cloud.choose(Resources(), None)

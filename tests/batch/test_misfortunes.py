@@ -28,7 +28,7 @@ def wait_for_an_agent(home: Path, process: subprocess.Popen[str]) -> str:
     return found[0]
 
 
-def test_a_run_goes_on_after_a_spot_interruption_and_in_the_next_region_without_quota(
+def test_a_run_survives_a_spot_interruption_and_a_missing_quota(
     account: AccountOfMany, prepared: Home, tmp_path: Path
 ) -> None:
     home = many.knowing(prepared, tmp_path / "home").root

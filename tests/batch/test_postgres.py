@@ -166,7 +166,7 @@ engine.close()
 """
 
 
-def test_who_runs_one_batch_leaves_the_runs_of_others_to_workers(database: str) -> None:
+def test_a_controller_of_one_batch_leaves_other_runs_to_workers(database: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OWN_QUEUE, database], cwd=ROOT, capture_output=True, text=True, check=False
     )

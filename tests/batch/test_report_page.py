@@ -168,7 +168,7 @@ def test_runs_are_found_sorted_and_opened(browser: Browser, page_files: dict[str
     page.close()
 
 
-def test_a_script_that_somebody_smuggled_in_does_not_run(browser: Browser, tmp_path: Path) -> None:
+def test_a_smuggled_script_does_not_run(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "smuggled.html"
     page_text = render(report_sample.batch(), report_sample.rows(), report_sample.BEGIN, {})
     smuggled = '<script>document.title = "taken"</script><img src="x" onerror="document.title = \'taken\'">'

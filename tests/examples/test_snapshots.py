@@ -107,7 +107,7 @@ def reaches(machines: Machines, port: int) -> bool:
     return False
 
 
-def test_copies_of_a_frozen_environment_go_on_each_by_itself(
+def test_copies_of_a_frozen_environment_are_independent(
     open_session: Callable[[Mapping[str, str]], Session], test_home: Home
 ) -> None:
     session, store = open_session({}), SnapshotStore(test_home)

@@ -173,7 +173,7 @@ def test_the_familys_files_are_as_in_a_whole_image(layered: Layered) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_builder_whose_build_failed_can_be_kept_and_goes_on_from_the_layer_before(layered: Layered) -> None:
+def test_a_failed_builder_can_be_kept_at_the_last_layer(layered: Layered) -> None:
     module = MODULE.replace("def get_aux_vm_spec", "def unused")
     failing = {
         **FILES,

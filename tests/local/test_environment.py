@@ -110,7 +110,7 @@ def test_the_aux_vm_has_what_its_build_steps_made(lab: Lab) -> None:
     assert lab.text("stat -c %U /built-as-root", "aux", "admin") == "root"
 
 
-def test_a_user_agent_whom_a_family_makes_on_the_aux_vm_has_none_of_the_agents_limits(lab: Lab) -> None:
+def test_an_aux_vms_user_agent_has_none_of_the_agents_limits(lab: Lab) -> None:
     keys = "install -D -m 644 /etc/ssh/authorized_keys.d/admin /home/agent/.ssh/authorized_keys"
     lab.text(f"useradd --create-home --shell /bin/bash agent && {keys}", "aux")
     ssh = "ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes -i ~/.ssh/aux"

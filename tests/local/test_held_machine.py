@@ -73,7 +73,7 @@ def accepting(lines: list[str]) -> set[str]:
     return {each[7] if len(each) > 7 else "" for each in fields if int(each[3], 16) & ACCEPTS}
 
 
-def test_a_machine_that_waits_for_its_credentials_can_be_reached_by_nobody(
+def test_a_machine_without_credentials_cannot_be_reached(
     open_session: Callable[[Mapping[str, str]], Session],
 ) -> None:
     session = open_session({})

@@ -51,7 +51,7 @@ def settings_of(session: Session, environment: Environment) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_machine_goes_on_when_whoever_froze_it_is_killed(
+def test_a_machine_resumes_when_its_freezing_process_is_killed(
     open_session: Callable[[Mapping[str, str]], Session], tmp_path: Path
 ) -> None:
     session = open_session({})

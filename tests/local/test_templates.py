@@ -281,7 +281,7 @@ def test_a_machine_of_a_template_uses_what_was_tried_has_its_larger_disk_and_com
 
 
 @pytest.mark.parametrize("delay_seconds", [-0.5, 1.5], ids=["recorded before", "recorded meanwhile"])
-def test_who_starts_while_somebody_prunes_gets_a_whole_machine_or_finds_nothing(
+def test_a_start_during_a_prune_gets_a_whole_machine_or_none(
     session: Session, image: str, delay_seconds: float
 ) -> None:
     # tests.soak.template_kills has more moments, and kills the one who prunes.

@@ -179,7 +179,7 @@ def test_removing_ends_what_a_killed_terraform_left_running(
     assert not lives(start)
 
 
-def test_a_stack_at_rest_has_no_terraform_that_goes_on_creating(site: Site, start_controller: StartController) -> None:
+def test_resting_ends_a_terraform_that_keeps_creating(site: Site, start_controller: StartController) -> None:
     site.write(site.spec("one"))
     site.sleep("one")
     controller = start_controller()

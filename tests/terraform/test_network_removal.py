@@ -40,7 +40,7 @@ def state() -> str:
     )
 
 
-def test_what_keeps_everybodys_time_limits_is_left_alone(tmp_path: Path) -> None:
+def test_the_group_of_all_schedules_is_left_alone(tmp_path: Path) -> None:
     values = {
         "region": "eu-west-1", "availability_zones": ["eu-west-1a", "eu-west-1b"],
         "controllers": {"203.0.113.10/32": 100}, "tags": {},

@@ -13,7 +13,7 @@ from tests.accelerator import accelerator
 
 @pytest.mark.parametrize("by", ["", "workers/gw1"], ids=["home", "worker"])
 @pytest.mark.parametrize(("works", "name"), [(True, "kvm"), (False, "tcg")])
-def test_what_was_tried_is_said_whoever_tried_it(tmp_path: Path, by: str, works: bool, name: str) -> None:
+def test_the_accelerators_trial_is_reported_by_every_process(tmp_path: Path, by: str, works: bool, name: str) -> None:
     answer = tmp_path / by / "kvm.json"
     answer.parent.mkdir(parents=True, exist_ok=True)
     answer.write_text(json.dumps({"boot": kvm.BOOT_ID.read_text().strip(), "works": works}))

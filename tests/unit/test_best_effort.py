@@ -31,7 +31,7 @@ def test_an_error_becomes_one_line(error: BaseException) -> None:
     assert "\n" not in note
 
 
-def test_an_operator_who_insists_is_obeyed() -> None:
+def test_a_second_interrupt_ends_best_effort_work() -> None:
     with pytest.raises(KeyboardInterrupt), best_effort(Silence(), "Keeping it"):
         raise KeyboardInterrupt
 

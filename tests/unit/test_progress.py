@@ -7,7 +7,7 @@ import pytest
 from provisioner.progress import Progress, Silence, Steady
 
 
-def test_nobody_needs_to_watch(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_needs_no_listener(capfd: pytest.CaptureFixture[str]) -> None:
     silence: Progress = Silence()
     silence.phase_started("one")
     silence.note("a note")

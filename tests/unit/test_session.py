@@ -24,7 +24,7 @@ def test_secrets_are_in_no_text_about_a_session(session: Session) -> None:
     assert session.redactor.redact("s3cret-value") == "[redacted:TOKEN]"
 
 
-def test_output_goes_to_who_watches(session: Session) -> None:
+def test_output_goes_to_the_listener(session: Session) -> None:
     session.output("a line\n")
     assert told_of(session).texts == ["a line\n"]
 

@@ -71,7 +71,7 @@ def test_a_signal_stops_the_work_and_the_next_one_does_not_cut_the_clean_up_shor
         assert started.wait(BOUND_SECONDS) == 0
 
 
-def test_an_operator_who_insists_gets_out() -> None:
+def test_a_second_signal_ends_the_process() -> None:
     with process() as started:
         assert line(started) == "working"
         started.send_signal(signal.SIGINT)

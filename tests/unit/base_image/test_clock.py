@@ -83,7 +83,7 @@ def test_a_clock_that_is_set_at_the_moment_of_a_standstill_keeps_its_time(tmp_pa
     assert behind(tmp_path, "3:set=-1000,stands=60") == [0] * 3 + [1000] * 28
 
 
-def test_a_clock_that_somebody_else_has_put_right_stays_so(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_meanwhile_is_left_alone(tmp_path: Path) -> None:
     assert behind(tmp_path, "3:stands=60,set=60", "9:stands=0.9,set=0.9") == [0] * 31
 
 

@@ -317,9 +317,7 @@ def test_a_run_that_waits_for_the_budget_plans_once_and_fits_when_the_last_other
     assert (failure.message, done) == ("It broke.", ["plan", "launch", "launch"])
 
 
-def test_a_run_that_will_never_fit_the_budget_waits_for_nobody(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_never_fits_the_budget_does_not_wait(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     reserve(replace(attempt, number=2))
 
     def launch(*_: Any) -> Any:

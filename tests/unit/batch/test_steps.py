@@ -36,7 +36,7 @@ from provisioner.errors import (
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_an_error_is_somebodys_fault_and_only_infrastructure_is_retried(
+def test_an_error_has_a_cause_and_only_infrastructure_is_retried(
     error: Exception, outcome: str, retry: bool, capacity: bool
 ) -> None:
     failure = classify(error)
@@ -61,7 +61,7 @@ def test_a_failed_command_of_the_agent_is_the_agents_fault() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_an_error_that_nobody_foresaw_is_an_agents_failure_once_one_has_begun(error: Exception, outcome: str) -> None:
+def test_an_unexpected_error_is_the_agents_once_one_has_begun(error: Exception, outcome: str) -> None:
     failure = classify_work_error(error, "task_failed", agent_began=True)
     assert (failure.outcome, failure.retry) == (outcome, False)
     assert classify_work_error(error, "task_failed", agent_began=False) == classify(error, "task_failed")
@@ -77,7 +77,7 @@ def test_messages_are_bounded_and_name_unexpected_errors() -> None:
 
 
 @pytest.mark.parametrize("error", [ThrottledError("x"), TerraformError("x", throttled=True)], ids=["asked", "applied"])
-def test_what_the_cloud_throttles_is_nobodys_failure_unless_an_agent_has_begun(error: Exception) -> None:
+def test_throttling_is_no_failure_unless_an_agent_has_begun(error: Exception) -> None:
     failure = classify(error)
     assert (failure.retry, failure.throttled) == (True, True)
     failure = classify(error, agent_began=True)

@@ -119,7 +119,7 @@ def test_where_there_is_no_room_the_next_place_is_tried_later() -> None:
     ]  # fmt: skip
 
 
-def test_interruptions_are_no_failures_but_do_not_go_on_for_ever() -> None:
+def test_interruptions_are_no_failures_but_are_bounded() -> None:
     row, done = completed(CUT, CUT, CUT, CUT, None, retries=0)
     assert (row.outcome, row.attempts) == ("scored", 5)
     assert "pause 2" not in done

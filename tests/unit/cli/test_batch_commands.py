@@ -108,7 +108,7 @@ def test_a_local_batch_begins_with_no_more_at_once_than_fit_into_memory(
     assert [batch.suite.concurrency for batch in begun] == [1, 2]
 
 
-def test_a_plan_does_not_call_free_what_nobody_knows_yet(provisioner: CommandLine, tmp_path: Path) -> None:
+def test_a_plan_gives_no_count_for_unknown_tasks(provisioner: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "unknown").mkdir()
     module = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return dict()\n"
     (tmp_path / "unknown" / "unknown.py").write_text(module)

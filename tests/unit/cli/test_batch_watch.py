@@ -45,7 +45,7 @@ def attempt(key: str, number: int) -> str:
         ({"status": "destroying", "agent_at": AT}, "destroy"),
     ],
 )
-def test_what_goes_on_is_told_from_the_record(changes: dict[str, object], phase: str) -> None:
+def test_the_live_view_shows_phases_from_the_record(changes: dict[str, object], phase: str) -> None:
     assert doing(environment("x").model_copy(update=changes)) == phase
 
 
@@ -67,7 +67,7 @@ def test_runs_are_shown_with_what_their_agents_say(session: Session, batch: Batc
     assert (second.key, second.phase, second.output) == (f"s-1/{KEYS[1]}", "", "")
 
 
-def test_watching_ends_where_nobody_works_on_the_batch(provisioner: CommandLine, batch: Batch) -> None:
+def test_watching_ends_when_no_controller_runs_the_batch(provisioner: CommandLine, batch: Batch) -> None:
     Batches(Home(provisioner.home)).save(batch)
     shown = provisioner("batch", "watch", "s-1")
     assert shown.code == 0

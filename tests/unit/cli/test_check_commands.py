@@ -110,7 +110,7 @@ def test_what_only_earns_warnings_is_told_how_many_there_are_and_where_to_read_t
     assert "warning" not in provisioner(*called).stderr
 
 
-def test_a_new_family_is_written_and_said_how_to_go_on(provisioner: CommandLine, tmp_path: Path) -> None:
+def test_a_new_family_is_written_with_its_next_steps(provisioner: CommandLine, tmp_path: Path) -> None:
     family = tmp_path / "with space" / "sums"
     family.parent.mkdir()
     done = provisioner("new", str(family), "--aux", "--intermediate")

@@ -186,7 +186,7 @@ def test_debug_shows_where_an_error_came_from(provisioner: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("error", [subprocess.TimeoutExpired("qemu", 1), AssertionError("no"), EOFError()])
-def test_what_nobody_expected_is_one_object_too(
+def test_an_unexpected_error_is_one_json_object_too(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(least: tuple[int, int]) -> NoReturn:

@@ -125,7 +125,7 @@ def test_a_log_that_grows_is_read_on_also_from_the_archive(tmp_path: Path) -> No
     assert (log.read(path), log.read(archived)) == (b"", b"four\n")
 
 
-def test_a_log_that_is_written_anew_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_rewritten_log_is_followed_from_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "console.log"
     lines = [f"line {number}\n".encode() for number in range(3000)]
     path.write_bytes(b"".join(lines[:2000]))
@@ -189,7 +189,7 @@ def test_following_shows_characters_whole_and_half_a_one_at_the_end_as_such(
     assert (done.code, done.stdout) == (0, "äb\N{REPLACEMENT CHARACTER}")
 
 
-def test_following_ends_when_nobody_removes_an_environment_whose_time_is_over(
+def test_following_ends_after_the_time_to_live(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
     looks.append(lambda: store.update(followed, expires_at=now() - 2 * END_GRACE))

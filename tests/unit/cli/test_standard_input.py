@@ -273,6 +273,6 @@ def test_a_command_reads_what_comes_while_it_runs(server: Sshd, tmp_path: Path) 
     assert (done.exit_code, done.stdout) == (0, b"line 0\nline 1\nline 2\nend\n")
 
 
-def test_a_command_ends_although_its_input_goes_on(server: Sshd, tmp_path: Path, pipe: tuple[int, int]) -> None:
+def test_a_command_ends_while_its_input_is_open(server: Sshd, tmp_path: Path, pipe: tuple[int, int]) -> None:
     with Connection(login_to(server, tmp_path)) as connection:
         assert connection.run(["sh", "-c", "exit 5"], stdin=StandardInput(pipe[0])).exit_code == 5

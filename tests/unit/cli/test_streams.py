@@ -73,7 +73,7 @@ def test_closed_streams_are_not_given_to_the_files_that_are_opened(tmp_path: Pat
         assert done.returncode > 2, closed
 
 
-def test_progress_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_progress_output_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as nobody:  # noqa: PTH123 - a descriptor
@@ -112,7 +112,7 @@ def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
     assert "'\\udcff'" in done.stderr
 
 
-def test_a_home_of_nobody_is_explained_and_completes_nothing(tmp_path: Path) -> None:
+def test_an_unknown_user_in_the_path_of_the_home_is_explained(tmp_path: Path) -> None:
     done = run("list", tmp_path, {"PROVISIONER_HOME": "~no-such-user/x"})
     assert (done.returncode, "Set PROVISIONER_HOME" in done.stderr, "Traceback" in done.stderr) == (3, True, False)
     completion = {"_PROVISIONER_COMPLETE": "complete_bash", "COMP_WORDS": "provisioner show e", "COMP_CWORD": "2"}

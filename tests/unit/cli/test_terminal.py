@@ -42,7 +42,7 @@ class Steps(threading.Event):
         return self.is_set()
 
 
-def test_a_phase_in_a_pipe_says_that_it_begins_and_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_in_a_pipe_reports_start_and_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def thread(**about: Any) -> threading.Thread:

@@ -172,7 +172,7 @@ def test_an_operators_interruption_ends_the_agent(
     assert guest.cgroup[-1] == "end"
 
 
-def test_a_machine_that_ends_is_lost_and_nobody_is_blamed_without_the_clouds_word(
+def test_a_lost_machine_blames_no_agent_without_the_clouds_word(
     session: Session, env: Environment, cloud: FakeCloud, tmp_path: Path
 ) -> None:
     progress = Trigger(lambda: cloud.end_machine(env))

@@ -163,7 +163,7 @@ def test_a_changed_env_file_is_met_by_a_new_environment_and_each_keeps_the_secre
     assert [writer.words_by_id[name] for name in writer.worked] == [{"first"}, {"second"}]
 
 
-def test_a_mistake_is_told_and_the_next_change_goes_on(directory: Path, writing: Callable[[], Writer]) -> None:
+def test_a_mistake_is_reported_and_the_next_change_tried(directory: Path, writing: Callable[[], Writer]) -> None:
     writer = writing()
     until(lambda: writer.worked)
     (directory / "manifest.yaml").write_text("tasks: 7")

@@ -229,7 +229,7 @@ def test_an_environment_that_failed_and_cannot_be_destroyed_keeps_its_record(
     assert [record.status for record in session.environments.all()] == ["destroying"]
 
 
-def test_a_full_place_makes_it_go_on_in_the_next(
+def test_a_place_without_capacity_is_followed_by_the_next(
     session: Session, cloud: FakeCloud, fam: TaskFamily, tmp_path: Path
 ) -> None:
     cloud.next_cloud = FakeCloud(cloud.directory, session.home, region="sea")

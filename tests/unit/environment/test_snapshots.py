@@ -45,12 +45,12 @@ def snapshot(session: Session, pair: Environment) -> Snapshot:
     return snapshots.freeze(session, pair, "saved")
 
 
-def test_a_frozen_environment_goes_on(session: Session, pair: Environment, snapshot: Snapshot) -> None:
+def test_a_frozen_environment_resumes(session: Session, pair: Environment, snapshot: Snapshot) -> None:
     assert SnapshotStore(session.home).load("saved") == snapshot
     assert snapshot.environment == pair == session.environments.find("env")
 
 
-def test_a_copy_goes_on_with_keys_and_time_of_its_own_and_start_does_not_run_again(
+def test_a_copy_has_its_own_keys_and_ttl_and_no_second_start(
     session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot
 ) -> None:
     copy = snapshots.up(replace(session, ttl=2 * HOUR), "saved")
@@ -95,7 +95,7 @@ def test_the_budget_is_asked_first(session: Session, cloud: FakeCloud, snapshot:
     assert cloud.existing() == before
 
 
-def test_machines_that_would_go_on_elsewhere_are_refused_before_anything_exists(
+def test_a_copy_on_another_host_is_refused_before_creation(
     session: Session, cloud: FakeCloud, snapshot: Snapshot
 ) -> None:
     cloud.needs = {"QEMU": "8.0"}
@@ -151,7 +151,7 @@ def test_nothing_is_left_of_a_copy_that_cannot_be_trusted(
     ],
     ids=["not-ready", "builder", "too-late"],
 )
-def test_what_cannot_go_on_is_not_frozen(
+def test_an_environment_that_cannot_resume_is_not_frozen(
     session: Session, pair: Environment, changes: dict[str, object], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):

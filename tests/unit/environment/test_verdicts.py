@@ -49,7 +49,7 @@ def test_a_host_that_the_cloud_calls_impaired_is_no_agents_doing(session: Sessio
     assert loss == Loss("cloud", "primary machine (the host is impaired)")
 
 
-def test_a_cloud_that_cannot_be_asked_blames_nobody(session: Session, cloud: FakeCloud) -> None:
+def test_an_unreachable_cloud_blames_no_agent(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.update(up(session), agent_at=now())
     cloud.faults.unreachable = True
     assert ask(session, env, agent_began=True).by == "unknown"

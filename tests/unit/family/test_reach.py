@@ -83,7 +83,7 @@ def changed(fam: Path, old: str, new: str) -> set[str]:
     ids=["score", "start", "helper of score", "comment", "helper of install", "install", "tasks", "constant",
          "attribute", "default value", "another function", "import"],
 )  # fmt: skip
-def test_a_change_concerns_those_who_can_reach_it(fam: Path, old: str, new: str, concerns: set[str]) -> None:
+def test_a_change_counts_for_the_steps_that_can_reach_it(fam: Path, old: str, new: str, concerns: set[str]) -> None:
     assert changed(fam, old, new) == concerns
 
 

@@ -156,7 +156,7 @@ def test_a_built_family_image_is_found_without_a_builder(session: Session, cloud
 
 
 @pytest.mark.parametrize("name", ["family-other-0123", "base-primary-0123"])
-def test_an_image_of_another_version_keeps_nobody_from_finding_their_own(
+def test_an_image_of_another_version_hides_no_other(
     session: Session, cloud: FakeCloud, tmp_path: Path, name: str
 ) -> None:
     cloud.vendor_images = True

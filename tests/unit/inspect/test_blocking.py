@@ -83,7 +83,7 @@ async def test_a_call_that_succeeds_after_its_cancellation_is_cancelled_all_the_
     assert scope.cancelled_caught
 
 
-async def test_the_loop_goes_on_while_many_calls_wait() -> None:
+async def test_the_event_loop_runs_while_many_calls_wait() -> None:
     waiting = threading.Barrier(61)
 
     async def tick() -> None:

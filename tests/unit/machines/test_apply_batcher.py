@@ -129,7 +129,7 @@ def test_one_that_cannot_be_created_fails_alone(
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
 
 
-def test_an_apply_that_nobody_wants_any_more_is_interrupted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apply_whose_runs_have_all_stopped_is_interrupted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 
     def create(given: Session, environments: list[Environment]) -> list[Environment]:

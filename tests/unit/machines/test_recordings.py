@@ -70,7 +70,7 @@ def test_calls_captures_and_the_network_are_kept_and_sealed_with_score_and_image
     assert any("gone.pcap" in note for note in told_of(session).notes)
 
 
-def test_who_is_killed_while_the_rest_is_removed_changes_nothing_of_what_was_sealed(
+def test_a_kill_while_archiving_keeps_the_seal(
     session: Session, recorded: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(_: Path) -> NoReturn:

@@ -66,7 +66,7 @@ def test_a_server_that_starts_again_is_waited_for(server: Sshd, tmp_path: Path) 
     assert server.commands == [f"test -e {tmp_path}/service"]
 
 
-def test_whoever_waits_for_a_server_is_asked_whether_to_go_on(server: Sshd, tmp_path: Path) -> None:
+def test_a_wait_for_the_server_can_be_stopped(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "service").touch()
     asked: list[int] = []
     is_connected = False
@@ -83,9 +83,7 @@ def test_whoever_waits_for_a_server_is_asked_whether_to_go_on(server: Sshd, tmp_
             connection.run(["true"])
 
 
-def test_a_call_that_waits_for_a_server_ends_at_its_own_time_and_the_connection_goes_on(
-    server: Sshd, tmp_path: Path
-) -> None:
+def test_a_call_that_times_out_keeps_the_connection(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "service").touch()
     with Connection(login_to(server, tmp_path)) as connection:
         with pytest.raises(NotStartedError, match="did not start true"):

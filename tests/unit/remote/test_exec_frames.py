@@ -72,7 +72,7 @@ def test_anything_else_is_a_violation(stream: bytes) -> None:
         list(Answers().feed(stream, 0))
 
 
-def test_signs_of_life_may_go_on_as_long_as_the_call() -> None:
+def test_signs_of_life_may_last_as_long_as_the_call() -> None:
     answers = Answers()
     for second in range(0, 10_000, 10):
         assert list(answers.feed(frame(ALIVE), second)) == []

@@ -193,7 +193,7 @@ def answering(clients: list[socket.socket], count: int) -> list[socket.socket]:
     return readable if len(readable) >= count else []
 
 
-def test_a_machine_that_floods_a_client_who_does_not_read_is_held_back(tmp_path: Path) -> None:
+def test_a_flood_for_a_client_that_does_not_read_is_held_back(tmp_path: Path) -> None:
     sent_bytes = 0
 
     def flood(stream: socket.socket) -> None:

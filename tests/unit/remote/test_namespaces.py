@@ -43,7 +43,7 @@ def test_nothing_listens_outside(enclosed: tuple[Path, int]) -> None:
         Sockets().connect("127.0.0.1", enclosed[1], 5)
 
 
-def test_a_pidfile_that_nobody_locks_leads_nowhere_whatever_it_says(tmp_path: Path) -> None:
+def test_an_unlocked_pidfile_names_no_process(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(f"{os.getpid()}\n")
     with pytest.raises(ConnectionError, match="network cannot be entered: its process has ended"):
         Sockets(tmp_path / "pid").connect("127.0.0.1", 22, 5)

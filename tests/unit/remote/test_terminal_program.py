@@ -116,9 +116,7 @@ def test_a_process_left_in_the_background_does_not_keep_the_terminal(started: Ca
     os.kill(left, signal.SIGKILL)  # it was still there
 
 
-def test_a_process_left_in_the_background_that_goes_on_showing_something_does_not_keep_the_terminal(
-    started: Callable[..., Machine], tmp_path: Path
-) -> None:
+def test_a_background_process_does_not_keep_the_terminal(started: Callable[..., Machine], tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     machine = started("bash", "-c", f"trap '' HUP; yes & read line; touch {ended}; exit 4")
     assert machine.process.stdout

@@ -101,7 +101,7 @@ def test_a_destroyed_environment_keeps_its_record_and_logs_but_not_its_keys(stor
     assert not list(store.logs(record.id).parent.rglob("controller*"))
 
 
-def test_who_is_killed_while_the_directory_is_removed_loses_no_log(
+def test_a_kill_while_a_directory_is_removed_loses_no_log(
     store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = store.save(environment("fam-main-aaa"))

@@ -90,7 +90,7 @@ def test_prune_removes_the_remains_of_a_killed_build(home: Home) -> None:
     assert list(home.images.iterdir()) == []
 
 
-def test_prune_removes_the_remains_of_a_template_that_nobody_makes_and_leaves_one_that_somebody_makes(
+def test_prune_removes_abandoned_templates_only(
     home: Home,
 ) -> None:
     build(home, "family-a-1")
@@ -250,7 +250,7 @@ def test_layers_stay_while_an_image_that_stays_was_built_over_them(home: Home) -
     ]
 
 
-def test_nobody_can_tell_what_an_image_without_inputs_was_built_from(home: Home) -> None:
+def test_an_image_without_inputs_has_an_unknown_origin(home: Home) -> None:
     build(home, "family-a-1")
     store = ImageStore(home)
     assert store.inputs("family-a-1") is None

@@ -65,7 +65,7 @@ def lab(colour: tuple[float, float, float], vision: str) -> tuple[float, float, 
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["outcomes", "parts", "agents"])
-def test_colours_differ_for_everybody(scheme: str, vision: str, kind: str) -> None:
+def test_colours_differ_for_colour_blind_readers(scheme: str, vision: str, kind: str) -> None:
     known = colours(scheme)
     names = {"outcomes": list(OUTCOMES), "parts": [f"p{n}" for n in range(6)], "agents": [f"a{n}" for n in range(6)]}
     for first, second in itertools.combinations(names[kind], 2):

@@ -29,7 +29,7 @@ def test_every_run_is_in_the_page_before_any_script_runs() -> None:
     assert "<title>nightly: results</title>" in page
 
 
-def test_what_nobody_needs_is_left_out() -> None:
+def test_empty_sections_are_left_out() -> None:
     page = render(batch(row()), [row()], BEGIN, {})
     for absent in ("Cost by task", "USD", "Scores over time", "Agents compared"):
         assert absent not in page

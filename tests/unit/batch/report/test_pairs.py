@@ -23,7 +23,7 @@ def test_each_two_agents_with_a_task_in_common_are_compared() -> None:
     assert -found.axis.low == found.axis.high >= (line.comparison.difference.high or 0)
 
 
-def test_one_agent_is_compared_with_nobody() -> None:
+def test_one_agent_is_compared_with_none() -> None:
     assert pairs([row(1), row(2)]).lines == ()
     assert pairs([]).lines == ()
 

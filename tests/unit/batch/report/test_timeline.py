@@ -29,7 +29,7 @@ def test_odd_times_stay_on_the_axis() -> None:
     assert (len(many.lines), many.left_out) == (MAX_LINES, 5)
 
 
-def test_costs_are_left_out_where_nobody_bills() -> None:
+def test_costs_are_left_out_if_nothing_is_billed() -> None:
     assert cost_chart([row(1), row(2)]).lines == ()
     found = cost_chart([row(1, cost_micro_usd=10_000), row(2, cost_micro_usd=2500), row(3, task="b", cost_micro_usd=1)])
     assert found.lines[0] == ("guess/easy", 83.33, "0.0125")

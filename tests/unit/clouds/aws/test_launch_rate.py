@@ -39,7 +39,7 @@ def test_applies_that_come_together_take_turns_and_keep_the_rate() -> None:
             assert 2 * (last - first + 1) <= BUCKET + (begins[last] - begin) * PER_SECOND
 
 
-def test_processes_share_a_note_and_whoever_waits_long_is_told(tmp_path: Path) -> None:
+def test_processes_share_the_rate_and_report_long_waits(tmp_path: Path) -> None:
     said: list[str] = []
     await_turn(tmp_path / "launches", 20, said.append, lambda: None)
     assert said == []

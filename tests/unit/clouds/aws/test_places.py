@@ -93,7 +93,7 @@ def test_what_the_account_may_not_do_yet_is_told_from_missing_credentials(said: 
         assert remedy in found[1]
 
 
-def test_a_subnet_that_somebody_else_took_is_told_from_other_failures() -> None:
+def test_a_subnet_conflict_is_told_from_other_failures() -> None:
     conflict = "api error InvalidSubnet.Conflict: The CIDR '10.215.128.0/28' conflicts with another subnet"
     assert is_subnet_taken(conflict)
     assert not is_subnet_taken("api error InvalidSubnet.Range: The CIDR is invalid")

@@ -163,7 +163,7 @@ def image(home: Home) -> Path:
     return image
 
 
-def test_a_copy_is_told_where_to_go_on_and_the_addresses_that_it_has(cloud: LocalCloud, home: Home) -> None:
+def test_a_copy_gets_its_snapshot_and_addresses(cloud: LocalCloud, home: Home) -> None:
     pair = {**ENVIRONMENT.machines, "aux": ENVIRONMENT.machines["primary"]}
     frozen = ENVIRONMENT.model_copy(update={"machines": pair})
     copy = frozen.model_copy(update={"id": "copy", "snapshot": "saved", "addresses_of": "env"})

@@ -72,7 +72,7 @@ def test_a_flow_has_a_port_of_the_kernels_choice_and_brings_the_answer() -> None
     play(scene)
 
 
-def test_nobody_but_the_peer_is_heard() -> None:
+def test_only_the_peer_is_heard() -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
         guest.flows.take(udp(LOOPBACK, port_of(peer), 4000, b"question"))
         _, source = peer.recvfrom(100)

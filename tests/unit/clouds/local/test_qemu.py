@@ -69,7 +69,7 @@ def devices(argv: list[str]) -> list[str]:
     return [value for flag, value in itertools.pairwise(argv) if flag == "-device"]
 
 
-def test_a_machine_that_goes_on_has_the_same_devices_in_the_same_order_and_memory_of_its_own() -> None:
+def test_a_resumed_machine_has_the_same_devices_and_its_own_memory() -> None:
     template = command(replace(LAUNCH, memory="memory", internet_fd=3))
     clone = command(replace(LAUNCH, memory="/proc/self/fd/5", frozen=True, internet_fd=9))
     assert devices(template) == devices(clone)

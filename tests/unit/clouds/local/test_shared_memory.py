@@ -79,7 +79,7 @@ def test_a_copy_of_a_template_that_was_thrown_away_is_not_the_next_ones(memory: 
     os.close(old)
 
 
-def test_memory_that_has_changed_is_copied_for_nobody_and_a_copy_made_before_serves_on(memory: Path) -> None:
+def test_changed_memory_is_not_copied_and_an_older_copy_still_serves(memory: Path) -> None:
     lenders, digest = memory.with_name("lenders"), sparse_files.digest(memory)
     copy = shared_memory.opened(memory, lenders, digest)
     status = memory.stat()
@@ -96,7 +96,7 @@ def test_memory_that_has_changed_is_copied_for_nobody_and_a_copy_made_before_ser
 
 
 @pytest.mark.parametrize("text", ["", "[", "[[1]]", '[["x", "y", "z"]]', "{}", '[[1, "0", 0]]'])
-def test_a_list_of_lenders_that_is_damaged_or_old_leads_to_nobody(memory: Path, text: str) -> None:
+def test_a_damaged_or_old_list_of_lenders_names_no_process(memory: Path, text: str) -> None:
     lenders = memory.with_name("lenders")
     lenders.write_text(text)
     copy = opened(memory)

@@ -22,7 +22,7 @@ def stop_and_fail(directory: Path) -> None:
         raise ZeroDivisionError
 
 
-def test_a_machine_goes_on_whatever_happens_while_it_is_held(tmp_path: Path) -> None:
+def test_a_paused_machine_resumes_whatever_happens(tmp_path: Path) -> None:
     with serving(tmp_path, {}) as commands:
         with pytest.raises(ZeroDivisionError):
             stop_and_fail(tmp_path)
@@ -30,13 +30,13 @@ def test_a_machine_goes_on_whatever_happens_while_it_is_held(tmp_path: Path) -> 
     assert not (tmp_path / MARK).exists()
 
 
-def test_a_machine_that_somebody_holds_is_left_alone(tmp_path: Path) -> None:
+def test_a_machine_paused_by_a_live_process_is_left_alone(tmp_path: Path) -> None:
     with serving(tmp_path, {}), held(tmp_path):
         end_if_abandoned(tmp_path, 1)  # QEMU would have no answer: it serves one client
         assert (tmp_path / MARK).exists()
 
 
-def test_a_machine_that_was_abandoned_goes_on_once(tmp_path: Path) -> None:
+def test_an_abandoned_machine_is_resumed_once(tmp_path: Path) -> None:
     (tmp_path / MARK).touch()
     with serving(tmp_path, {}) as commands:
         end_if_abandoned(tmp_path, 1)
@@ -44,7 +44,7 @@ def test_a_machine_that_was_abandoned_goes_on_once(tmp_path: Path) -> None:
         assert commands == [HELLO, *GOES_ON]
 
 
-def test_a_machine_that_does_not_go_on_is_tried_again(tmp_path: Path) -> None:
+def test_a_machine_that_does_not_resume_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / MARK).touch()
     with pytest.raises(OSError, match="No such file"):
         end_if_abandoned(tmp_path, 1)

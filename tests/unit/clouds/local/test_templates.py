@@ -91,7 +91,7 @@ def test_another_qemu_other_devices_or_another_boot_of_the_host_make_another_tem
     assert len(keys) == 4
 
 
-def test_machines_of_one_kind_share_a_template_whoever_they_are(image: Path, launch: Launch) -> None:
+def test_machines_of_one_kind_share_a_template(image: Path, launch: Launch) -> None:
     primary = replace(launch, link=(("link.sock", "../aux/link.sock"),), internet_fd=3, user=User(1, 2))
     other = replace(
         launch, link=(("link.sock", "../primary/link.sock"),), internet_fd=9, user=User(3, 4), disk_fds=(5, 6)

@@ -30,7 +30,7 @@ def test_no_two_machines_have_one_user_and_an_environments_have_one_group(root: 
 
 
 @pytest.mark.parametrize("narrow", ["uid_map", "gid_map"])
-def test_a_container_without_such_ids_has_nobody(root: Path, narrow: str) -> None:
+def test_a_container_without_such_ids_uses_the_user_nobody(root: Path, narrow: str) -> None:
     (root / narrow).write_text("0 1000 1\n1 100000 65536\n")
     assert own_user(Path("/e"), root) == User(NOBODY, NOBODY)
 
