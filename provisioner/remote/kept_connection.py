@@ -35,9 +35,9 @@ LOOK_SECONDS = 0.02
 LOCAL_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 # What the process may cost, whatever the machine sends: it needs 1 MiB and 2 MiB for a call that
-# is slow to take its output, and moves 100 GiB in so much processor time.
+# is slow to take its output, and moves about 50 GiB in so much processor time.
 MEMORY_BYTES = 64 << 20
-CPU_SECONDS = 600
+CPU_SECONDS = 300
 
 
 class KeptChannel:
@@ -49,7 +49,8 @@ class KeptChannel:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self.eof_received = self.closed = False
+        self.closed = False
+        self.eof_received: int = False
 
     def fileno(self) -> int:
         """Returns a file descriptor that is readable when something has arrived."""
