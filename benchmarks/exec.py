@@ -4,7 +4,8 @@ Usage: python benchmarks/exec.py [--rounds N] [--checkout DIRECTORY]...
 
 "first" opens the connection that OpenSSH keeps, "later" goes over it, and "alone" is on a host without OpenSSH: each
 command opens a connection of its own. Other checkouts' command lines are measured in the same rounds and the same
-machine; one that keeps no connections is as fast the first time as later. "library" is the call alone, in this process.
+machine; one that keeps no connections is as fast the first time as later. "library" is the same in this process, without
+the start of an interpreter.
 Timings on a shared machine are noisy: only compare figures of one run.
 """
 
@@ -15,6 +16,8 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +28,10 @@ from provisioner import Home, LocalCloud, Session, load_family, load_settings  #
 from provisioner.environment import lifecycle, planning  # noqa: E402
 from provisioner.machines.connect import connect  # noqa: E402
 from provisioner.machines.kept import connect_kept, end_kept  # noqa: E402
-from provisioner.models import Environment  # noqa: E402
+from provisioner.models import Environment, Role  # noqa: E402
+from provisioner.remote.calls import Calls  # noqa: E402
+
+Way = Callable[[Session, Environment, Role], Calls]
 
 
 def command(checkout: Path, environment: Environment, path: str) -> None:
@@ -34,25 +40,25 @@ def command(checkout: Path, environment: Environment, path: str) -> None:
     subprocess.run(argv, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, check=True)
 
 
+def call(session: Session, environment: Environment, way: Way) -> float:
+    """Connects one way, runs a command, and returns the seconds that a second command takes."""
+    with way(session, environment, "primary") as connection:
+        connection.run(["true"])
+        return timed(partial(connection.run, ["true"]))[0]
+
+
 def measure(session: Session, environment: Environment, checkouts: list[Path], figures: dict[str, list[float]]) -> None:
     """Does one round, and adds its figures."""
-
-    def note(name: str, seconds: float) -> None:
-        figures.setdefault(name, []).append(seconds)
-
     for checkout in checkouts:
         end_kept(session, environment)
-        for time, path in (("first", os.environ["PATH"]), ("later", os.environ["PATH"]), ("alone", "/nonexistent")):
-            note(f"{checkout}: {time}", timed(lambda at=path, of=checkout: command(of, environment, at))[0])
-    for name, way in (("alone", connect), ("later", connect_kept)):
-        with way(session, environment, "primary") as connection:
-            note(f"library: a call on an open connection, {name}", timed(lambda to=connection: to.run(["true"]))[0])
-
-        def connect_and_call(way=way) -> None:
-            with way(session, environment, "primary") as connection:
-                connection.run(["true"])
-
-        note(f"library: connection and call, {name}", timed(connect_and_call)[0])
+        for name, path in (("first", os.environ["PATH"]), ("later", os.environ["PATH"]), ("alone", "/nonexistent")):
+            seconds, _ = timed(partial(command, checkout, environment, path))
+            figures.setdefault(f"{checkout}: {name}", []).append(seconds)
+    ways: dict[str, Way] = {"alone": connect, "later": connect_kept}
+    for name, way in ways.items():
+        both, one = timed(partial(call, session, environment, way))
+        figures.setdefault(f"library: a call on an open connection, {name}", []).append(one)
+        figures.setdefault(f"library: connection and call, {name}", []).append(both - one)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.02
 LOCAL_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 # What the process may cost, whatever the machine sends: it needs 1 MiB and 2 MiB for a call that
-# is slow to take its output, and moves about 50 GiB in so much processor time.
+# is slow to take its output, and moves tens of gigabytes in so much processor time.
 MEMORY_BYTES = 64 << 20
 CPU_SECONDS = 300
 

@@ -104,7 +104,7 @@ def rekey(call: Call) -> None:
 FLOODS: dict[str, Callable[[Call], None]] = {
     "output": lambda call: send(call, message(MSG_CHANNEL_DATA, call.channel.remote_chanid, PIECE)),
     "ignore": lambda call: send(call, message(MSG_IGNORE, PIECE)),
-    "debug": lambda call: send(call, message(MSG_DEBUG, True, b"\x1b]52;c;aGk=\a" * 99, b"")),
+    "debug": lambda call: send(call, message(MSG_DEBUG, True, b"\x1b]52;c;aGk=\a" * 2000, b"")),
     "requests": lambda call: send(call, message(MSG_GLOBAL_REQUEST, b"x" * 9000, True)),
     "channels": lambda call: send(call, message(MSG_CHANNEL_OPEN, b"x11", 1, 1, 1, b"", 1)),
     "keys": rekey,
