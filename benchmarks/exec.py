@@ -4,9 +4,8 @@ Usage: python benchmarks/exec.py [--rounds N] [--checkout DIRECTORY]...
 
 "first" opens the connection that OpenSSH keeps, "later" goes over it, and "alone" is on a host without OpenSSH: each
 command opens a connection of its own. Other checkouts' command lines are measured in the same rounds and the same
-machine; one that keeps no connections is as fast the first time as later. "library" is the same in this process, without
-the start of an interpreter.
-Timings on a shared machine are noisy: only compare figures of one run.
+machine; one that keeps no connections is as fast the first time as later. "library" is the same in this process,
+without the start of an interpreter. Timings on a shared machine are noisy: only compare figures of one run.
 """
 
 from __future__ import annotations

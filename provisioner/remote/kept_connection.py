@@ -34,8 +34,8 @@ LOOK_SECONDS = 0.02
 # For what OpenSSH does by itself, and for the machine's answer whether it is still there.
 LOCAL_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
-# What the process may cost, whatever the machine sends: it needs 1 MiB and 2 MiB for a call that
-# is slow to take its output, and moves tens of gigabytes in so much processor time.
+# What the process may cost, whatever the machine sends. It needs 1 MiB, and 2 MiB for a call whose output nobody takes;
+# in so much processor time it moves tens of gigabytes.
 MEMORY_BYTES = 64 << 20
 CPU_SECONDS = 300
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.environment import lifecycle
+from provisioner.environment import lifecycle, snapshots
 from provisioner.errors import MachineLostError
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.kept import connect_kept, end_kept
@@ -167,6 +167,13 @@ def test_destroying_an_environment_ends_its_connections(
     run(session, running, "true")
     assert keepers(directory)
     destroy_machines(session, running)
+    until(lambda: not keepers(directory))
+
+
+def test_freezing_an_environment_ends_its_connection(session: Session, running: Environment, directory: Path) -> None:
+    run(session, running, "true")
+    assert keepers(directory)
+    snapshots.freeze(session, running, "saved")
     until(lambda: not keepers(directory))
 
 
