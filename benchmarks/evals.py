@@ -40,9 +40,9 @@ from inspect_ai.util import SandboxEnvironment  # noqa: E402
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: E402
 
 from provisioner import Home  # noqa: E402
-from provisioner.cli.machine_commands import ssh_command  # noqa: E402
 from provisioner.inspect.configuration import Configuration, Machine  # noqa: E402
 from provisioner.inspect.sandbox import ProvisionerSandbox  # noqa: E402
+from provisioner.remote.openssh import ssh_command  # noqa: E402
 from provisioner.store.environments import EnvironmentStore  # noqa: E402
 from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402
 from tests.batch.many import variables  # noqa: E402

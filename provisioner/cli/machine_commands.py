@@ -21,19 +21,15 @@ from provisioner.cli.output import Result, streams
 from provisioner.cli.recorded_program import run_recorded
 from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import Keys, StandardInput, raw_terminal, terminal_size
-from provisioner.environment.agent import Agent, run_agent
 from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
-from provisioner.machines.admission import readmit
-from provisioner.machines.connect import connect
-from provisioner.machines.create import aux_user
+from provisioner.machines.kept import connect_kept
 from provisioner.models import Environment, Role
 from provisioner.printable import PrintableStream
 from provisioner.recording.casts import Cast
 from provisioner.remote import transfer
-from provisioner.remote.login import Login
-from provisioner.remote.namespaces import proxy_command
-from provisioner.remote.ssh import Connection
+from provisioner.remote.calls import Calls
+from provisioner.remote.openssh import ssh_command
 from provisioner.remote.terminal import run_on_terminal
 
 
@@ -84,7 +80,11 @@ def _machine(environment: Environment, name: str, user: str | None) -> tuple[Rol
         UsageError: there is none, or it has no such user.
     """
     role = machine_role(environment, name)
-    users = (aux_user(environment.machines[role].distribution), "root") if role == "aux" else ("agent", "root")
+    users = ("agent", "root")
+    if role == "aux":
+        from provisioner.machines.create import aux_user  # takes long to import, and only this needs it
+
+        users = (aux_user(environment.machines[role].distribution), "root")
     chosen = user or users[0]
     if chosen not in users:
         raise UsageError(f"The {role} machine has no user {chosen}.")
@@ -114,11 +114,11 @@ def execute(
         size = terminal_size(1)
         with (
             opened.cast(environment, "terminal", shlex.join(arguments), size.columns, size.lines) as cast,
-            connect(opened, environment, role) as connection,
+            connect_kept(opened, environment, role) as connection,
         ):
             return Result({}, "", run_here(connection, arguments, chosen, opened.shield, cast))
     out, err = (None, None) if as_json else (_Output(1), _Output(2))
-    with connect(opened, environment, role) as connection:
+    with connect_kept(opened, environment, role) as connection:
         done = connection.run(
             arguments, user=chosen, stdin=StandardInput(), on_stdout=out, on_stderr=err, timeout_seconds=None
         )
@@ -138,7 +138,7 @@ def execute(
 
 
 def run_here(
-    connection: Connection,
+    connection: Calls,
     arguments: Sequence[str],
     user: str,
     shield: Callable[[], AbstractContextManager[None]],
@@ -193,6 +193,8 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
     """Runs OpenSSH's client, which handles terminals well. One without a terminal is not recorded."""
+    from provisioner.machines.admission import readmit  # takes long to import, and only this needs it
+
     opened, environment = environment_session(env)
     readmit(opened, environment)
     role, chosen = _machine(environment, machine, user)
@@ -207,31 +209,6 @@ def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: User
     with opened.cast(environment, "ssh", what, size.columns, size.lines) as cast:
         variables = child_environment.for_terminal(os.environ)
         return Result({}, "", run_recorded(command, variables, cast, opened.shield))
-
-
-def ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
-    """Returns OpenSSH's arguments for a login, and writes the file with the only host key to accept."""
-    alias = f"{known_hosts.parent.parent.name}-{known_hosts.name.removeprefix('known_hosts_')}"
-    known_hosts.write_text(f"{alias} {login.host_key}\n")
-    argv = ["ssh", "-F", "none", "-i", str(login.private_key), "-p", str(login.endpoint.port)]
-    options = [
-        f"HostKeyAlias={alias}",
-        f'UserKnownHostsFile="{known_hosts}"',
-        "StrictHostKeyChecking=yes",
-        "IdentitiesOnly=yes",
-        "LogLevel=ERROR",
-    ]
-    if login.via:
-        through = ssh_command(login.via, known_hosts.with_name(f"{known_hosts.name}-jump"), "-W", "HOST:PORT")
-        # OpenSSH expands % in the command, adds an "exec" and passes it to a shell.
-        command = shlex.join(through).replace("%", "%%").replace("HOST:PORT", "%h:%p")
-        options.append(f"ProxyCommand={command}")
-    elif login.pidfile:
-        connecting = proxy_command(login.pidfile, login.endpoint.host, login.endpoint.port)
-        options += [f"ProxyCommand={shlex.join(connecting).replace('%', '%%')}", "ProxyUseFdpass=yes"]
-    for option in options:
-        argv += ["-o", option]
-    return [*argv, *more, f"{login.user}@{login.endpoint.host}"]
 
 
 def cp(
@@ -251,7 +228,7 @@ def cp(
         raise UsageError("The path in the machine must end with the name of a file or directory.")
     opened, environment = environment_session(name)
     role, chosen = _machine(environment, machine, user)
-    with connect(opened, environment, role) as connection:
+    with connect_kept(opened, environment, role) as connection:
         if from_machine:
             downloaded = transfer.download(connection, remote, Path(destination), chosen)
         else:
@@ -290,6 +267,8 @@ def agent(
     env_file: EnvFileOption = None,
 ) -> Result:
     """Runs an agent and ends with its exit code."""
+    from provisioner.environment.agent import Agent, run_agent  # takes long to import, and only this needs it
+
     if not agent_command.strip():
         raise UsageError("COMMAND must not be empty.")
     if env_file:

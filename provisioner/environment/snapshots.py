@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
 from provisioner.environment.isolation_proof import prove_isolation
@@ -11,6 +12,7 @@ from provisioner.errors import HostError, UsageError
 from provisioner.machines import renewal, reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.kept import end_kept
 from provisioner.machines.locking import creation_lock, environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
@@ -38,6 +40,8 @@ def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
     with store.making(name, wait) as directory, environment_lock(session, environment) as current:
         _require_freezable(session, current)
         needs = session.cloud.snapshot_needs(current)
+        with best_effort(session.progress, f"Ending the connections kept to {current.id}"):
+            end_kept(session, current)  # a copy would go on with its half of them
         session.progress.note(f"Freezing {current.id}; its machines pause for a moment")
         frozen_at = now()
         session.cloud.freeze(current, directory)

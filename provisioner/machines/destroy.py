@@ -8,6 +8,7 @@ from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within,
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
 from provisioner.machines import reservations
+from provisioner.machines.kept import end_kept
 from provisioner.machines.logs import keep_logs
 from provisioner.machines.recordings import is_archived, keep_captures, sealed
 from provisioner.machines.stacks import stack_of
@@ -51,6 +52,9 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     session = session.steady()
     ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
     environments = tuple(_marked(session, environment, "destroying") for environment in environments)
+    for environment in environments:
+        with best_effort(session.progress, f"Ending the connections kept to {environment.id}"):
+            end_kept(session, environment)
     stack = stack_of(session, environments[0])
     failure: BaseException | None = None
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote

@@ -14,6 +14,8 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_OPEN, MSG_KEXINIT
 from paramiko.packet import Packetizer
 
+from provisioner.remote.openssh import CIPHERS, KEY_EXCHANGES, MACS
+
 # RFC 4253, section 6.1: a packet has at most 35,000 bytes. Its MAC may be read with it.
 MAXIMUM_PACKET_BYTES = 35_000
 MAXIMUM_MAC_BYTES = 64
@@ -38,11 +40,6 @@ UNIX_SOCKET_CHANNEL = "direct-streamlocal@openssh.com"
 UNIX_SOCKET_WINDOW_BYTES = 128 << 10
 # The same for a channel to a TCP port.
 PORT_WINDOW_BYTES = 128 << 10
-
-# Only what cannot be broken. curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
-KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
-CIPHERS = ("aes128-ctr", "aes192-ctr", "aes256-ctr", "aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-MACS = ("hmac-sha2-256", "hmac-sha2-512", "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com")
 
 
 _OPEN_UNIX_SOCKET = (

@@ -15,9 +15,9 @@ from pathlib import Path
 import paramiko
 
 from provisioner.remote.bounded_transport import BoundedTransport
+from provisioner.remote.calls import SOCKET, NoServerError
 
 GUEST = Path(__file__).parent.parent / "guest"
-SOCKET = "/run/provisioner-exec/socket"
 # The service's file: a machine that has it runs the server, or did.
 SERVICE = "/etc/systemd/system/provisioner-exec.service"
 # How long a server may take to start, once: systemd starts one again that ended.
@@ -49,10 +49,6 @@ for name, text in json.loads(read(int(read(8)))):
 module.Call(0, 1).serve()
 os._exit(0)
 """
-
-
-class NoServerError(Exception):
-    """The machine has an exec server, and it does not run any more."""
 
 
 def open_call(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from provisioner.remote import terminal_program
+from provisioner.remote.calls import Calls
 from provisioner.remote.exchange import LiveInput
-from provisioner.remote.ssh import Connection
 from provisioner.remote.terminal_program import FRAME_HEADER, KEYS, ROWS_AND_COLUMNS, SIZE
 
 Size = Callable[[], os.terminal_size]
@@ -52,7 +52,7 @@ def rows_and_columns(size: os.terminal_size) -> tuple[int, int]:
 
 
 def run_on_terminal(
-    connection: Connection,
+    connection: Calls,
     argv: Sequence[str],
     *,
     user: str,
@@ -71,7 +71,7 @@ def run_on_terminal(
         show: takes what the machine's terminal shows, unchanged, and what the machine says if it cannot start one.
 
     Raises:
-        MachineLostError, TaskError: as for Connection.run.
+        MachineLostError, TaskError: as for Calls.run.
     """
     typed = TerminalInput(keys, size)
     rows, columns = rows_and_columns(typed.sent_size)

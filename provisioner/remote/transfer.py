@@ -16,10 +16,10 @@ from typing import IO
 from provisioner.errors import HostError, TaskError, UsageError
 from provisioner.printable import last_lines
 from provisioner.remote import copy_program, directories, unpack_program
+from provisioner.remote.calls import Calls
 from provisioner.remote.copy_program import TOP
 from provisioner.remote.directories import open_destination, working_directory
 from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
 from provisioner.remote.tree_reader import TreeError, TreeReader
 from provisioner.remote.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
 
@@ -45,7 +45,7 @@ class Downloaded:
     skipped_count: int
 
 
-def upload(connection: Connection, source: Path, destination: str, user: str = "root") -> int:
+def upload(connection: Calls, source: Path, destination: str, user: str = "root") -> int:
     """Copies a file or directory into a machine, where it replaces what was there.
 
     Args:
@@ -78,7 +78,7 @@ def upload(connection: Connection, source: Path, destination: str, user: str = "
     return count
 
 
-def send_archive(connection: Connection, fill: Fill, *arguments: str, user: str) -> Completed:
+def send_archive(connection: Calls, fill: Fill, *arguments: str, user: str) -> Completed:
     """Sends a tar archive to copy_program in a machine, for an hour at most.
 
     Args:
@@ -87,7 +87,7 @@ def send_archive(connection: Connection, fill: Fill, *arguments: str, user: str)
         user: the user that unpacks it.
 
     Raises:
-        MachineLostError, CommandTimeoutError, TaskError: as for Connection.run.
+        MachineLostError, CommandTimeoutError, TaskError: as for Calls.run.
     """
     with tempfile.TemporaryFile() as spool:
         with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -96,7 +96,7 @@ def send_archive(connection: Connection, fill: Fill, *arguments: str, user: str)
         return send_input(connection, spool, *arguments, user=user)
 
 
-def send_input(connection: Connection, data: IO[bytes], *arguments: str, user: str) -> Completed:
+def send_input(connection: Calls, data: IO[bytes], *arguments: str, user: str) -> Completed:
     """Sends bytes to copy_program in a machine, for an hour at most.
 
     Args:
@@ -104,7 +104,7 @@ def send_input(connection: Connection, data: IO[bytes], *arguments: str, user: s
         user: the user that runs it.
 
     Raises:
-        MachineLostError, CommandTimeoutError, TaskError: as for Connection.run.
+        MachineLostError, CommandTimeoutError, TaskError: as for Calls.run.
     """
     return connection.run(
         ["copy_program.py", *arguments],
@@ -116,7 +116,7 @@ def send_input(connection: Connection, data: IO[bytes], *arguments: str, user: s
     )
 
 
-def download(connection: Connection, source: str, destination: Path, user: str = "root") -> Downloaded:
+def download(connection: Calls, source: str, destination: Path, user: str = "root") -> Downloaded:
     """Copies a file or directory out of a machine. Nothing appears at the destination until all has arrived.
 
     Copies contents and the permission to execute. Skips links and special files.
@@ -164,7 +164,7 @@ def _unwritable(destination: Path, error: OSError) -> UsageError:
     return UsageError(f"{destination} cannot be written: {cause}.", hint=hint)
 
 
-def _receive(connection: Connection, source: str, work: int, user: str) -> TreeReader:
+def _receive(connection: Calls, source: str, work: int, user: str) -> TreeReader:
     """Receives a tree into the working directory."""
     with TreeWriter(work) as writer:
         reader = TreeReader(writer)

@@ -19,8 +19,8 @@ from provisioner.errors import CommandTimeoutError, MachineLostError, Provisione
 from provisioner.machines import boot, logs
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Environment, ScoreLogEntry, TimeLimits
+from provisioner.remote import calls
 from provisioner.remote import driver as driver_module
-from provisioner.remote import ssh
 from provisioner.remote.driver import TaskDriver
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
@@ -134,7 +134,7 @@ def test_the_small_calls_beside_an_operation_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = up(session)
-    monkeypatch.setattr(ssh, "SMALL_CALL_SECONDS", 1)
+    monkeypatch.setattr(calls, "SMALL_CALL_SECONDS", 1)
     guest = cloud.machine(env).guest
     answer = guest._as_programs
 

@@ -17,8 +17,8 @@ from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment, Role
+from provisioner.remote.calls import SOCKET
 from provisioner.remote.exchange import Completed
-from provisioner.remote.exec_channel import SOCKET
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id

@@ -18,13 +18,18 @@ import pytest
 
 from provisioner.environment import operations
 from provisioner.errors import TaskError
+from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
+from provisioner.machines.destroy import destroy_machines
+from provisioner.models import Environment
 from provisioner.remote import transfer
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.terminal_program import resize
 from tests.command_line import CLI, answer, provisioner, started, variables
+from tests.kept import keepers
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.unit.fakes.copies import file, frame, tree
+from tests.waiting import until
 
 pytestmark = pytest.mark.vm
 # An HTTP server that starts in no time on an emulated CPU. It listens when the command that starts it ends.
@@ -62,6 +67,23 @@ def test_exec_passes_output_and_exit_code_on(lab: Lab) -> None:
         lab.session.home, "exec", lab.environment.id, "--machine", "aux", "--user", "root", "--", "id", "-u"
     )
     assert (as_root["exit_code"], as_root["stdout"]) == (0, "0\n")
+
+
+def test_later_commands_go_over_the_connection_of_the_first_until_the_environment_is_destroyed(
+    lab: Lab, created: Environment
+) -> None:
+    home, directory = lab.session.home, lab.session.environments.directory(created.id)
+    for boot in boot_machines(lab.session, created).values():
+        boot.close()
+    first = provisioner(home, "exec", created.id, "--user", "root", "--", "sh", "-c", "echo $$; cat", stdin="in\n")
+    assert (first.returncode, first.stdout.split()[1:], first.stderr) == (0, ["in"], "")
+    [keeper] = keepers(directory)
+    later = provisioner(home, "exec", created.id, "--user", "root", "--", "sh", "-c", "echo out; exit 3")
+    assert (later.returncode, later.stdout, later.stderr) == (3, "out\n", "")
+    assert keepers(directory) == [keeper]
+    destroy_machines(lab.session, created)
+    until(lambda: not keepers(directory))
+    assert not directory.exists()
 
 
 def test_exec_passes_input_on_and_makes_terminals(lab: Lab) -> None:

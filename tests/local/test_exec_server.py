@@ -16,7 +16,7 @@ from provisioner.errors import MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
-from provisioner.remote.exec_channel import SOCKET
+from provisioner.remote.calls import SOCKET
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 

@@ -13,7 +13,7 @@ from provisioner.clouds.local.credential_port import CREDENTIALS
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
-from provisioner.remote.exec_channel import SOCKET
+from provisioner.remote.calls import SOCKET
 from provisioner.session import Session
 from tests.local.clones import running
 

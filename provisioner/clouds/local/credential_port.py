@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from provisioner import unix_socket
 from provisioner.clouds.local import qemu
 
 # In the machine's directory: what the machine gets; and that it has taken it, ever.
@@ -85,7 +86,7 @@ class CredentialPort:
             client = socket.socket(socket.AF_UNIX)
             client.setblocking(False)
             try:
-                qemu.connect(client, self._directory / qemu.PORT)
+                unix_socket.connect(client, self._directory / qemu.PORT)
             except OSError:
                 client.close()
                 return False

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from provisioner import unix_socket
 from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.network_cards import Link, captured, network
 from provisioner.clouds.local.users import User
@@ -181,7 +182,7 @@ class QMP:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(timeout_seconds)
-            connect(self._socket, directory / "qmp.sock")
+            unix_socket.connect(self._socket, directory / "qmp.sock")
             self._line(time.monotonic() + timeout_seconds)
             self.execute("qmp_capabilities")
         except BaseException:
@@ -299,15 +300,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise QMPError("QEMU's answer is not an object")
     return answer
-
-
-def connect(client: socket.socket, path: Path) -> None:
-    """Connects through the socket's directory: the path of a Unix socket may have 107 bytes, a directory's more."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        client.connect(f"/proc/self/fd/{directory}/{path.name}")
-    finally:
-        os.close(directory)
 
 
 def wait_for_qmp(alive: Callable[[], bool], deadline: float, directory: Path = Path()) -> QMP:

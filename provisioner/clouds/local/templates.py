@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from provisioner import unix_socket
 from provisioner.clouds.local import (
     credential_port,
     disk,
@@ -274,7 +275,7 @@ def _wait_for_question(directory: Path, deadline: float) -> None:
         OSError: it does not, or has ended.
     """
     with socket.socket(socket.AF_UNIX) as port:
-        qemu.connect(port, directory / qemu.PORT)
+        unix_socket.connect(port, directory / qemu.PORT)
         port.settimeout(LOOK_SECONDS)
         said = None
         while said is None:

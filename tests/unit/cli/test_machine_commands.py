@@ -61,7 +61,7 @@ def test_an_agents_result_says_how_much_was_cut_out_of_its_output(
     running = environment()
     ended = AgentResult(0, False, b"beginning end", b"", StreamSize(5000, 4987))
     monkeypatch.setattr(machine_commands, "environment_session", lambda *_: (session, running))
-    monkeypatch.setattr(machine_commands, "run_agent", lambda *_: ended)
+    monkeypatch.setattr("provisioner.environment.agent.run_agent", lambda *_: ended)
     said = provisioner("agent", running.id, str(tmp_path), "true", "--json").json
     assert (said["stdout_bytes"], said["stdout_cut_bytes"], said["stderr_cut_bytes"]) == (5000, 4987, 0)
 

@@ -6,6 +6,7 @@ Root's commands are recognised and never run. An unexpected command fails the te
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -181,6 +182,8 @@ class Guest:
             self.cgroup.append("end")
             self.kill_agent()
             return self.cgroup_exit_code, b"", b"processes of the agent do not end"
+        if call.request["operation"] == "read" and call.request["path"] == "/":
+            return errno.EISDIR, b"", b""
         if call.request["operation"] != "execute":
             return 0, *self._as_programs(call, stdin)
         if argv == ["cat", "/var/lib/dpkg/status"]:

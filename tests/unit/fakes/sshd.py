@@ -55,6 +55,8 @@ class Sshd:
         # Whether an exec server listens. If not, root's login shell takes commands, which are kept.
         self.has_server = True
         self.commands: list[str] = []
+        # How many clients have logged in.
+        self.logins = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._transports: list[paramiko.Transport] = []
@@ -117,6 +119,7 @@ class Sshd:
         server = _Server(self)
         try:
             transport.start_server(server=server)
+            self.logins += 1
             server.serve(transport)
         except (paramiko.SSHException, EOFError, OSError):
             transport.close()

@@ -1,0 +1,55 @@
+"""Reaches machines that are up over connections which stay for later commands, and ends those connections.
+
+Nothing depends on them: what does not work is done over a connection of its own, and one that nobody ends ends by
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from provisioner.models import Environment, Role
+from provisioner.remote.calls import SOCKET, Calls
+from provisioner.remote.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
+from provisioner.session import Session
+from provisioner.store.locks import locked
+
+
+def connect_kept(session: Session, environment: Environment, role: Role) -> Calls:
+    """Returns what makes calls in a machine: over a connection that stays, or one of its own if that does not work.
+
+    Raises:
+        HostError, InfrastructureError, MachineLostError: as for connect.
+        UsageError: the machine is not up.
+    """
+    login = session.environments.login(environment, role, "root")
+    path = session.environments.directory(environment.id) / f"connection-{role}"
+    where = f"{login.endpoint.host}:{login.endpoint.port}"
+    kept = KeptConnection(path, where, session.check, session.calls(environment, role))
+    with contextlib.suppress(OSError):
+        if not kept.listens():
+            from provisioner.machines.admission import readmit  # as connect below: it takes long to import
+
+            readmit(session, environment)
+            with locked(path.with_suffix(".lock"), wait_seconds=START_SECONDS, make_parents=False):
+                if not kept.listens():
+                    known_hosts = path.parent / "keys" / f"known_hosts_{role}"
+                    keep_connection(login, known_hosts, path, SOCKET, session.check)
+        with KeptConnection(path, where, session.check) as unrecorded:
+            if unrecorded.answers():
+                return kept
+    from provisioner.machines.connect import connect
+
+    return connect(session, environment, role)
+
+
+def end_kept(session: Session, environment: Environment) -> None:
+    """Ends the connections that are kept to an environment's machines.
+
+    Raises:
+        OSError: one of them cannot be ended now.
+    """
+    directory: Path = session.environments.directory(environment.id)
+    for role in environment.machines:
+        end_connection(directory / f"connection-{role}")

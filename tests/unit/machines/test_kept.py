@@ -1,0 +1,189 @@
+"""Tests connections that OpenSSH keeps for later commands, against SSH servers in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from provisioner.environment import lifecycle, snapshots
+from provisioner.errors import MachineLostError
+from provisioner.machines.destroy import destroy_machines
+from provisioner.machines.kept import connect_kept, end_kept
+from provisioner.models import Environment
+from provisioner.remote import kept_connection
+from provisioner.remote.kept_connection import KeptConnection
+from provisioner.remote.keys import ed25519_key_pair
+from provisioner.remote.ssh import Connection
+from provisioner.session import Session
+from tests.kept import keepers
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.sshd import Sshd
+from tests.unit.fakes.world import up
+from tests.waiting import until
+
+
+@pytest.fixture
+def running(session: Session) -> Iterator[Environment]:
+    running = up(session)
+    yield running
+    end_kept(session, running)
+
+
+@pytest.fixture
+def directory(session: Session, running: Environment) -> Path:
+    return session.environments.directory(running.id)
+
+
+@pytest.fixture
+def sshd(cloud: FakeCloud, running: Environment) -> Sshd:
+    server = cloud.machine(running).sshd
+    until(lambda: server.connections() == 0)
+    return server
+
+
+def run(session: Session, running: Environment, *argv: str) -> bytes:
+    with connect_kept(session, running, "primary") as connection:
+        assert isinstance(connection, KeptConnection)
+        return connection.run(argv, user="agent").stdout
+
+
+def test_a_second_command_goes_over_the_connection_of_the_first(
+    session: Session, running: Environment, sshd: Sshd, directory: Path
+) -> None:
+    logins = sshd.logins
+    assert run(session, running, "echo", "one") == b"one\n"
+    [keeper] = keepers(directory)
+    assert run(session, running, "echo", "two") == b"two\n"
+    assert keepers(directory) == [keeper]
+    assert sshd.logins == logins + 1
+
+
+def test_what_keeps_a_connection_has_nothing_of_the_command_s_own(
+    session: Session, running: Environment, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVISIONER_DATABASE", "postgres://user:secret@host/base")
+    run(session, running, "true")
+    [keeper] = keepers(directory)
+    for number in range(3):
+        assert str(Path(f"/proc/{keeper}/fd/{number}").readlink()) == "/dev/null"
+    assert os.getsid(keeper) != os.getsid(0)
+    assert b"secret" not in Path(f"/proc/{keeper}/environ").read_bytes()
+    limits = Path(f"/proc/{keeper}/limits").read_text()
+    assert limits.split("Max data size")[1].split()[0] == str(kept_connection.MEMORY_BYTES)
+    assert limits.split("Max cpu time")[1].split()[0] == str(kept_connection.CPU_SECONDS)
+    for name in ("connection-primary", "connection-primary.control"):
+        assert (directory / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_commands_that_begin_at_once_share_one_connection(
+    session: Session, running: Environment, sshd: Sshd, directory: Path
+) -> None:
+    logins = sshd.logins
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda text: run(session, running, "echo", text), "abcd"))
+    assert said == [b"a\n", b"b\n", b"c\n", b"d\n"]
+    assert len(keepers(directory)) == 1
+    assert sshd.logins == logins + 1
+
+
+@pytest.mark.parametrize("end", ["killed", "cut"])
+def test_a_command_after_the_connection_s_end_opens_another(
+    session: Session, running: Environment, sshd: Sshd, directory: Path, end: str
+) -> None:
+    run(session, running, "true")
+    [keeper] = keepers(directory)
+    if end == "killed":
+        os.kill(keeper, signal.SIGKILL)
+    else:
+        sshd.cut()
+    until(lambda: not keepers(directory))
+    assert (directory / "connection-primary").exists()
+    assert run(session, running, "echo", "again") == b"again\n"
+
+
+def test_a_command_whose_connection_breaks_says_so(session: Session, running: Environment, sshd: Sshd) -> None:
+    with connect_kept(session, running, "primary") as connection, pytest.raises(MachineLostError, match="broke"):
+        connection.run(["sh", "-c", "echo one; exec sleep 2"], user="agent", on_stdout=lambda _: sshd.cut())
+
+
+def test_a_kept_connection_that_the_machine_does_not_answer_on_is_passed_by(
+    session: Session, running: Environment, sshd: Sshd, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(session, running, "true")
+    monkeypatch.setattr(kept_connection, "ANSWER_SECONDS", 0.2)
+    [keeper] = keepers(directory)
+    os.kill(keeper, signal.SIGSTOP)
+    with connect_kept(session, running, "primary") as connection:
+        assert isinstance(connection, Connection)
+        assert connection.run(["echo", "own"], user="agent").stdout == b"own\n"
+    os.kill(keeper, signal.SIGKILL)
+
+
+def test_without_openssh_each_command_has_a_connection_of_its_own(
+    session: Session, running: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with connect_kept(session, running, "primary") as connection:
+        assert isinstance(connection, Connection)
+        assert connection.run(["/bin/echo", "own"], user="agent").stdout == b"own\n"
+
+
+def test_a_machine_with_another_host_key_is_refused_before_our_key_is_offered(
+    session: Session, running: Environment, sshd: Sshd, directory: Path
+) -> None:
+    offered: list[str] = []
+
+    def note(_: str, key: str) -> bool:
+        offered.append(key)
+        return True
+
+    sshd.authorize = note
+    sshd.shown_key_pair = ed25519_key_pair()
+    with pytest.raises(MachineLostError, match="shows a host key that is not the machine's"):
+        connect_kept(session, running, "primary")
+    assert (offered, keepers(directory)) == ([], [])
+
+
+def test_a_connection_that_nobody_uses_ends_by_itself_even_if_the_home_is_gone(
+    session: Session, running: Environment, sshd: Sshd, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_connection, "IDLE_SECONDS", 1)
+    run(session, running, "true")
+    assert keepers(directory)
+    directory.rename(directory.with_name("moved"))
+    moved = directory.with_name("moved")
+    until(lambda: not keepers(moved))
+    moved.rename(directory)
+
+
+def test_destroying_an_environment_ends_its_connections(
+    session: Session, running: Environment, directory: Path
+) -> None:
+    run(session, running, "true")
+    assert keepers(directory)
+    destroy_machines(session, running)
+    until(lambda: not keepers(directory))
+
+
+def test_freezing_an_environment_ends_its_connection(session: Session, running: Environment, directory: Path) -> None:
+    run(session, running, "true")
+    assert keepers(directory)
+    snapshots.freeze(session, running, "saved")
+    until(lambda: not keepers(directory))
+
+
+def test_a_connection_that_cannot_be_ended_keeps_no_environment_alive(
+    session: Session, running: Environment, directory: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud
+) -> None:
+    monkeypatch.setattr(kept_connection, "LOCAL_SECONDS", 0.2)
+    run(session, running, "true")
+    [keeper] = keepers(directory)
+    os.kill(keeper, signal.SIGSTOP)
+    lifecycle.destroy(session, running)
+    assert cloud.existing() == []
+    os.kill(keeper, signal.SIGKILL)
