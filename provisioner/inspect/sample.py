@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from provisioner.clock import now
 from provisioner.clouds.registry import Where
@@ -24,7 +24,9 @@ from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking, shared
+from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
 from provisioner.inspect.origin import Origin, time_to_live
@@ -59,8 +61,11 @@ class Ending:
     usd: Decimal | None
 
 
-def family_of(configuration: Configuration) -> tuple[TaskFamily, str]:
+def family_of(configuration: Configuration, project: Project | None = None) -> tuple[TaskFamily, str]:
     """Returns the task family that makes a configuration's machines, and its task.
+
+    Args:
+        project: the services of its compose file; None if it names none.
 
     Raises:
         UsageError: it is not valid.
@@ -70,6 +75,8 @@ def family_of(configuration: Configuration) -> tuple[TaskFamily, str]:
         if configuration.env_file:
             refuse_env_file_inside(family, Path(configuration.env_file))
         return family, configuration.task
+    if project:
+        return engine_family(project, configuration), TASK
     families: dict[Role, TaskFamily] = {
         role: replace(family_of_machine(machine, configuration.internet), hostname=machine.name)
         for role, machine in configuration.by_role.items()
@@ -118,15 +125,17 @@ class SampleMachines:
     Args:
         configuration: with the sample's metadata in it.
         origin: which sample it is.
+        metadata: the sample's, for a compose file.
     """
 
-    def __init__(self, configuration: Configuration, origin: Origin) -> None:
+    def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
         self.configuration = configuration
+        self.project = project_of(configuration, metadata or {})
         # Set once Inspect cancels the launch. Machines boot in threads of their own, which must notice.
         self.cancelled = threading.Event()
         self._clearing_away = False
         self.session = replace(open_session(configuration, origin), check=self._check, shield=self._shield)
-        self._family, self._task = family_of(configuration)
+        self._family, self._task = family_of(configuration, self.project)
         self._lock = threading.Lock()
         # One for each machine: while one is waited for, calls in the others go on.
         self._connecting: dict[Role, threading.Lock] = {}
@@ -177,6 +186,11 @@ class SampleMachines:
         self.refuse_mistakes()
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
+        if self.project and self.project.online and self.configuration.internet == "none":
+            services = ", ".join(self.project.online)
+            self.session.progress.note(
+                f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
+            )
         with contextlib.suppress(ShortageError):
             planning.plan(self.session, self._family, self._task, self._allowed())
 
@@ -218,7 +232,8 @@ class SampleMachines:
         Raises:
             UnavailableError: this host never has the memory.
         """
-        sized = len(self.configuration.machines) > 1 or any(each.memory_gb for each in self.configuration.machines)
+        machines = self.configuration.machines
+        sized = self.project or len(machines) > 1 or any(each.memory_gb for each in machines)
         if self.configuration.cloud != "local" or not sized:
             return ""
         families: dict[Role, TaskFamily] = {"primary": self._family, **self._family.neighbours}

@@ -211,13 +211,13 @@ class ProvisionerSandbox(SandboxEnvironment):
 
     @classmethod
     def config_files(cls) -> list[str]:
-        """Returns the names of configuration files beside a task, and of those that are refused."""
+        """Returns the names of configuration files beside a task."""
         return FILE_NAMES + COMPOSE_FILE_NAMES
 
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Says that compose files and Dockerfiles are not read."""
-        return False
+        """Says that compose files and Dockerfiles are read."""
+        return True
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
@@ -249,7 +249,7 @@ class ProvisionerSandbox(SandboxEnvironment):
 
         def prepared() -> SampleMachines:
             given = configuration_of(config)
-            machines = SampleMachines(with_metadata(given, metadata), origin)
+            machines = SampleMachines(with_metadata(given, metadata), origin, metadata)
             if references(given):  # task_init could not know which family it is
                 machines.refuse_mistakes()
             return machines
@@ -259,6 +259,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         try:
             with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
                 await bring_up(machines)
+                services = await _services(machines)
             environment = machines.environment
             transcript().info(_facts(environment), source="provisioner")
         except BaseException:
@@ -266,6 +267,8 @@ class ProvisionerSandbox(SandboxEnvironment):
                 await _destroy(machines)
             raise
         clean_up.MACHINES[environment.id] = machines
+        if services:
+            return services
         configuration = machines.configuration
         sandboxes: dict[str, SandboxEnvironment] = {}
         for role in environment.roles:
@@ -325,6 +328,15 @@ def _encoded(contents: str | bytes) -> bytes:
 def _default_user(environment: Environment, role: Role) -> str:
     """Returns the user of a machine, who has the directory /home/USER there."""
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
+
+
+async def _services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
+    """Starts the services of a sample's compose file; there are none without one."""
+    if not machines.project:
+        return {}
+    from provisioner.inspect.services import start_services  # whose sandboxes are of this class
+
+    return await start_services(machines)
 
 
 def _machines(sandbox: SandboxEnvironment) -> SampleMachines:
