@@ -387,7 +387,8 @@ def _known(document: dict[str, Any], services: dict[str, Any]) -> dict[str, Any]
         for key, (_, more) in _INSIDE_SERVICE.items():
             if isinstance(value := service.get(key), dict):
                 known[name][key] = {each: value[each] for each in value if each not in more}
-    return _texts({**{key: value for key, value in document.items() if key not in _TOP}, "services": known})
+    top = {key: value for key, value in document.items() if key not in _TOP}
+    return {key: _texts(value) for key, value in {**top, "services": known}.items()}
 
 
 def _texts(value: Any) -> Any:

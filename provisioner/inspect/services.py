@@ -161,7 +161,11 @@ def _containers(connection: Connection, identities: Mapping[str, str]) -> list[C
     containers = []
     for (service, identity), line in zip(identities.items(), lines, strict=True):
         value = _parsed(line)
-        containers.append(Container(service, identity, str(value["user"]), str(value["directory"]) or "/"))
+        if not isinstance(value, dict):
+            raise TaskError(f"The engine in the machine says what describes no container: {shown(str(value))}")
+        containers.append(
+            Container(service, identity, str(value.get("user") or ""), str(value.get("directory") or "/"))
+        )
     return containers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,11 +13,16 @@ import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
 from provisioner.errors import TaskError
+from provisioner.inspect import services
 from provisioner.inspect.compose_project import Project
+from provisioner.inspect.configuration import Configuration, configuration_of
 from provisioner.inspect.sample import SampleMachines
+from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import Container, ServiceSandbox, start
 from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.inspect.conftest import Configured
 
 ID = "0123456789abcdef"
 PROJECT = Project(("web", "db"), "{}", '{"services": {}}', (), frozenset(), (), "", 1, 2, ())
@@ -218,3 +224,36 @@ async def test_a_person_gets_a_shell_in_the_container() -> None:
     shell = f"docker exec --interactive --tty --user app {ID} /bin/sh"
     assert connection.command == f"provisioner exec eval-1 --user root --terminal -- {shell}"
     assert connection.container == ID
+
+
+@pytest.fixture
+def compose(configured: Configured, tmp_path: Path) -> Configuration:
+    """The configuration of a compose file, on the fake cloud."""
+    (tmp_path / "compose.yaml").write_text("services: {db: {image: x, network_mode: none}, web: {image: y}}")
+    return configuration_of(str(tmp_path / "compose.yaml"))
+
+
+async def test_a_samples_services_are_its_sandboxes_and_its_end_is_its_machines(
+    cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(services, "start", lambda *_: [Container("db", ID, "", "/"), Container("web", ID, "", "/")])
+    await ProvisionerSandbox.task_init("startup", compose)
+    assert "No internet for web, which have it in Docker" in caplog.text
+    sandboxes = await ProvisionerSandbox.sample_init("task", compose, {})
+    assert list(sandboxes) == ["db", "web"]
+    assert len(cloud.existing()) == 1
+    await ProvisionerSandbox.sample_cleanup("task", compose, sandboxes, interrupted=False)
+    assert cloud.existing() == []
+
+
+async def test_a_sample_whose_service_does_not_start_says_why_and_leaves_nothing(
+    cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[Container]:
+        raise TaskError("The service web is not up.", details="its last words")
+
+    monkeypatch.setattr(services, "start", refuse)
+    with pytest.raises(TaskError, match="not up") as raised:
+        await ProvisionerSandbox.sample_init("task", compose, {})
+    assert "its last words" in str(raised.value)
+    assert cloud.existing() == []
