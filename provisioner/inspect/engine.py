@@ -100,8 +100,8 @@ def machine_of(project: Project, machine: Machine, registry: str) -> Machine:
 def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
     """Returns the commands that bring the images into the engine, and leave nothing else."""
     build = f"{DIRECTORY}/build.json"
-    has_builds = bool(json.loads(project.build)["services"])
-    lines = [f"mkdir -p -m 0700 {DIRECTORY}"]
+    builds = [*json.loads(project.build)["services"]]
+    lines = [f"install -d -m 0700 {DIRECTORY}"]
     # Copies arrive as archives, which keep links, modes and empty directories.
     lines += [
         f"tar -xf {DIRECTORY}/{name}.tar -C {DIRECTORY} && rm {DIRECTORY}/{name}.tar" for name, _ in project.sources
@@ -114,9 +114,11 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
     lines.append("systemctl start docker")
     if with_archives:
         lines.append(f'for archive in {ARCHIVES}/*.tar; do docker load --input "$archive"; rm "$archive"; done')
-    if has_builds:
+    if builds:
         lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
-        lines += [f"docker compose -f {build} build", f"rm {build}", "docker builder prune --all --force > /dev/null"]
+        # One at a time: BuildKit waits 3 seconds for a build to begin, which several at once exceed on an emulated CPU.
+        lines += [f"docker compose -f {build} build {name}" for name in builds]
+        lines += [f"rm {build}", "docker builder prune --all --force > /dev/null"]
     for image in map(shlex.quote, project.images):
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:

@@ -60,7 +60,13 @@ def test_the_script_is_a_shells(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n", "-c", script], check=True)
     assert '"insecure-registries": ["mirror.example:5000"]' in script
     assert "docker image inspect postgres:16 > /dev/null 2>&1 || docker pull postgres:16" in script
-    assert "docker compose -f /opt/sandbox/build.json build" in script
+    assert "docker compose -f /opt/sandbox/build.json build web\n" in script
+
+
+def test_images_are_built_one_at_a_time(tmp_path: Path) -> None:
+    lines = _script(_configuration(tmp_path, "services: {a: {build: ./app}, b: {build: ./app}}")).splitlines()
+    builds = [line.rpartition(" ")[2] for line in lines if line.startswith("docker compose")]
+    assert builds == ["a", "b"]
 
 
 def test_nothing_is_built_where_all_images_are_pulled(tmp_path: Path) -> None:
