@@ -29,6 +29,18 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
+def without_former_key(value: object, key: str, *, unused: object) -> object:
+    """Returns a record's fields without a key of earlier versions, if it says that what it stood for was not used.
+
+    Args:
+        value: what was read; anything but a mapping is returned as it is.
+        unused: the key's value where it was not used. A key with another value stays, and is refused.
+    """
+    if isinstance(value, dict) and value.get(key) == unused:
+        return {name: part for name, part in value.items() if name != key}
+    return value
+
+
 class ShellBuildStep(Record):
     """A build step of commands, run by one shell that stops at the first failure."""
 
@@ -269,6 +281,8 @@ class Environment(Record):
         agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or nobody knows.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.
+        versions: of the programs that made its machines, by their names.
+        gone_at: when the cloud confirmed that nothing of it is left; None until then.
         recorded: whether calls, terminals and packets are recorded.
         recording: the hash that its sealed logs have (recording/manifest.py); empty until it is destroyed.
     """
@@ -311,6 +325,8 @@ class Environment(Record):
     agent_exit_code: int | None = Field(default=None, ge=-255, le=255)
     outcome: Outcome | None = None
     breakdown: Breakdown | None = None
+    versions: dict[str, Annotated[str, Field(max_length=200)]] = Field(default={}, max_length=50)
+    gone_at: AwareDatetime | None = None
     recorded: bool = False
     recording: str = Field(default="", pattern="^([0-9a-f]{64})?$")
 
@@ -318,9 +334,7 @@ class Environment(Record):
     @classmethod
     def _drops_a_former_key(cls, value: object) -> object:
         """Reads records of when environments could wait ahead, if this one did not."""
-        if isinstance(value, dict) and value.get("ahead_for") == "":
-            return {name: part for name, part in value.items() if name != "ahead_for"}
-        return value
+        return without_former_key(value, "ahead_for", unused="")
 
     @property
     def has_way_out(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,12 @@ from pathlib import Path
 
 from provisioner.store.home import Home
 from tests.command_line import ROOT, provisioner, variables
-from tests.pages import blocks
+from tests.pages import Block, blocks
+from tests.waiting import BOUND_SECONDS, until
+
+# What runs until Ctrl-C.
+_ENDLESS = "provisioner dev "
+_INTERRUPTED = 130
 
 
 class Reader:
@@ -37,16 +43,40 @@ class Reader:
         assert done.returncode == 0, f"{text}\n{done.stdout}"
         return done.stdout
 
+    def paste_until(self, text: str, lines: list[str]) -> str:
+        """Runs a block until it has printed lines, presses Ctrl-C, and returns what it prints to its end."""
+        assert lines, f"{text}\nends with Ctrl-C alone: the page must show in a box when that is"
+        log = self._directory / "printed.log"
+        with log.open("w") as output, subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", text], cwd=self._directory, env=self._variables,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                until(lambda: _lacking(lines, log.read_text()) == [], lambda: process.poll() is None)
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                assert process.wait(BOUND_SECONDS) == _INTERRUPTED, log.read_text()
+            finally:
+                print(log.read_text())
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        return log.read_text()
+
     def read(self, page: Path, *, leave_out: tuple[str, ...] = ()) -> None:
         """Works through a page, but for lines that begin with one of these words."""
         printed = ""
-        for block in blocks(page):
+        pages_blocks = blocks(page)
+        for block, following in zip(pages_blocks, [*pages_blocks[1:], Block("text", "")], strict=True):
             if block.for_a_shell:
-                printed = self.paste(
-                    "\n".join(line for line in block.text.splitlines() if not line.startswith(leave_out))
-                )
+                lines = [line for line in block.text.splitlines() if not line.startswith(leave_out)]
+                endless = bool(lines) and lines[-1].startswith(_ENDLESS)
+                box = following.text.splitlines() if following.language == "text" else []
+                printed = self.paste_until("\n".join(lines), box) if endless else self.paste("\n".join(lines))
             elif block.language == "text":
-                assert [line for line in block.text.splitlines() if line not in printed] == [], printed
+                assert _lacking(block.text.splitlines(), printed) == [], printed
+
+
+def _lacking(lines: list[str], printed: str) -> list[str]:
+    return [line for line in lines if line not in printed]
 
 
 @contextmanager

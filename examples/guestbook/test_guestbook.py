@@ -7,7 +7,10 @@ from guestbook import DATABASE, FLAG
 
 
 def as_agent(*command):
-    return subprocess.run(["runuser", "-u", "agent", "--", *command], capture_output=True, text=True, check=False)
+    # The agent can read the environment of whatever runs as agent.
+    clean = {"PATH": os.environ["PATH"]}
+    command = ["runuser", "-u", "agent", "--", *command]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
 
 
 def entries(author):

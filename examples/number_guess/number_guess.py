@@ -1,6 +1,7 @@
 """Guess a number, and learn at each intermediate score whether the guess is too low or too high."""
 
 import math
+import os
 import subprocess
 from typing import Any, TypedDict
 
@@ -15,10 +16,13 @@ class Task(TypedDict):
 
 def _read_guess() -> int | None:
     """The agent's guess; None if there is no whole number in the file."""
-    # Read as agent: root would follow a link that the agent planted. A pipe without a writer never ends.
+    # Read as agent: root would follow a link that the agent planted. A pipe without a writer never ends. And without
+    # secrets in the environment, which the agent could read while this runs.
     command = ["runuser", "-u", "agent", "--", "head", "-c", str(MAXIMUM_CHARACTERS + 1), GUESS]
+    clean = {"PATH": os.environ["PATH"]}
     try:
-        text = subprocess.run(command, capture_output=True, check=True, timeout=10).stdout.decode("ascii").strip()
+        done = subprocess.run(command, env=clean, capture_output=True, check=True, timeout=10)
+        text = done.stdout.decode("ascii").strip()
         return int(text) if len(text) <= MAXIMUM_CHARACTERS else None
     except (subprocess.SubprocessError, ValueError):
         return None

@@ -30,7 +30,7 @@ from provisioner.clouds.registry import CLOUDS, DEFAULT_CLOUD, clouds_with_place
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
-from provisioner.models import Record
+from provisioner.models import Record, without_former_key
 from provisioner.printable import printable
 from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration, words
 from provisioner.validation import lines_of, listed, shown
@@ -193,9 +193,7 @@ class Suite(Part):
     @classmethod
     def _drops_a_former_key(cls, value: object) -> object:
         """Reads batches of when suites could have environments wait ahead, if this one had none."""
-        if isinstance(value, dict) and value.get("ahead") == 0:
-            return {name: part for name, part in value.items() if name != "ahead"}
-        return value
+        return without_former_key(value, "ahead", unused=0)
 
     # Validators check single fields where that is possible: so one mistake does not hide another.
     @model_validator(mode="after")

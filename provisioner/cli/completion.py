@@ -26,6 +26,18 @@ def environment_ids(incomplete: str) -> list[str]:
     return []
 
 
+def path_beginnings(incomplete: str) -> list[str]:
+    """Returns the beginnings of paths in environments that exist; none if a file here begins so.
+
+    Shells complete files themselves, but only where they are offered nothing. After a single match they add a space, so
+    that each environment has two: there they stop at the colon.
+    """
+    with contextlib.suppress(OSError):
+        if not any(path.name.startswith(incomplete) for path in Path().iterdir()):
+            return [f"{name}:{path}" for name in environment_ids(incomplete) for path in ("", "/")]
+    return []
+
+
 def all_environment_ids(incomplete: str) -> list[str]:
     """Returns ids of environments, including those of destroyed ones."""
     with contextlib.suppress(OSError, RuntimeError):

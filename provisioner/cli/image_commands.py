@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from provisioner.cli.command import command
-from provisioner.cli.family_sessions import builder_session
+from provisioner.cli.family_sessions import builder_session, refuse_or_warn
 from provisioner.cli.options import EnvFileOption, FamilyArgument, Launch
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.errors import InfrastructureError
-from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.images.build import build_all
 from provisioner.printable import printable
 from provisioner.session import Phases, Session
@@ -41,7 +40,7 @@ def build(
     """Builds the missing images of a family."""
     opened, loaded = builder_session(family, env_file, where, launch)
     opened = replace(opened, keep_builder=keep)
-    refuse_mistakes(loaded, None, opened.variables)
+    refuse_or_warn(opened, loaded, None)
     phases = Phases(opened.progress)
     with phases.phase("images"):
         name, aux = build_all(opened, loaded)

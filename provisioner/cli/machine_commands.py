@@ -15,6 +15,7 @@ import typer
 
 from provisioner import child_environment
 from provisioner.cli.command import command
+from provisioner.cli.completion import path_beginnings
 from provisioner.cli.options import EnvFileOption, EnvironmentArgument, parse_path, parse_text
 from provisioner.cli.output import Result, streams
 from provisioner.cli.recorded_program import run_recorded
@@ -234,8 +235,8 @@ def ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="PATH or ENV:PATH.")],
-    destination: Annotated[str, typer.Argument(metavar="TO", help="PATH or ENV:PATH.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="PATH or ENV:PATH.", autocompletion=path_beginnings)],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="PATH or ENV:PATH.", autocompletion=path_beginnings)],
     machine: MachineOption = "primary",
     user: UserOption = None,
 ) -> Result:

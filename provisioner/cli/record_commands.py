@@ -15,8 +15,12 @@ from provisioner.clock import now
 from provisioner.environment.outcomes import described
 from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment
+from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
 from provisioner.ttl import words
+
+# How many recorded parts are named.
+PARTS_SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +73,8 @@ def show(env: PastEnvironmentArgument) -> Result:
     store = EnvironmentStore(default_home())
     environment = store.find(env, archived=True)
     exists = store.directory(environment.id).exists()
-    data = {**environment_data(environment), "exists": exists}
+    parts = parts_of(store.logs(environment.id)).names
+    data = {**environment_data(environment), "exists": exists, "parts": parts}
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}",
         f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
@@ -93,9 +98,23 @@ def show(env: PastEnvironmentArgument) -> Result:
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     lines += [f"  warning: {warning}" for warning in environment.setup.warnings]
     lines += [f"  {line}" for line in described(environment)]
+    lines += [f"  {line}" for line in _recorded(environment, parts)]
+    if environment.gone_at:
+        lines.append(f"  gone since {environment.gone_at:%Y-%m-%d %H:%M:%S} UTC, as the cloud confirmed")
     if environment.recording:
         lines.append(f"  sealed as {environment.recording}")
     return Result(data, "\n".join(lines))
+
+
+def _recorded(environment: Environment, parts: list[str]) -> list[str]:
+    """Says whether an environment is recorded, which parts there are, and how to replay them."""
+    if not parts:
+        return ["recorded: nothing so far" if environment.recorded else "not recorded"]
+    more = f" and {len(parts) - PARTS_SHOWN} more" if len(parts) > PARTS_SHOWN else ""
+    return [
+        f"recorded: {', '.join(parts[:PARTS_SHOWN])}{more}",
+        f"to replay: provisioner replay {environment.id} --part {parts[0]}",
+    ]
 
 
 def _where(endpoint: Endpoint) -> str:

@@ -22,8 +22,8 @@ from provisioner.machines.recordings import record_hash
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable
 from provisioner.recording import casts, published, tables
-from provisioner.recording.calls import CALLS
 from provisioner.recording.manifest import MANIFEST
+from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
 
 # Of all that is shown with --json.
@@ -64,25 +64,17 @@ def replay(
     return Result({})
 
 
-def _chosen(environment: Environment, directory: Path, part: str | None) -> list[Path]:
+def _chosen(environment: Environment, directory: Path, part: str | None) -> Sequence[Path]:
     """Returns the files to show: all terminals by their times, or the one that is asked for."""
-    terminals = sorted(directory.glob(f"*{casts.SUFFIX}"), key=lambda path: (_begin(path), path.stem))
-    lists = sorted(path for pattern in (CALLS, tables.NETWORKS) for path in directory.glob(pattern))
-    names = ", ".join(path.stem for path in (*terminals, *lists))
-    if part is None and terminals:
-        return terminals
-    chosen = [path for path in (*terminals, *lists) if path.stem == part]
+    parts = parts_of(directory)
+    names = ", ".join(parts.names)
+    if part is None and parts.terminals:
+        return parts.terminals
+    chosen = [path for path in (*parts.terminals, *parts.tables) if path.stem == part]
     if not chosen:
         what = "recording of a terminal" if part is None else f"recording {part!r}"
         raise UsageError(f"{environment.id} has no {what}.", hint=f"It has: {names}." if names else None)
     return chosen
-
-
-def _begin(path: Path) -> int:
-    try:
-        return casts.header_of(path).timestamp
-    except (OSError, casts.DamagedCastError):
-        return 0
 
 
 def _wait(speed: float, seconds: float) -> None:
@@ -146,7 +138,9 @@ def verify(
     checked = _checked(what)
     wrong = [(each, problem) for each in checked for problem in each.problems]
     lines = [f"{each.name}: {problem.file}: {problem.message}" for each, problem in wrong]
-    lines += [f"{each.name}: {each.files} files as sealed, {each.head}" for each in checked if not each.problems]
+    for each in (each for each in checked if not each.problems):
+        lines.append(f"{each.name}: {each.files} files as sealed, {each.head}")
+        lines += [f"{each.name}: {each.isolation}"] if each.isolation else []
     data = {
         "verified": bool(checked) and not wrong,
         "checked": [
@@ -154,6 +148,7 @@ def verify(
                 "name": each.name,
                 "head": each.head,
                 "files": each.files,
+                "isolation": each.isolation,
                 "problems": [{"file": problem.file, "message": problem.message} for problem in each.problems],
             }
             for each in checked

@@ -328,6 +328,10 @@ class Machines(ABC):
         """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
         return ""
 
+    def versions(self, environment: Environment) -> dict[str, str]:
+        """Returns the versions of what runs an environment's machines, as far as they are known. Asks no machine."""
+        return {}
+
     def unreachable_hint(self, environment: Environment) -> str | None:
         """What to do if a machine has booted and SSH does not reach it. By default nobody knows."""
         return None

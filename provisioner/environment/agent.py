@@ -44,6 +44,7 @@ from provisioner.session import Session
 from provisioner.signals import wait
 
 HOME = "/home/agent"
+SCAFFOLDING = f"{HOME}/scaffolding"
 PROGRAM = """
 import sys
 sys.path.insert(0, "/usr/lib/provisioner/guest")
@@ -225,7 +226,7 @@ class _Following:
             archive.add(self._agent.directory.resolve(), arcname=TOP)
 
         try:
-            sent = send_archive(connection, fill, "replace", f"{HOME}/scaffolding", user="agent")
+            sent = send_archive(connection, fill, "replace", SCAFFOLDING, user="agent")
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
         if sent.exit_code != 0:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inspect_ai import Task
-from inspect_ai._util.registry import registry_add, registry_info
+from inspect_ai.util import registry_info
+
+from provisioner.inspect.private import registry_add
 
 
 def absolute(*names: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:

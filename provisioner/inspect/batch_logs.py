@@ -28,6 +28,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser, ModelOutput
 from inspect_ai.scorer import Score
+from pydantic import JsonValue
 
 from provisioner.batch.intervals import estimate
 from provisioner.batch.records import Batch
@@ -131,7 +132,7 @@ def _sample(row: Row, evidence: Evidence, limit_seconds: float) -> EvalSample:
         messages=messages,
         output=ModelOutput.from_content(MODEL.format(printable(row.agent)), submission or ""),
         scores={SCORER: score} if score else {},
-        metadata=_metadata(row, said),
+        metadata=_metadata(row, said, evidence),
         events=_events(row, evidence),
         started_at=_time(row.started_at) or None,
         completed_at=_time(row.ended_at) or None,
@@ -141,7 +142,7 @@ def _sample(row: Row, evidence: Evidence, limit_seconds: float) -> EvalSample:
     )
 
 
-def _metadata(row: Row, said: str) -> dict[str, object]:
+def _metadata(row: Row, said: str, evidence: Evidence) -> dict[str, object]:
     return {
         "outcome": row.outcome,
         "message": said,
@@ -152,6 +153,8 @@ def _metadata(row: Row, said: str) -> dict[str, object]:
         "cloud": printable(row.cloud),
         "region": printable(row.region),
         "machine_types": {printable(role): printable(kind) for role, kind in row.machine_types.items()},
+        "recording": printable(row.recording),
+        "isolation": printable(evidence.isolation_line),
         "cost_usd": row.cost_micro_usd / MICRO,
         "seconds": {printable(phase.name): phase.seconds for phase in row.phases},
     }
@@ -163,7 +166,7 @@ def _error(row: Row, said: str, evidence: Evidence) -> EvalError:
 
 
 def _events(row: Row, evidence: Evidence) -> list[Event]:
-    """Returns the score log and the agent's output, at times of the run."""
+    """Returns the score log, the proof of isolation, and what was recorded, at times of the run."""
     events: list[Event] = [
         ScoreEvent(
             timestamp=entry.scored_at,
@@ -175,10 +178,19 @@ def _events(row: Row, evidence: Evidence) -> list[Event]:
         )
         for entry in row.score_log
     ]
-    if evidence.agent_output and (ended := row.ended_at or row.started_at):
-        text = printable_lines(evidence.agent_output)
-        events.append(InfoEvent(timestamp=ended, working_start=0.0, source="the agent's output", data=text))
+    if ended := row.ended_at or row.started_at:
+        events += [_info(row.started_at or ended, "isolation", evidence.isolation)] if evidence.isolation else []
+        for source, text in (
+            ("the agent's output", evidence.agent_output),
+            ("recorded connections", evidence.network),
+            ("recorded calls", evidence.calls),
+        ):
+            events += [_info(ended, source, printable_lines(text))] if text else []
     return events
+
+
+def _info(at: datetime, source: str, data: JsonValue) -> InfoEvent:
+    return InfoEvent(timestamp=at, working_start=0.0, source=source, data=data)
 
 
 def _time(at: datetime | None) -> str:

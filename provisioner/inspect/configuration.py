@@ -367,7 +367,7 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     text = configuration.model_dump_json(exclude=set(model))
     if not REFERENCE.search(text):
         return configuration
-    values = named(metadata)
+    values = by_reference(metadata)
     # Before anything is replaced, which could take any amount of memory.
     wanted = Counter(REFERENCE.findall(text))
     if len(text) + sum(len(values.get(name, "")) * count for name, count in wanted.items()) > MAXIMUM_BYTES:
@@ -376,8 +376,8 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     return checked(value, "The configuration, with the sample's metadata,", final=True)
 
 
-def named(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a sample's metadata as text, by the names that references have."""
+def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a sample's metadata by the names that references have: in capitals, with `_` for spaces."""
     return {str(name).replace(" ", "_").upper(): str(value) for name, value in metadata.items()}
 
 
@@ -391,6 +391,16 @@ def references(configuration: Configuration) -> set[str]:
     if not configuration.compose or found:
         return found
     return metadata_names(read(configuration.compose))
+
+
+def image_references(configuration: Configuration) -> set[str]:
+    """Returns the names of the metadata that a configuration's images may depend on."""
+    parts = configuration.model_dump_json(
+        include={"family": True, "task": True, "env_file": True, "machines": True},
+        exclude={"machines": {"__all__": {"name", "env"}}},
+    )
+    found = set(REFERENCE.findall(parts))
+    return found | metadata_names(read(configuration.compose)) if configuration.compose else found
 
 
 def schema() -> dict[str, Any]:

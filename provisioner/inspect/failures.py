@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inspect_ai._util.error import PrerequisiteError
 from rich.markup import escape
 
 from provisioner.errors import (
@@ -16,6 +15,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.inspect.private import PrerequisiteError
 from provisioner.inspect.wording import for_inspect
 from provisioner.printable import beginning, first_and_last_lines, printable_lines
 from provisioner.redaction import Redactor

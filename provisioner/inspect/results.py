@@ -9,52 +9,37 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironmentLimits, SandboxUnavailableError
+from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironmentLimits
 
-from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
+from provisioner.errors import CommandTimeoutError
 from provisioner.remote.exchange import CANNOT_EXECUTE, Completed
 from provisioner.remote.output_buffer import BoundedBuffer
 
 
-def exec_result(done: Completed) -> ExecResult[str]:
-    """Returns the result of a command.
-
-    Raises:
-        PermissionError: its program may not be executed.
-    """
-    stdout, stderr = (data.decode(errors="replace") for data in (done.stdout, done.stderr))
-    if done.errno is not None and done.exit_code == CANNOT_EXECUTE:
-        raise PermissionError(errno.EACCES, stderr.strip())
-    return ExecResult(success=done.exit_code == 0, returncode=done.exit_code, stdout=stdout, stderr=stderr)
-
-
-@contextmanager
-def unavailable_if_lost() -> Iterator[None]:
-    """Turns the loss of a machine into Inspect's error for that.
-
-    Raises:
-        SandboxUnavailableError: the machine does not answer, not even by starting a command that would then run out of
-            time; or something else than our exec server does.
-    """
-    try:
-        yield
-    except NotStartedError as error:
-        raise SandboxUnavailableError(error.message) from error
-    except (CommandTimeoutError, Interrupted):
-        raise
-    except ProvisionerError as error:
-        raise SandboxUnavailableError(error.message) from error
-
-
 class Output:
-    """Keeps a command's output as it arrives, for the error of one that did not end in time."""
+    """Keeps the end of a command's output as it arrives, up to Inspect's limit when the command began.
+
+    A longer stream also has a line that says how much is missing before it. That makes it longer than the limit, so
+    Inspect raises OutputLimitExceededError.
+    """
 
     def __init__(self) -> None:
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        self.stdout, self.stderr = BoundedBuffer(limit), BoundedBuffer(limit)
+        self.stdout, self.stderr = (BoundedBuffer(limit, beginning_bytes=0) for _ in range(2))
+
+    def result(self, done: Completed) -> ExecResult[str]:
+        """Returns the result of a command that has ended.
+
+        Raises:
+            PermissionError: its program may not be executed.
+        """
+        stdout, stderr = (kept.value().decode(errors="replace") for kept in (self.stdout, self.stderr))
+        if done.errno is not None and done.exit_code == CANNOT_EXECUTE:
+            raise PermissionError(errno.EACCES, stderr.strip())
+        return ExecResult(success=done.exit_code == 0, returncode=done.exit_code, stdout=stdout, stderr=stderr)
 
     def timed_out(self, seconds: float) -> TimeoutError:
-        """Returns the error that says so, with the output."""
+        """Returns the error for a command that did not end in time, with its output."""
         error = TimeoutError(f"Command timed out after {seconds:g} seconds")
         text = b"".join(part for part in (self.stdout.value(), self.stderr.value()) if part).decode(errors="replace")
         error.truncated_output = text  # type: ignore[attr-defined]

@@ -18,7 +18,14 @@ from provisioner.costs.ledger import Entry
 from provisioner.environment import lifecycle, planning, verdicts
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
-from provisioner.errors import Interrupted, MachineLostError, ProvisionerError, ShortageError
+from provisioner.errors import (
+    CommandTimeoutError,
+    Interrupted,
+    MachineLostError,
+    NotStartedError,
+    ProvisionerError,
+    ShortageError,
+)
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
@@ -29,6 +36,7 @@ from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
+from provisioner.inspect.losses import LossError
 from provisioner.inspect.origin import Origin, time_to_live
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines.connect import connect
@@ -140,6 +148,7 @@ class SampleMachines:
         # One for each machine: while one is waited for, calls in the others go on.
         self._connecting: dict[Role, threading.Lock] = {}
         self._connections: dict[Role, Connection] = {}
+        self._losses: dict[Role, LossError] = {}
         self._is_closed = False
         self._environment: Environment | None = None
         # Whose launch began last. If it fails, all of it has been destroyed, unless that failed, too.
@@ -157,6 +166,11 @@ class SampleMachines:
         """An environment that has not come up and could not be destroyed either; None if there is none."""
         begun = None if self._environment else self._begun
         return begun if begun and self.session.environments.exists(begun.id) else None
+
+    @property
+    def begun(self) -> Environment | None:
+        """The environment whose launch began last, whatever became of it; None if none has begun."""
+        return self._environment or self._begun
 
     def _check(self) -> None:
         if self._clearing_away:
@@ -268,21 +282,36 @@ class SampleMachines:
         """Works on a machine over its open connection.
 
         Raises:
-            MachineLostError: it does not answer, or the connection broke; the message says what the cloud says of it.
+            LossError: the machine does not answer, breaks the rules of the connection, or was lost in an earlier call.
+                The message says what the cloud says of it.
+            CommandTimeoutError, Interrupted: the work did not end in time, or was cancelled.
         """
+        if loss := self._losses.get(role):
+            raise _repeated(loss)
         try:
             return work(self._connection(role))
-        except MachineLostError as error:
-            said = self._said_by_the_cloud()
-            raise MachineLostError(f"{error.message} {said}".strip(), hint=error.hint, details=error.details) from error
+        except ProvisionerError as error:
+            if isinstance(error, Interrupted | CommandTimeoutError) and not isinstance(error, NotStartedError):
+                raise
+            found = self._loss(error)
+            with self._lock:
+                loss = self._losses.setdefault(role, found)
+            raise _repeated(loss) from error
 
-    def _said_by_the_cloud(self) -> str:
+    def _loss(self, error: ProvisionerError) -> LossError:
+        """Returns what the loss of a machine means for the sample, by what the cloud says."""
+        said, is_agents_doing = "", False
         with contextlib.suppress(ProvisionerError):
-            words = verdicts.ask(self.session, self.environment, agent_began=False).words
-            if words.endswith("."):
-                return words
-            return f"The cloud confirms the loss: {words}." if words else "The cloud says that the machines run."
-        return ""
+            # Machines without a family have no score of ours, which alone tells an agent's doing from an error.
+            agent_began = bool(self.configuration.family)
+            loss = verdicts.ask(self.session, self.environment, agent_began=agent_began)
+            is_agents_doing = loss.by == "agent"
+            if loss.words.endswith("."):
+                said = loss.words
+            else:
+                confirmed = f"The cloud confirms the loss: {loss.words}."
+                said = confirmed if loss.words else "The cloud says that the machines run."
+        return LossError(f"{error.message} {said}".strip(), is_agents_doing=is_agents_doing)
 
     def begin_agent(self) -> None:
         """Records that an agent begins: what is lost from here on may be its doing. Safe to repeat.
@@ -310,8 +339,16 @@ class SampleMachines:
         return self._environment, outcome
 
     def intermediate_score(self) -> IntermediateScore:
-        """Scores the task before its end."""
-        self._environment, outcome = lifecycle.intermediate_score(self.session, self.environment)
+        """Scores the task before its end.
+
+        Raises:
+            LossError: the machine does not answer now. Later calls may still reach it.
+            TaskError: the family's scoring failed.
+        """
+        try:
+            self._environment, outcome = lifecycle.intermediate_score(self.session, self.environment)
+        except MachineLostError as error:
+            raise self._loss(error) from error
         return outcome
 
     def leave(self) -> str:
@@ -353,3 +390,8 @@ class SampleMachines:
             self._connections.clear()
         for connection in connections:
             connection.close()
+
+
+def _repeated(loss: LossError) -> LossError:
+    """Returns the error anew: several calls, in threads of their own, may raise it at once."""
+    return LossError(loss.message, is_agents_doing=loss.is_agents_doing)

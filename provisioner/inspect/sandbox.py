@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import re
-import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import PurePosixPath
@@ -14,7 +11,6 @@ from typing import Any, Literal, TypeVar, overload
 
 import anyio
 from inspect_ai.log import transcript
-from inspect_ai.log._samples import sample_active
 from inspect_ai.util import (
     ExecResult,
     SandboxConnection,
@@ -23,40 +19,51 @@ from inspect_ai.util import (
     SandboxEnvironmentLimits,
     sandboxenv,
 )
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel
 
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
-from provisioner.errors import CommandTimeoutError, ProvisionerError
-from provisioner.inspect import clean_up
+from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
+from provisioner.inspect import clean_up, evidence
 from provisioner.inspect.blocking import call, end, launch
 from provisioner.inspect.bring_up import bring_up
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
+    by_reference,
     configuration_of,
     from_log,
+    image_references,
     references,
     with_metadata,
 )
 from provisioner.inspect.failures import before_samples, in_full, told_in_full
 from provisioner.inspect.heartbeat import told
+from provisioner.inspect.losses import LossError, unavailable
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
-from provisioner.inspect.results import Output, exec_result, file_errors, unavailable_if_lost
+from provisioner.inspect.private import origin_of_sample
+from provisioner.inspect.results import Output, file_errors
 from provisioner.inspect.sample import Ending, SampleMachines
 from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import encodable
-from provisioner.remote.ssh import Connection
+from provisioner.remote.ssh import HANDSHAKE_SECONDS, Connection
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger("provisioner.inspect")
 
-# Unless --max-sandboxes says otherwise. Inspect does not say on which cloud, so the memory of this host bounds both.
+# Unless --max-sandboxes says otherwise: in a cloud elsewhere, and on this host by its memory and cores. Agents mostly
+# wait for their models, so two machines share a core, as Inspect's docker provider has it.
 SANDBOXES_AT_ONCE = 50
 GIB_PER_SANDBOX = 1.0
+SANDBOXES_PER_CORE = 2
+# The clouds of the evals that run. Inspect asks for the number of sandboxes without a configuration, but after it has
+# shown each one to task_init_environment.
+_clouds: set[str] = set()
+# The variables that carry a sample's metadata to task_init.
+VARIABLE = "SAMPLE_METADATA_"
 # Inspect's names of the machines of a family.
 NAMES: dict[Role, str] = {"primary": "default", "aux": "aux"}
 
@@ -99,28 +106,33 @@ class ProvisionerSandbox(SandboxEnvironment):
         Raises:
             TimeoutError: it did not end in time; all its processes were ended.
             PermissionError: its program may not be executed.
-            SandboxUnavailableError: the machine does not answer.
+            SandboxUnavailableError: the machine does not answer, now or in an earlier call.
             ValueError: there is a null character in the command or its variables, as subprocess raises it.
         """
         output = Output()
-        limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
 
         def work(connection: Connection) -> ExecResult[str]:
             words, variables = [encodable(word) for word in cmd], {**self._variables, **(env or {})}
             if any("\0" in word for word in (*words, *variables, *variables.values())):
                 raise ValueError("embedded null byte")
-            done = connection.run(
-                words,
-                user=user or self._user,
-                cwd=self._path(cwd) if cwd else self._directory,
-                environment={name: encodable(value) for name, value in variables.items()},
-                stdin=_encoded(input or b""),
-                on_stdout=output.stdout.write if timeout else None,
-                on_stderr=output.stderr.write if timeout else None,
-                timeout_seconds=timeout,
-                limit_bytes=limit_bytes,
-            )
-            return exec_result(done)
+            try:
+                done = connection.run(
+                    words,
+                    user=user or self._user,
+                    cwd=self._path(cwd) if cwd else self._directory,
+                    environment={name: encodable(value) for name, value in variables.items()},
+                    stdin=_encoded(input or b""),
+                    on_stdout=output.stdout.write,
+                    on_stderr=output.stderr.write,
+                    timeout_seconds=timeout,
+                    limit_bytes=0,  # `output` keeps it
+                )
+            except NotStartedError as error:
+                if timeout is None or timeout >= HANDSHAKE_SECONDS:
+                    raise
+                # A busy machine may need longer to start it than the caller waits. It is not lost.
+                raise CommandTimeoutError(error.message) from error
+            return output.result(done)
 
         try:
             return await self._on_machine(work)
@@ -138,7 +150,6 @@ class ProvisionerSandbox(SandboxEnvironment):
         """
 
         def work(connection: Connection) -> None:
-            self._require_owners_right(connection, file, stat.S_IWUSR)
             connection.write_file(self._path(file), _encoded(contents), user=self._user)
 
         with file_errors(file):
@@ -162,28 +173,22 @@ class ProvisionerSandbox(SandboxEnvironment):
         limit_bytes = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
 
         def work(connection: Connection) -> str | bytes:
-            self._require_owners_right(connection, file, stat.S_IRUSR)
             data = connection.read_file(self._path(file), limit_bytes, user=self._user)
             return data.decode() if text else data
 
         with file_errors(file):
             return await self._on_machine(work)
 
-    def _require_owners_right(self, connection: Connection, file: str, right: int) -> None:
-        """Refuses root what the file's mode denies its owner, as docker's sandbox does: root itself may do anything.
+    async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
+        """Works on the machine in a thread.
 
         Raises:
-            PermissionError: the mode denies it.
+            SandboxUnavailableError: the machine is lost. Unless its agent is to blame, that ends the sample.
         """
-        if self._user != "root":
-            return
-        mode = connection.run(["/usr/bin/stat", "--format=%a", "--", self._path(file)]).stdout
-        if re.fullmatch(rb"[0-7]{1,4}", mode.strip()) and not int(mode, 8) & right:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
-
-    async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
-        with unavailable_if_lost():
+        try:
             return await call(partial(self.machines.on, self._role, work))
+        except LossError as error:
+            raise unavailable(error) from error
 
     def _path(self, path: str) -> str:
         return str(PurePosixPath(self._directory) / path) if path else path
@@ -202,12 +207,18 @@ class ProvisionerSandbox(SandboxEnvironment):
 
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """Returns how many sandboxes run at once unless the operator says otherwise: what memory has room for."""
-        return max(1, min(SANDBOXES_AT_ONCE, int(available_memory_gib() / GIB_PER_SANDBOX)))
+        """Returns how many sandboxes run at once unless the operator says otherwise.
+
+        For machines of this host: what its memory and cores have room for. Elsewhere neither matters.
+        """
+        if _clouds and "local" not in _clouds:
+            return SANDBOXES_AT_ONCE
+        cores = len(os.sched_getaffinity(0))
+        return max(1, min(int(available_memory_gib() / GIB_PER_SANDBOX), SANDBOXES_PER_CORE * cores))
 
     def default_polling_interval(self) -> float:
-        """Returns how often a remote process is asked for news, in seconds."""
-        return 5
+        """Returns how often Inspect asks a service in the machine for requests, in seconds, unless it says longer."""
+        return 0.2
 
     @classmethod
     def config_files(cls) -> list[str]:
@@ -225,32 +236,64 @@ class ProvisionerSandbox(SandboxEnvironment):
         return from_log(config)
 
     @classmethod
+    async def task_init_environment(
+        cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, str]:
+        """Returns the sample's metadata that its images depend on, as variables for a task_init of its own."""
+        with before_samples(), told_in_full():
+            configuration = await end(partial(configuration_of, config))
+        _clouds.add(configuration.cloud)
+        if not image_references(configuration):
+            return {}
+        names, values = references(configuration), by_reference(metadata)
+        if not all(name in values and _can_be_variable(values[name]) for name in names):
+            return {}  # the sample itself says what is wrong
+        return {VARIABLE + name: values[name] for name in names}
+
+    @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Builds the images before the first sample, unless they depend on samples."""
+        """Builds the images before the first sample.
+
+        Where images depend on samples, what is wrong with those of one sample is only noted: that sample will fail.
+        """
+        depends_on_sample = False
 
         def prepared() -> SampleMachines | None:
+            nonlocal depends_on_sample
             configuration = configuration_of(config)
-            return None if references(configuration) else SampleMachines(configuration, Origin(task_name))
+            if needed := references(configuration):
+                depends_on_sample = True
+                values = {name: os.environ[VARIABLE + name] for name in needed if VARIABLE + name in os.environ}
+                if len(values) < len(needed):
+                    return None
+                configuration = with_metadata(configuration, values)
+            return SampleMachines(configuration, Origin(task_name))
 
-        with before_samples(), told_in_full():
-            machines = await end(prepared)
-        if not machines:
-            return
-        progress, redactor = machines.session.progress, machines.session.redactor
-        with before_samples(), told_in_full(redactor), told(progress, "its images are ready"):
-            await launch(machines.build_images, machines.cancelled)
+        try:
+            with before_samples(), told_in_full():
+                machines = await end(prepared)
+            if not machines:
+                return
+            progress, redactor = machines.session.progress, machines.session.redactor
+            with before_samples(), told_in_full(redactor), told(progress, "its images are ready"):
+                await launch(machines.build_images, machines.cancelled)
+        except ProvisionerError as error:
+            if isinstance(error, Interrupted) or not depends_on_sample:
+                raise
+            _log.warning("An image that depends on a sample's metadata could not be built: %s", error.message)
 
     @classmethod
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Brings up a sample's machines, proven isolated. If it fails, nothing is left."""
-        origin = _origin(task_name)
+        sample_id: str | int | None = metadata.get("__sample_id__")
+        origin = origin_of_sample(task_name, sample_id)
 
         def prepared() -> SampleMachines:
             given = configuration_of(config)
             machines = SampleMachines(with_metadata(given, metadata), origin, metadata)
-            if references(given):  # task_init could not know which family it is
+            if references(given):  # task_init may not have known which family it is
                 machines.refuse_mistakes()
             return machines
 
@@ -261,10 +304,11 @@ class ProvisionerSandbox(SandboxEnvironment):
                 await bring_up(machines)
                 services = await _services(machines)
             environment = machines.environment
-            transcript().info(_facts(environment), source="provisioner")
-        except BaseException:
+            transcript().info(await end(partial(evidence.of_beginning, machines)), source="provisioner")
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await _destroy(machines)
+                await _tell(partial(evidence.of_failure, machines, _said(error, machines)))
             raise
         clean_up.MACHINES[environment.id] = machines
         if services:
@@ -293,12 +337,13 @@ class ProvisionerSandbox(SandboxEnvironment):
         for machines in of.values():
             with anyio.CancelScope(shield=True):
                 ending = await _destroy(machines)
-            if ending:
-                transcript().info(_end_facts(ending), source="provisioner")
+                if ending:
+                    await _tell(partial(evidence.of_end, machines, ending))
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
         """Destroys what is left of the samples or, with --no-sandbox-cleanup, leaves it and says how to log in."""
+        _clouds.clear()
         with anyio.CancelScope(shield=True):
             for machines in list(clean_up.MACHINES.values()):
                 if cleanup:
@@ -325,6 +370,11 @@ def _encoded(contents: str | bytes) -> bytes:
     return contents.encode(errors="replace") if isinstance(contents, str) else contents
 
 
+def _can_be_variable(value: str) -> bool:
+    """Returns whether a process may have a variable with that value (environ(7))."""
+    return "\0" not in value and encodable(value) == value
+
+
 def _default_user(environment: Environment, role: Role) -> str:
     """Returns the user of a machine, who has the directory /home/USER there."""
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
@@ -348,8 +398,18 @@ async def _destroy(machines: SampleMachines) -> Ending | None:
     try:
         return await end(partial(clean_up.destroy, machines))
     except Exception as error:
-        _log.error("%s", _said(error, machines))
+        said = _said(error, machines)
+        _log.error("%s", said)
+        await _tell(partial(evidence.of_failed_destruction, machines, said))
         return None
+
+
+async def _tell(facts: Callable[[], evidence.Facts]) -> None:
+    """Writes facts into the sample's log, as far as possible: what is being cleared away must not depend on that."""
+    try:
+        transcript().info(await end(facts), source="provisioner")
+    except Exception as error:
+        _log.error("Not in the sample's log: %s", describe(error))
 
 
 async def _leave(machines: SampleMachines) -> None:
@@ -360,35 +420,6 @@ async def _leave(machines: SampleMachines) -> None:
         _log.error("A sample's machines could not be handed over to you: %s", _said(error, machines))
 
 
-def _said(error: Exception, machines: SampleMachines) -> str:
-    return in_full(error, machines.session.redactor) if isinstance(error, ProvisionerError) else describe(error)
-
-
-def _end_facts(ending: Ending) -> dict[str, JsonValue]:
-    """Returns what the sample's log keeps of its machines' end."""
-    return {
-        "environment": ending.environment,
-        "phases": {phase.name: phase.seconds for phase in ending.phases},
-        "usd": None if ending.usd is None else float(ending.usd),
-    }
-
-
-def _facts(environment: Environment) -> dict[str, JsonValue]:
-    """Returns what the sample's log keeps of its machines."""
-    price = environment.usd_per_hour
-    return {
-        "environment": environment.id,
-        "cloud": environment.cloud,
-        "images": {role: machine.image for role, machine in environment.machines.items()},
-        "phases": {phase.name: phase.seconds for phase in environment.phases},
-        "expires_at": environment.expires_at.isoformat(),
-        "usd_per_hour": None if price is None else float(price),
-    }
-
-
-def _origin(task_name: str) -> Origin:
-    sample = sample_active()
-    if sample is None:
-        return Origin(task_name)
-    identity = f"{sample.sample.id} (epoch {sample.epoch})"
-    return Origin(task_name, sample.eval_id, identity, sample.time_limit, sample.working_limit)
+def _said(error: BaseException, machines: SampleMachines) -> str:
+    redactor = machines.session.redactor
+    return in_full(error, redactor) if isinstance(error, ProvisionerError) else redactor.redact(describe(error))

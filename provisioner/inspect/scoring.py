@@ -19,10 +19,11 @@ from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError, S
 from pydantic import Field
 
 from provisioner.environment.operations import SUBMISSION
-from provisioner.errors import AgentError, MachineLostError, SubmissionError, TaskError
+from provisioner.errors import AgentError, SubmissionError, TaskError
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking
 from provisioner.inspect.failures import in_full, told_in_full
+from provisioner.inspect.losses import LossError, unavailable
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.printable import encodable
@@ -95,12 +96,12 @@ def score() -> Tool:
         try:
             with told_in_full(here.session.redactor):
                 outcome = await blocking.score(here.intermediate_score)
-        except (TaskError, MachineLostError) as error:
+        except (TaskError, LossError) as error:
             # An error of the sample could be tried again, so no agent must be able to bring one about: the score at
             # the end decides. What the family's code said may tell how it scores, and is for the operator alone.
             transcript().info(str(error), source="provisioner")
-            if isinstance(error, MachineLostError):
-                raise SandboxUnavailableError("The machine does not answer.") from error
+            if isinstance(error, LossError):
+                raise unavailable(error, "The machine does not answer.") from error
             raise ToolError("Your work could not be scored now. The task goes on.") from error
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
         return json.dumps(outcome.visible)

@@ -15,6 +15,7 @@ from provisioner.store.locks import locked
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack
 from provisioner.terraform.requirements import product_that_runs
 from provisioner.terraform.stack import Stack
+from provisioner.version import __version__
 
 
 def aux_user(distribution: Distribution | None) -> str:
@@ -83,7 +84,12 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
             placed |= moved
             new = list(moved.values())
     created = [
-        session.environments.update(each, endpoints=_endpoints(outputs, each), usd_per_hour=cloud.usd_per_hour(each))
+        session.environments.update(
+            each,
+            endpoints=_endpoints(outputs, each),
+            usd_per_hour=cloud.usd_per_hour(each),
+            versions={"provisioner": __version__, **stack.versions(), **cloud.versions(each)},
+        )
         for each in placed.values()
     ]
     for environment in created:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from provisioner.best_effort import SURVIVABLE, best_effort, best_effort_within, describe
+from provisioner.clock import now
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError
 from provisioner.machines import reservations
 from provisioner.machines.logs import keep_logs
@@ -86,6 +87,7 @@ def _conclude(session: Session, environment: Environment, *, ran: bool) -> str:
     Returns:
         what could not be done; empty if all was.
     """
+    environment = environment.model_copy(update={"gone_at": now()})
     problem = ""
     step = "its reservation is not settled"
     try:

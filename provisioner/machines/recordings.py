@@ -12,7 +12,7 @@ from typing import Any
 from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.clouds.clean_up import Capture
 from provisioner.models import Environment
-from provisioner.recording import manifest, packets
+from provisioner.recording import isolation, manifest, packets
 from provisioner.session import Session
 from provisioner.store.files import write_atomically
 from provisioner.version import __version__
@@ -65,9 +65,16 @@ def sealed(session: Session, environment: Environment) -> Environment:
     if environment.kind == "task":
         with best_effort(session.progress, f"Sealing the logs of {environment.id}"):
             logs = session.environments.directory(environment.id) / "logs"
-            head = manifest.seal(logs, facts_of(environment), write_atomically)
+            head = manifest.seal(logs, facts_of(environment, _proof(logs)), write_atomically)
             return environment.model_copy(update={"recording": head})
     return environment
+
+
+def _proof(logs: Path) -> isolation.Proof | None:
+    """Reads the proof among an environment's logs; None if it ended before there was one, or if that is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return isolation.load(logs)
+    return None
 
 
 def is_archived(session: Session, environment: Environment) -> bool:
@@ -82,8 +89,12 @@ def is_archived(session: Session, environment: Environment) -> bool:
     return False
 
 
-def facts_of(environment: Environment) -> dict[str, Any]:
-    """Returns what the logs of an environment are about. Pure."""
+def facts_of(environment: Environment, proof: isolation.Proof | None = None) -> dict[str, Any]:
+    """Returns what the logs of an environment are about. Pure.
+
+    Args:
+        proof: the last one of its isolation.
+    """
     outcome = environment.outcome
     return {
         "environment": environment.id,
@@ -99,7 +110,9 @@ def facts_of(environment: Environment) -> dict[str, Any]:
         "score": outcome.score if outcome else None,
         "message": outcome.message[:MESSAGE_CHARACTERS] if outcome else "",
         "scored_at": outcome.scored_at.isoformat() if outcome else None,
-        "versions": {"provisioner": __version__},
+        "isolation": proof.facts() if proof else None,
+        "gone_at": environment.gone_at.isoformat() if environment.gone_at else None,
+        "versions": {"provisioner": __version__, **environment.versions},
         "record": record_hash(environment),
     }
 

@@ -125,17 +125,30 @@ def load(directory: Path) -> Manifest:
         OSError: there is none, or it is no regular file.
         ValueError: it is none, or too large.
     """
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with _regular(opened, MANIFEST) as file:
-            data = _read(file, LIMIT_BYTES + 1)
-    finally:
-        os.close(opened)
+    data = read(directory, MANIFEST, LIMIT_BYTES)
     value = strict_json.parse(data, limit_bytes=LIMIT_BYTES, maximum_values=20 * FILES, constants=True)
     manifest = Manifest.model_validate(value)
     if sum(entry.bytes for entry in manifest.entries) > TOTAL_BYTES:
         raise ValueError(f"its files have more bytes than {TOTAL_BYTES}")
     return manifest
+
+
+def read(directory: Path, name: str, limit_bytes: int) -> bytes:
+    """Reads one of a directory's regular files. Follows no link.
+
+    Raises:
+        OSError: there is none, or it is no regular file.
+        ValueError: it is longer than the limit.
+    """
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _regular(opened, name) as file:
+            data = _read(file, limit_bytes + 1)
+    finally:
+        os.close(opened)
+    if len(data) > limit_bytes:
+        raise ValueError(f"it has more than {limit_bytes} bytes")
+    return data
 
 
 def problems(directory: Path, manifest: Manifest) -> list[tuple[str, str]]:

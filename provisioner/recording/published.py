@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from provisioner import strict_json
-from provisioner.printable import beginning
+from provisioner.printable import beginning, printable
+from provisioner.recording import isolation
 from provisioner.recording.manifest import MANIFEST, Manifest, added, load, problems
-from provisioner.validation import shown
+from provisioner.validation import lines_of, shown
 
 RESULTS_BYTES = 256 << 20
 ROW_BYTES = 16 << 20
@@ -51,11 +54,13 @@ class Checked:
         name: the environment, or the file.
         head: the hash that was found to stand for it; empty if there is none.
         files: how many files were compared.
+        isolation: what the sealed proof of its isolation says, in a line; empty if there is none.
     """
 
     name: str
     head: str = ""
     files: int = 0
+    isolation: str = ""
     problems: tuple[Problem, ...] = field(default=())
 
 
@@ -84,23 +89,53 @@ def check_directory(
         if "environment" in said and not _agree(said["environment"], manifest.facts.get("environment")):
             # Not read any further: thousands of names may lead to one directory.
             found = [Problem(source, message) for message in _differences(said, manifest)]
-            return Checked(name, manifest.head, 0, tuple(found))
+            return Checked(name, manifest.head, problems=tuple(found))
         found = [Problem(file, message) for file, message in problems(directory, manifest)]
         if head not in (None, manifest.head):
             found.append(Problem(MANIFEST, "it is not the one whose hash was published"))
         if covers and all(entry.name != covers for entry in manifest.entries):
             found.append(Problem(covers, "it is not among the files that are sealed here"))
+        proof, wrong = _isolation(directory, manifest)
+        found += [Problem(isolation.PROOF, message) for message in wrong]
         if whole:
             found += [Problem(shown(file), "it was added later") for file in added(directory, manifest)]
     except FileNotFoundError:
         return Checked(name, problems=(Problem(MANIFEST, "there is none: nothing was sealed, or it was removed"),))
     except (OSError, ValueError) as error:
-        words = beginning(" ".join(str(error).split()), SHOWN_CHARACTERS)
-        return Checked(name, problems=(Problem(MANIFEST, f"it cannot be read: {words}"),))
+        return Checked(name, problems=(Problem(MANIFEST, f"it cannot be read: {_words(error)}"),))
     found = [*(Problem(source, message) for message in _differences(said, manifest)), *found]
     if left_out := len(found[MAXIMUM_PROBLEMS:]):
         found[MAXIMUM_PROBLEMS:] = [Problem(MANIFEST, f"{left_out} further problems are not shown")]
-    return Checked(name, manifest.head, len(manifest.entries), tuple(found))
+    return Checked(name, manifest.head, len(manifest.entries), proof, tuple(found))
+
+
+def _isolation(directory: Path, manifest: Manifest) -> tuple[str, list[str]]:
+    """Reads the proof of isolation that a manifest names. A seal says nothing of what a file means: this looks.
+
+    Returns:
+        what it says in a line, and what is wrong with it.
+    """
+    sealed = manifest.facts.get("isolation")
+    if all(entry.name != isolation.PROOF for entry in manifest.entries):
+        return "", ["it is not among the files, and the sealed facts say what it said"] if sealed else []
+    try:
+        proof = isolation.load(directory)
+    except FileNotFoundError:  # which is a problem already
+        return "", []
+    except (OSError, ValueError) as error:
+        return "", [f"it is no proof of isolation: {_words(error)}"]
+    wrong = []
+    if not _agree(proof.environment, manifest.facts.get("environment")):
+        wrong.append(f"it is of the environment {shown(proof.environment)}, and not of the one whose logs these are")
+    if proof.facts() != sealed:
+        wrong.append("it does not say what the sealed facts say of it")
+    return proof.line(), wrong
+
+
+def _words(error: Exception) -> str:
+    """Returns what an error says as one short line."""
+    said = "; ".join(lines_of(error)[:1]) if isinstance(error, ValidationError) else str(error)
+    return beginning(printable(" ".join(said.split())), SHOWN_CHARACTERS)
 
 
 def _differences(said: Mapping[str, Any], manifest: Manifest) -> list[str]:

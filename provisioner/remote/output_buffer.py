@@ -27,11 +27,13 @@ class BoundedBuffer:
     """Keeps the beginning and the end of the data that is written to it, and marks the cut between them.
 
     Args:
-        limit_bytes: how many bytes are kept, half of them from each end.
+        limit_bytes: how many bytes are kept.
+        beginning_bytes: how many of them from the beginning; None for half of them.
     """
 
-    def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        self._half = max(1, limit_bytes // 2)
+    def __init__(self, limit_bytes: int = OUTPUT_LIMIT_BYTES, *, beginning_bytes: int | None = None) -> None:
+        self._beginning = max(1, limit_bytes // 2) if beginning_bytes is None else beginning_bytes
+        self._end = max(1, limit_bytes // 2) if beginning_bytes is None else limit_bytes - beginning_bytes
         self._head = bytearray()
         self._tail = bytearray()
         self._cut = self._total = 0
@@ -39,14 +41,14 @@ class BoundedBuffer:
     def write(self, data: bytes) -> None:
         """Appends data."""
         self._total += len(data)
-        room = self._half - len(self._head)
+        room = self._beginning - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        if len(self._tail) > 2 * self._half:
+        if len(self._tail) > 2 * self._end:
             self._trim()
 
     def _trim(self) -> None:
-        surplus = len(self._tail) - self._half
+        surplus = len(self._tail) - self._end
         if surplus > 0:
             self._cut += surplus
             del self._tail[:surplus]

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -43,6 +44,8 @@ INSTALLED = "provisioner-installed"
 BACKEND = "terraform.tfstate"
 BACKEND_ASIDE = ".backend.tfstate"
 LOCK_FILE = ".terraform.lock.hcl"
+# In it, for each provider.
+PROVIDER = re.compile(r'^provider "[^"/]+/([^"]{1,100})" \{\n\s+version\s+= "([^"]{1,50})"', re.MULTILINE)
 # Files of `.terraform` that are worth copying are small.
 LENT_BYTES = 1 << 20
 # What Terraform says when it shall forget what is not in its state.
@@ -75,6 +78,7 @@ class Stack:
         self._patience_seconds = patience_seconds
         self._check = check
         self._cloud_variables = cloud_variables
+        self._version = ""
 
     @property
     def exists(self) -> bool:
@@ -89,6 +93,15 @@ class Stack:
     def log_text(self) -> str:
         """Returns the last 1 MiB of Terraform's output in all runs. The log is removed with the stack."""
         return read_end(self._directory / LOG, LOG_LIMIT_BYTES).decode(errors="replace")
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of the program that applied the stack last here, and of its providers."""
+        found = {product_that_runs().name: self._version} if self._version else {}
+        try:
+            text = (self._directory / LOCK_FILE).read_text(errors="replace")[:LENT_BYTES]
+        except OSError:  # a stack without providers has none
+            return found
+        return found | {f"provider {name}": version for name, version in PROVIDER.findall(text)}
 
     def write(self, files: Mapping[str, str]) -> None:
         """Writes the root's files, each atomically, and main.tf last, which marks the stack as complete."""
@@ -118,7 +131,9 @@ class Stack:
         """
         with self._turn(tell):
             self._init(tell)
-            return self._run("refresh and apply" if refresh else "apply", tell, parallelism).outputs
+            transcript = self._run("refresh and apply" if refresh else "apply", tell, parallelism)
+            self._version = transcript.version
+            return transcript.outputs
 
     def release(self, environment_id: str, tell: Tell) -> None:
         """Has Terraform forget what it has created of an environment. The next apply creates it anew.

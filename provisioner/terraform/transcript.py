@@ -33,6 +33,7 @@ RETRYABLE = (
 )
 DETAIL_LINES = 20
 LINE_CHARACTERS = 300
+VERSION_CHARACTERS = 50
 STATE_LOCKED = "error acquiring the state lock"
 # Terraform's words for a provider that is in the state alone: of init, and of the other commands after it.
 FOREIGN_PROVIDER = ("provider dependency changes detected", "unavailable provider")
@@ -49,6 +50,10 @@ class Transcript:
     Args:
         tell: receives the notes of the programs that Terraform runs, each once.
         tool: the command that runs, `terraform` or `tofu`.
+
+    Attributes:
+        outputs: the stack's, after an apply.
+        version: of the program; empty until it has said it.
     """
 
     def __init__(self, tell: Tell, tool: str) -> None:
@@ -56,12 +61,15 @@ class Transcript:
         self._tool = tool
         self._told: set[str] = set()
         self.outputs: dict[str, Any] = {}
+        self.version = ""
         self._errors: list[dict[str, Any]] = []
         self._last: deque[str] = deque(maxlen=DETAIL_LINES)
 
     def take(self, message: Message) -> None:
-        """Stores the outputs or the error of a message, and its text."""
+        """Stores the outputs, the version or the error of a message, and its text."""
         self._last.append(str(message.get("@message", "")))
+        if message.get("type") == "version":
+            self.version = str(message.get("terraform") or message.get("tofu") or "")[:VERSION_CHARACTERS]
         if message.get("type") == "outputs":
             self.outputs = {name: output.get("value") for name, output in message["outputs"].items()}
         if message.get("type") == "provision_progress":

@@ -53,6 +53,7 @@ def create(session: Session, environment: Environment) -> Environment:
 
 
 @pytest.mark.story
+@pytest.mark.xdist_group("account")
 def test_a_zone_without_capacity_is_left_for_the_next(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:

@@ -70,6 +70,7 @@ def public(cidrs: list[str]) -> list[str]:
 
 
 @pytest.mark.story
+@pytest.mark.xdist_group("account")
 def test_offline_online_and_allowlisted_side_by_side_each_get_what_they_were_promised(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:

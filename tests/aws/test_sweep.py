@@ -148,6 +148,7 @@ create_machines(session, [make_environment(session, aux=False)])
 """
 
 
+@pytest.mark.xdist_group("account")
 @pytest.mark.parametrize("victim", [pytest.param("controller", marks=pytest.mark.story), "terraform"])
 def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
     account: Account, environment: MakeEnvironment, victim: str

@@ -44,6 +44,7 @@ def tags_of(account: Account, ids: list[str]) -> list[dict[str, str]]:
 
 
 @pytest.mark.story
+@pytest.mark.xdist_group("account")
 def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     account: Account, environment: MakeEnvironment
 ) -> None:

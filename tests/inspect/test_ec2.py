@@ -1,11 +1,12 @@
 """Runs Inspect's own checks on EC2, in a sample of three machines that reach each other by name.
 
-Each check runs once, every other one on the other event loop as the other user; with PROVISIONER_TEST_CHECKS=all each
-runs in all of test_self_check's combinations.
+Each check runs once, the next one on another event loop or as another user; with PROVISIONER_TEST_CHECKS=all each runs
+in all of test_self_check's combinations.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import cycle, product
@@ -19,12 +20,13 @@ from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
-from tests.inspect.test_self_check import CHECKS, EVERY_PAIR, PAIRS
+from tests.inspect.test_self_check import CHECKS, PAIRS, case
 
 # The default users of machines by their names; the first machine is the eval's default.
 MACHINES = {"default": "root", "db": "agent", "web": "root"}
 BY_USER = {"root": "default", "agent": "db"}
-CASES = [(*pair, check) for pair, check in (product(PAIRS, CHECKS) if EVERY_PAIR else zip(cycle(PAIRS), CHECKS))]
+EVERY_PAIR = os.environ.get("PROVISIONER_TEST_CHECKS") == "all"
+CASES = [case(*pair, check) for pair, check in (product(PAIRS, CHECKS) if EVERY_PAIR else zip(cycle(PAIRS), CHECKS))]
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(2400), pytest.mark.ec2]
 

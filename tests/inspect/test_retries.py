@@ -55,6 +55,9 @@ def test_a_sample_that_fails_at_any_step_is_tried_again_and_leaves_nothing(home:
         errors = [str(error) for error in (sample.error, *(sample.error_retries or []))]
         assert len(errors) == 2, (step, errors)
         assert all(SAID[step] in error for error in errors), (step, errors)
+        events = [event.data for event in sample.events if event.event == "info" and event.source == "provisioner"]
+        told = [data for data in events if isinstance(data, dict) and "did_not_come_up" in data]
+        assert bool(told) == (step not in ("files", "setup")), (step, events)
     assert_nothing_left(home, output)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
+from typing import Any
 
 import anyio
 import pytest
@@ -17,12 +18,15 @@ from provisioner.store.home import Home
 
 # Machines by the names of their default users.
 USERS = ("root", "agent")
-# Each event loop and each user once; with PROVISIONER_TEST_CHECKS=all each with each.
-PAIRS = [("asyncio", "root"), ("trio", "agent")]
-if EVERY_PAIR := os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
-    PAIRS = [(loop, user) for loop in ("asyncio", "trio") for user in USERS]
+PAIRS = list(product(("asyncio", "trio"), USERS))
 CHECKS = [name for name in dir(self_check) if name.startswith("test_")]
 CHECKS_OF_0_3_285 = 44
+# They take a right from the file's owner, and expect that the default user lacks it then. Root lacks none.
+NOT_FOR_ROOT = {
+    "test_read_file_not_allowed",
+    "test_write_text_file_without_permissions",
+    "test_write_binary_file_without_permissions",
+}
 
 pytestmark = [
     pytest.mark.vm,
@@ -54,11 +58,21 @@ def test_there_are_at_least_as_many_checks_as_when_they_were_counted() -> None:
     assert len(CHECKS) >= CHECKS_OF_0_3_285
 
 
+def case(loop: str, user: str, check: str) -> Any:
+    """Returns a check's parameters, marked if no sandbox with that default user passes it."""
+    fails = pytest.mark.xfail(reason="root may read and write everything", strict=True)
+    return pytest.param(loop, user, check, marks=[fails] if user == "root" and check in NOT_FOR_ROOT else [])
+
+
+def test_all_checks_that_fail_for_root_exist() -> None:
+    assert NOT_FOR_ROOT.issubset(CHECKS)
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize(("anyio_backend", "user"), PAIRS, indirect=["anyio_backend"])
+@pytest.mark.parametrize(
+    ("anyio_backend", "user", "check"),
+    [case(*pair, check) for pair, check in product(PAIRS, CHECKS)],
+    indirect=["anyio_backend"],
+)
 async def test_inspects_check_passes(machines: dict[str, SandboxEnvironment], user: str, check: str) -> None:
-    try:
-        await getattr(self_check, check)(machines[user])
-    except TimeoutError:  # an emulated CPU of a busy host gets the ten seconds that Inspect gives each command again
-        await getattr(self_check, check)(machines[user])
+    await getattr(self_check, check)(machines[user])

@@ -66,8 +66,14 @@ def test_intermediate_scores_are_tools_and_the_best_of_them_counts(home: Home, t
     assert facts["cloud"] == "local"
     assert isinstance(facts["phases"], dict)
     assert {"boot", "isolation", "start"} <= set(facts["phases"])
+    assert isinstance(facts["isolation"], dict)
+    assert facts["isolation"]["proven"] is True
+    assert isinstance(facts["versions"], dict)
+    assert {"provisioner", "QEMU", "Terraform", "kernel of the primary machine"} <= set(facts["versions"])
     assert isinstance(end, dict)
     assert (end["environment"], end["usd"]) == (facts["environment"], 0.0)
+    assert isinstance(end["recording"], str)
+    assert (len(end["recording"]), bool(end["gone_at"])) == (64, True)
 
 
 FAMILY = f"""

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import termios
@@ -26,6 +27,16 @@ from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.unit.fakes.copies import file, frame, tree
 
 pytestmark = pytest.mark.vm
+# An HTTP server that starts in no time on an emulated CPU. It listens when the command that starts it ends.
+SERVER = """
+$SIG{PIPE} = "IGNORE";
+my $server = IO::Socket::INET->new(LocalAddr => "127.0.0.1:8123", Listen => 5) or die $!;
+exit if fork;
+while (my $client = $server->accept) {
+    while (defined(my $line = <$client>)) { last if $line eq "\\r\\n" }
+    print $client "HTTP/1.0 200 OK\\r\\n\\r\\nhello\\n";
+}
+"""
 
 
 @pytest.fixture
@@ -79,8 +90,7 @@ def test_exec_passes_input_on_and_makes_terminals(lab: Lab) -> None:
 
 def test_forward_brings_a_port_here_until_ctrl_c(lab: Lab) -> None:
     for machine in ("primary", "aux"):
-        lab.run("python3 -m http.server --bind 127.0.0.1 8123 > /dev/null 2>&1 &", machine)
-        lab.run("until (: < /dev/tcp/127.0.0.1/8123) 2> /dev/null; do sleep 0.2; done", machine)
+        lab.text(f"perl -MIO::Socket::INET -e {shlex.quote(SERVER)} < /dev/null > /dev/null 2>&1", machine)
         with started(lab.session.home, "forward", lab.environment.id, "8123", "--machine", machine) as process:
             assert process.stdout
             address = process.stdout.readline().split()[0]

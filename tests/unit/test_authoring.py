@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
+import textwrap
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
+from provisioner.environment import agent, operations
 from provisioner.family.checks.family_check import check_family
 from provisioner.family.checks.source import ATTRIBUTES, FUNCTIONS
 from provisioner.family.env_file import AUX_VM_VARIABLES, load_env_file
 from provisioner.family.manifest import parse_manifest
+from provisioner.images import family_files
+from provisioner.images.provisioning import ROOT as ROOT_ACCOUNT
+from provisioner.machines.create import aux_user
+from provisioner.models import Distribution
 from provisioner.store.home import Home
 from tests.command_line import ROOT, variables
 from tests.pages import AUTHORING, blocks
+from tests.reader import Reader
 from tests.waiting import BOUND_SECONDS
 
 PAGES = sorted(AUTHORING.glob("*.md"))
@@ -25,6 +34,8 @@ TUTORIAL = AUTHORING / "tutorial.md"
 REFERENCE = ROOT / "docs" / "reference" / "task-families.md"
 # The languages of what the pages quote: from files of the examples, and from the tutorial.
 QUOTED = ("python", "json", "ini")
+# The languages of what other tests look at: what commands print, and code that no example has.
+TESTED = ("text", "py", "jsonc", "dockerfile")
 COMMANDS = ("provisioner ", "cat ", "mkdir ", "rm ", "echo ", "install ")
 
 
@@ -60,6 +71,11 @@ def test_what_a_page_quotes_is_what_the_examples_have(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_block_of_a_page_is_in_a_language_that_no_test_looks_at(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= {"", *QUOTED, *TESTED}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_pages_commands_are_a_shells(page: Path) -> None:
     text = shell_text(page)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=BOUND_SECONDS)
@@ -82,6 +98,23 @@ def test_pages_are_taken_apart_as_their_readers_see_them(tmp_path: Path) -> None
     assert [block.for_a_shell for block in found] == [True, False, True, False, False]
 
 
+def test_what_runs_until_ctrl_c_gets_it_once_the_box_after_it_is_printed(tmp_path: Path) -> None:
+    program = (
+        "import signal, sys\ntry:\n    print('score: 1', flush=True)\n    signal.pause()\n"
+        "except KeyboardInterrupt:\n    print('destroyed')\n    sys.exit(130)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"    provisioner() {{ {sys.executable} program.py; }}\n    provisioner dev sums small\n\n"
+        "```text\nscore: 1\n```\n\n    echo next > after.txt\n"
+    )
+    reader = Reader(Home(tmp_path / "home"), tmp_path)
+    reader.read(page)
+    assert (tmp_path / "after.txt").read_text() == "next\n"
+    assert (tmp_path / "printed.log").read_text() == "score: 1\ndestroyed\n"
+
+
 def test_the_tutorials_family_has_no_mistakes_and_its_secret_is_in_no_file(tutorial: Path) -> None:
     given = load_env_file(tutorial / "parcels.env")
     assert (tutorial / "parcels.env").stat().st_mode & 0o777 == 0o600
@@ -102,6 +135,61 @@ def test_a_page_whose_commands_need_no_machine_says_what_they_print(tutorial: Pa
     boxes = [block.text for block in blocks(AUTHORING / f"{page}.md") if block.language == "text"]
     assert boxes
     assert [box for box in boxes if box not in done.stdout] == []
+
+
+FAMILY = """
+import os
+from pathlib import Path
+from typing import TypedDict
+
+class Task(TypedDict):
+    pass
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks() -> dict[str, Task]:
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t: Task) -> str:
+        return "Do it."
+
+    @staticmethod
+    def score(t: Task, submission: str) -> float:
+        return 1.0
+
+"""
+
+
+def only(page: str, language: str) -> str:
+    """Returns the one block of a page that is in a language."""
+    [text] = [block.text for block in blocks(AUTHORING / f"{page}.md") if block.language == language]
+    return text
+
+
+def test_the_page_on_secrets_writes_the_agents_file_from_the_variable(tmp_path: Path) -> None:
+    text = FAMILY + textwrap.indent(only("secrets", "py"), "    ")
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "fam.py").write_text(text)
+    errors = [each.rule for each in check_family(tmp_path / "fam", "main", {}).findings if each.level == "error"]
+    assert errors == ["missing-variable"]
+    assert check_family(tmp_path / "fam", "main", {"PARCELS_KEY": "a-long-random-text"}).findings == ()
+    program = f"{text.replace('/home/agent', str(tmp_path))}\n\nTaskFamily.start(TaskFamily.get_tasks()['main'])\n"
+    subprocess.run(
+        [sys.executable, "-S", "-c", program], env={"PARCELS_KEY": "a-long-random-text"}, check=True,
+        timeout=BOUND_SECONDS,
+    )  # fmt: skip
+    assert (tmp_path / ".env").read_text() == "PARCELS_KEY=a-long-random-text\n"
+
+
+def test_with_the_build_step_of_the_page_on_packages_the_module_may_import_at_its_top(tmp_path: Path) -> None:
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "fam.py").write_text(f"from tabulate import tabulate\n{FAMILY}")
+    assert [each.rule for each in check_family(tmp_path / "fam").findings] == ["import-before-install"]
+    (tmp_path / "fam" / "build_steps.json").write_text(only("packages", "jsonc"))
+    assert check_family(tmp_path / "fam").findings == ()
 
 
 def test_the_tutorials_files_are_formatted_and_free_of_faults(tutorial: Path) -> None:
@@ -167,6 +255,27 @@ def test_the_reference_has_every_method_attribute_and_variable() -> None:
         given = "t, score_log" if name == "aggregate_scores" else parameters[count]
         assert f"### {name}\n\n`{name}({given})`" in text
     assert [name for name in (*ATTRIBUTES, *AUX_VM_VARIABLES) if f"| `{name}` |" not in text] == []
+
+
+def test_the_reference_has_the_users_and_paths_of_the_code() -> None:
+    section = REFERENCE.read_text().partition("\n## Users and paths\n")[2].partition("\n## ")[0]
+    users, paths = (
+        set(re.findall("`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
+        for table in section.split("\n| path |")
+    )
+    other: Distribution = "ubuntu-20.04-cuda"
+    script = (BASE_IMAGE / "users.sh").read_text()
+    [user] = re.findall(r"--uid 1000 (\w+)$", script, re.MULTILINE)
+    assert users == {ROOT_ACCOUNT.name, user, aux_user(None), aux_user(other), other}
+    assert f"| `{user}` | primary | the agent; uid 1000" in section
+    assert 'mkdir "$tree/protected"' in script
+    assert 'place(home, "instructions.txt"' in (GUEST / "provisioner_files.py").read_text()
+    assert "\nd /tmp " in (BASE_IMAGE / "rootfs" / "etc" / "tmpfiles.d" / "tmp.conf").read_text()
+    assert paths == {
+        str(ROOT_ACCOUNT.home), agent.HOME, f"{agent.HOME}/instructions.txt", operations.SUBMISSION, agent.SCAFFOLDING,
+        "/protected", "/tmp", *(f"/home/{aux_user(each)}" for each in (None, other)),
+    }  # fmt: skip
+    assert ROOT_ACCOUNT.home == PurePosixPath(family_files.HOME)
 
 
 def test_the_manifest_that_the_reference_shows_is_valid() -> None:

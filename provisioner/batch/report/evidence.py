@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from provisioner.batch.results import Row
 from provisioner.batch.workflow import MAX_ATTEMPTS
@@ -19,6 +20,7 @@ from provisioner.models import Environment
 from provisioner.printable import beginning
 from provisioner.recording import tables
 from provisioner.recording.calls import CALLS
+from provisioner.recording.isolation import Proof, load
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.files import read_end
 
@@ -46,6 +48,8 @@ class Evidence:
         machines: sizes by role, in words.
         internet: whether the machines reached the whole internet; None if it is not known.
         network, calls: the ends of what was recorded of the machines' packets and calls, a line for each row.
+        isolation: the compact form of the proof of isolation (recording/isolation.py); empty without one.
+        isolation_line: the same in a line.
     """
 
     instructions: str = ""
@@ -57,6 +61,8 @@ class Evidence:
     internet: bool | None = None
     network: str = ""
     calls: str = ""
+    isolation: dict[str, Any] = field(default_factory=dict)
+    isolation_line: str = ""
 
 
 def gather(store: EnvironmentStore, batch: str, rows: Sequence[Row]) -> dict[str, Evidence]:
@@ -76,6 +82,7 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
     name, log = _telling_log(logs, row.outcome, limit_bytes)
     known = _record(store, row.environment)
     kept = logs / SUBMISSION_KEPT
+    proof = _proof(logs)
     return Evidence(
         instructions=known.setup.instructions[:limit_bytes] if known else "",
         submission=_beginning(kept, limit_bytes) if kept.is_file() else None,
@@ -86,7 +93,17 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
         internet=known.full_internet if known else None,
         network=_table(sorted(logs.glob(tables.NETWORKS)), limit_bytes),
         calls=_table([logs / CALLS], limit_bytes),
+        isolation=proof.compact() if proof else {},
+        isolation_line=proof.line() if proof else "",
     )
+
+
+def _proof(logs: Path) -> Proof | None:
+    """Reads the proof of isolation; one that is damaged is none."""
+    try:
+        return load(logs)
+    except (OSError, ValueError):
+        return None
 
 
 def _table(paths: Sequence[Path], limit_bytes: int) -> str:

@@ -82,6 +82,7 @@ def how_it_ran(
         "machine types": _different(types),
         "machines": _different(sizes),
         "internet": _internet(evidence, suite),
+        "isolation": _isolation(evidence),
         "images": _different(images),
         "provisioner": _different(versions),
     }
@@ -109,6 +110,15 @@ def _internet(evidence: Mapping[str, Evidence], suite: Suite) -> str:
     if not known[True]:
         return offline
     return "all of it" if not known[False] else f"{known[True]} runs all of it, {known[False]} {offline}"
+
+
+def _isolation(evidence: Mapping[str, Evidence]) -> str:
+    """Says of how many runs the isolation is proven, of those whose proofs are known."""
+    known = [kept.isolation for kept in evidence.values() if kept.isolation]
+    if not known:
+        return ""
+    proven = [proof for proof in known if proof["proven"]]
+    return f"proven in {len(proven)} of {len(known)} runs, by {sum(proof['probes'] for proof in proven)} probes"
 
 
 def _different(values: Iterable[str]) -> str:

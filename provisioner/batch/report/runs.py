@@ -42,6 +42,7 @@ class RunView:
 
     Args:
         recording: the hash that stands for its sealed logs; empty if there is none.
+        isolation: what came of the proof of its isolation, in a line; empty if that is not known.
         seconds: how long it took; None if that is not known. For sorting, as `number` is.
         texts: titles and what was kept, in the order of reading.
         scores: of the score log: time, score and message. more_scores: how many are not shown.
@@ -68,6 +69,7 @@ class RunView:
     exit_code: int | None
     environment: str
     recording: str
+    isolation: str
     place: str
     texts: tuple[tuple[str, Markup], ...]
     scores: tuple[tuple[str, str, Markup], ...]
@@ -106,6 +108,7 @@ def _view(number: int, row: Row, evidence: Evidence, share: float) -> RunView:
         exit_code=row.agent_exit_code,
         environment=row.environment,
         recording=row.recording,
+        isolation=evidence.isolation_line.removeprefix("isolation "),
         place=", ".join(part for part in (row.cloud, row.region, *row.machine_types.values()) if part),
         texts=tuple(_texts(evidence, share)),
         scores=tuple(_scores(row.score_log, share)),

@@ -22,6 +22,7 @@ from provisioner.clouds.local import (
     egress,
     host,
     images,
+    kernel_version,
     kvm,
     machine,
     machine_logs,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
     from provisioner.family.manifest import Resources
 
 KVM_ANSWER = "kvm.json"
+# QEMU answers at once; its version is worth no longer wait.
+VERSION_SECONDS = 1.0
 HOST_KEY = "host_key.pub"
 # User networking's gateway and name server (QEMU documentation, "User mode networking").
 MANAGEMENT_GATEWAYS = ("10.0.2.2", "10.0.2.3")
@@ -287,6 +290,18 @@ class LocalCloud(Cloud):
             for role in environment.machines
             for difference in outside_view.differences(self._directory(environment, role), environment, role)
         ]
+
+    def versions(self, environment: Environment) -> dict[str, str]:
+        """Names the version of the QEMU that runs, and the kernels that it started, by their files."""
+        found: dict[str, str] = {}
+        directory = self._directory(environment, "primary")
+        with contextlib.suppress(OSError, ValueError, qemu.QMPError), qemu.QMP(directory, VERSION_SECONDS) as qmp:
+            found["QEMU"] = qmp.version()
+        for role, record in environment.machines.items():
+            with contextlib.suppress(OSError, ValueError):
+                kernel = self._images.disk(record.image).with_name("vmlinuz")
+                found[f"kernel of the {role} machine"] = kernel_version.of(kernel)
+        return found
 
     # Snapshots
 

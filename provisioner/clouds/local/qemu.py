@@ -46,6 +46,7 @@ STATUS_SECONDS = 5.0
 # A machine that took QEMU over answers what it likes.
 LINE_BYTES = 1 << 20
 MESSAGE_CHARACTERS = 500
+MOST_OF_A_VERSION = 1000
 SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
 
@@ -247,6 +248,19 @@ class QMP:
                 error = answer["error"]
                 words = error.get("desc") if isinstance(error, dict) else None
                 raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
+
+    def version(self) -> str:
+        """Returns QEMU's version, such as 7.2.19.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        answer = self.execute("query-version")
+        numbers = answer.get("qemu") if isinstance(answer, dict) else None
+        parts = [numbers.get(name) for name in ("major", "minor", "micro")] if isinstance(numbers, dict) else [None]
+        if not all(type(part) is int and 0 <= part < MOST_OF_A_VERSION for part in parts):
+            raise QMPError("query-version: QEMU answered without a version")
+        return ".".join(map(str, parts))
 
     def monitor(self, command: str) -> str:
         """Runs a command of QEMU's human monitor and returns its text.

@@ -71,6 +71,19 @@ def check_family(path: Path, task: str | None = None, variables: Mapping[str, st
     except TaskFamilyError:
         directory, name, _ = locate_family(path)
         return Checked(name, tuple(bounded(list(_invalid_files(directory, name)))))
+    return check_loaded(family, task, variables)
+
+
+def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, str] | None) -> Checked:
+    """Checks as `check_family` does, where the family's files can be loaded.
+
+    Args:
+        task: the task that is to be run; None for all.
+        variables: those of the env file; None if none is given.
+
+    Raises:
+        TaskFamilyError: the module is not Python any more.
+    """
     source = read_source(family)
     steps = scripts(source, family)
     found = _of_source(source, family, task, variables) + _some(shell_findings(steps))

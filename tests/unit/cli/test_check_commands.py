@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.clouds.registry import CLOUDS, CloudEntry
 from tests.unit.conftest import CommandLine, nothing_was_created
+from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.family.checks.families import GOOD, VARIABLES, changed
 
 TWICE = changed("def score(t, submission):", "def score(self, t, submission):")
@@ -71,7 +73,15 @@ def test_an_env_file_among_the_familys_files_is_refused(provisioner: CommandLine
     assert "is one of the family's files" in done.stderr
 
 
-@pytest.mark.parametrize("command", [["up", "F", "easy"], ["test", "F", "easy"], ["image", "build", "F"]])
+COMMANDS = [
+    ["run", "F", "easy", "--submission-file", __file__],
+    ["up", "F", "easy"],
+    ["test", "F", "easy"],
+    ["image", "build", "F"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_what_surely_fails_is_refused_before_anything_is_created(
     provisioner: CommandLine, tmp_path: Path, command: list[str]
 ) -> None:
@@ -80,6 +90,24 @@ def test_what_surely_fails_is_refused_before_anything_is_created(
     assert done.code == 2
     assert "fam.py:22: score(self, t, submission) cannot be called" in done.stderr
     assert nothing_was_created(provisioner.home)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_what_only_earns_warnings_is_told_how_many_there_are_and_where_to_read_them(
+    provisioner: CommandLine, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True))
+    cloud.terraform_fails()
+    family = write(tmp_path, changed('    standard_version = "0.5.0"\n', ""))
+    called = [family if word == "F" else word for word in command]
+    assert provisioner(*called).stderr.count("fam has 1 warning: `provisioner check FAMILY` shows them") == 1
+    # One that only the whole check finds counts as well.
+    (tmp_path / "fam" / "build_steps.json").write_text('[{"type": "shell", "commands": ["pip install requests"]}]')
+    assert "fam has 2 warnings: " in provisioner(*called).stderr
+    assert "no errors, 2 warnings" in provisioner("check", family).stdout
+    (tmp_path / "fam" / "build_steps.json").unlink()
+    (tmp_path / "fam" / "fam.py").write_text(GOOD)
+    assert "warning" not in provisioner(*called).stderr
 
 
 def test_a_new_family_is_written_and_said_how_to_go_on(provisioner: CommandLine, tmp_path: Path) -> None:

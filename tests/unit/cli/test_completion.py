@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from provisioner.cli.completion import task_names
+from provisioner.cli.completion import path_beginnings, task_names
 
 ROOT = Path(__file__).parents[3]
 # Completes as the real program does, and shows its arguments when it is run.
@@ -115,7 +115,18 @@ def test_the_shell_completes_tasks_environments_clouds_and_files(home: Path, nam
         assert typed.runs(f"provisioner plan my_family o{TAB}--cloud a{TAB}")[2:] == ["other", "--cloud", "aws"]
         assert typed.runs(f"provisioner up my_family other --env-file sec{TAB}")[-1] == "secrets.env"
         assert typed.runs(f"provisioner agent echo age{TAB}") == ["agent", "echo", "agent dir"]
+        copied = typed.runs(f"provisioner cp e{TAB}/etc/hosts sec{TAB}")
+        assert copied == ["cp", "echo-main-bcd234:/etc/hosts", "secrets.env"]
     assert not (home / "ran").exists()
+
+
+def test_cp_is_offered_environments_where_no_file_begins_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("PROVISIONER_HOME", str(home / "home"))
+    offered = ["echo-main-bcd234:", "echo-main-bcd234:/"]
+    assert (path_beginnings("e"), path_beginnings("b"), path_beginnings("")) == (offered, [], [])
+    (home / "echoes").touch()
+    assert (path_beginnings("e"), path_beginnings("echo-")) == ([], offered)
 
 
 def test_only_plain_names_are_offered(home: Path) -> None:

@@ -118,8 +118,30 @@ def test_a_destroyed_environment_is_verified(provisioner: CommandLine, ended: En
     ]
 
 
-def test_show_tells_the_hash(provisioner: CommandLine, ended: Environment) -> None:
-    assert f"  sealed as {ended.recording}\n" in provisioner("show", ended.id).stdout
+def test_show_tells_what_was_recorded_how_to_replay_it_and_the_hash(
+    provisioner: CommandLine, ended: Environment
+) -> None:
+    shown = provisioner("show", ended.id).stdout
+    assert "  recorded: agent-1, terminal-1, calls, network-primary\n" in shown
+    assert f"  to replay: provisioner replay {ended.id} --part agent-1\n" in shown
+    assert f"  sealed as {ended.recording}\n" in shown
+    parts = ["agent-1", "terminal-1", "calls", "network-primary"]
+    assert provisioner("show", ended.id, "--json").json["parts"] == parts
+
+
+@pytest.mark.parametrize(("recorded", "said"), [(True, "recorded: nothing so far"), (False, "not recorded")])
+def test_show_tells_whether_an_environment_is_recorded(
+    provisioner: CommandLine, store: EnvironmentStore, recorded: bool, said: str
+) -> None:
+    env = store.save(environment("echo-main-bcd234", recorded=recorded))
+    assert f"  {said}\n" in provisioner("show", env.id).stdout
+
+
+def test_show_names_no_more_than_some_of_very_many_parts(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    env = store.save(environment("echo-main-bcd234", recorded=True))
+    for number in range(25):
+        (store.logs(env.id) / f"exec-{number:02}.cast").touch()
+    assert "exec-19 and 5 more\n" in provisioner("show", env.id).stdout
 
 
 def test_an_altered_log_fails_and_is_named(

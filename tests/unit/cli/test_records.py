@@ -94,7 +94,7 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     [listed] = provisioner("list", "--json").json["environments"]
     shown = provisioner("show", "234", "--json").json
     assert listed.keys() == fields
-    assert shown.keys() == fields | {"schema", "ok", "exists"}
+    assert shown.keys() == fields | {"schema", "ok", "exists", "parts"}
     assert shown["exists"] is True
 
 

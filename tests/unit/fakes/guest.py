@@ -55,6 +55,7 @@ class Guest:
         requests: the requests to the helper, in order.
         trees, files: the files that root copied into the machine, by destination.
         ran_as: the users as whom root ran commands.
+        programs: the output of other programs that root runs, by name.
         secrets_left: the lines that the search for secrets prints.
         cloud_init: whether it is there, each time that somebody asks; the last answer stays.
         sealed_with: the key that was removed from the disk before it became an image.
@@ -83,6 +84,7 @@ class Guest:
     ran_as: list[str] = field(default_factory=list)
     package_exit_code: int = 0
     packages: bytes = b"Package: curl\nStatus: install ok installed\nArchitecture: amd64\nVersion: 7.88.1-10\n"
+    programs: dict[str, bytes] = field(default_factory=dict)
     secrets_left: list[str] = field(default_factory=list)
     sealed_with: str = ""
     seal_exit_code: int = 0
@@ -188,6 +190,8 @@ class Guest:
         if argv[:1] == ["sh"] and argv[1].endswith("agent_cgroup.sh"):
             self.cgroup.append(argv[2])
             return self.cgroup_exit_code, b"", b"processes of the agent do not end"
+        if argv[0] in self.programs:
+            return 0, self.programs[argv[0]], b""
         assert argv[0] == "sh", f"nobody expects {call.command[:300]}"
         return self._run_script(call, stdin)
 

@@ -29,6 +29,7 @@ def main() -> None:
         (CLOUD / "networks" / stack).write_text(Path("network.auto.tfvars.json").read_text())
         fail(fault)
         return
+    print(json.dumps({"type": "version", "terraform": "1.11.4", "ui": "1.2"}))
     values = json.loads(Path("environments.auto.tfvars.json").read_text())["environments"]
     machines = {f"{name}/{role}": spec for name, value in values.items() for role, spec in value["machines"].items()}
     if fault and not fault["creates"]:

@@ -12,6 +12,7 @@ from provisioner.batch.report.evidence import Evidence
 from provisioner.inspect.batch_logs import write_logs
 from tests.batch import report_sample
 from tests.unit.batch.report.samples import BEGIN, batch, logged, row
+from tests.unit.recording.proofs import proof
 
 
 def read(directory: Path, *rows: object, **evidence: Evidence) -> list[EvalLog]:
@@ -39,8 +40,11 @@ def test_there_is_a_log_for_each_family_and_agent_with_a_sample_for_each_run(tmp
 
 
 def test_a_sample_has_all_that_was_kept_of_its_run(tmp_path: Path) -> None:
-    run = row(1, score=0.5, score_log=logged(0.25, None), agent_exit_code=0, cost_micro_usd=20_000)
-    kept = Evidence(instructions="Guess.", submission="42", agent_output="\x1b[31mhello\x1b[0m\u202e")
+    run = row(1, score=0.5, score_log=logged(0.25, None), agent_exit_code=0, cost_micro_usd=20_000, recording="0" * 64)
+    kept = Evidence(
+        instructions="Guess.", submission="42", agent_output="\x1b[31mhello\x1b[0m\u202e", network="dns\x1b[2J",
+        calls="root@primary  ls", isolation=proof().compact(), isolation_line=proof().line(),
+    )  # fmt: skip
     [log] = read(tmp_path, run, **{run.key: kept})
     assert log.samples is not None
     [sample] = log.samples
@@ -50,7 +54,11 @@ def test_a_sample_has_all_that_was_kept_of_its_run(tmp_path: Path) -> None:
     assert sample.scores is not None
     assert (sample.scores["provisioner"].value, sample.scores["provisioner"].answer) == (0.5, "42")
     assert [event.score.value for event in sample.events if event.event == "score"] == [0.25, "invalid"]
-    assert [event.data for event in sample.events if event.event == "info"] == ["hello\ufffd"]
+    assert {event.source: event.data for event in sample.events if event.event == "info"} == {
+        "isolation": proof().compact(), "the agent's output": "hello\ufffd", "recorded connections": "dns",
+        "recorded calls": "root@primary  ls",
+    }  # fmt: skip
+    assert (sample.metadata["recording"], sample.metadata["isolation"]) == ("0" * 64, proof().line())
     assert (sample.metadata["cost_usd"], sample.metadata["seconds"]) == (0.02, {"boot": 30, "agent": 60})
     assert sample.total_time == 90
 

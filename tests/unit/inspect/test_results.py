@@ -5,40 +5,42 @@ from __future__ import annotations
 import errno
 
 import pytest
-from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits, SandboxUnavailableError
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits, override_sandbox_output_limit
 from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
-from provisioner.errors import CommandTimeoutError, MachineLostError, NotStartedError, TaskError
-from provisioner.inspect.results import Output, exec_result, file_error, file_errors, unavailable_if_lost
+from provisioner.errors import CommandTimeoutError
+from provisioner.inspect.results import Output, file_error, file_errors
 from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import BoundedBuffer
+
+
+def _output(stdout: bytes = b"", stderr: bytes = b"") -> Output:
+    output = Output()
+    output.stdout.write(stdout)
+    output.stderr.write(stderr)
+    return output
+
+
+def _ended(code: int, number: int | None = None) -> Completed:
+    return Completed(code, b"", b"", number)
 
 
 def test_an_exit_code_and_text_that_is_no_utf8_are_a_result() -> None:
-    result = exec_result(Completed(137, b"\xff", b"err"))
+    result = _output(b"\xff", b"err").result(_ended(137))
     assert (result.success, result.returncode, result.stdout, result.stderr) == (False, 137, "\ufffd", "err")
-    assert exec_result(Completed(0, b"", b"")).success
+    assert _output().result(_ended(0)).success
 
 
 def test_a_program_that_may_not_be_executed_is_an_error_and_one_that_is_not_there_a_result() -> None:
-    with pytest.raises(PermissionError):
-        exec_result(Completed(126, b"", b"Permission denied", errno.EACCES))
-    assert exec_result(Completed(126, b"", b"said by a shell")).returncode == 126
-    assert exec_result(Completed(127, b"", b"no user x", errno.ENOENT)).returncode == 127
+    with pytest.raises(PermissionError, match="Permission denied"):
+        _output(stderr=b"Permission denied").result(_ended(126, errno.EACCES))
+    assert _output(stderr=b"said by a shell").result(_ended(126)).returncode == 126
+    missing = _output(stderr=b"no user x").result(_ended(127, errno.ENOENT))
+    assert (missing.returncode, missing.stderr) == (127, "no user x")
 
 
-@pytest.mark.parametrize("lost", [MachineLostError("gone"), NotStartedError("frozen"), TaskError("lies")])
-def test_a_lost_machine_is_unavailable(lost: Exception) -> None:
-    with pytest.raises(SandboxUnavailableError), unavailable_if_lost():
-        raise lost
-
-
-def test_time_that_is_over_stays_what_it_is_and_keeps_the_output() -> None:
-    with pytest.raises(CommandTimeoutError), unavailable_if_lost():
-        raise CommandTimeoutError("over")
-    output = Output()
-    output.stdout.write(b"so far")
-    assert output.timed_out(3).truncated_output == "so far"  # type: ignore[attr-defined]
+def test_time_that_is_over_keeps_the_output() -> None:
+    output = _output(b"so far", b"and so on")
+    assert output.timed_out(3).truncated_output == "so farand so on"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,27 @@ def test_a_file_that_takes_too_long_is_a_plain_time_out() -> None:
         raise OSError(errno.ENOENT, "why")
 
 
-def test_output_over_the_limit_is_inspects_error_with_both_ends() -> None:
-    kept = BoundedBuffer(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE)
-    kept.write(b"first" + b"x" * SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE + b"last")
-    result = exec_result(Completed(0, kept.value(), b""))
+def test_output_over_the_limit_is_inspects_error_with_the_end_of_it() -> None:
+    limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+    output = _output(b"first" + b"x" * limit + b"last", b"err")
+    result = output.result(_ended(0))
+    assert "first" not in result.stdout
+    assert result.stdout.startswith("\n[... 9 bytes cut out ...]\nx")
     with pytest.raises(OutputLimitExceededError) as raised:
         SandboxEnvironmentProxy.verify_exec_result_size(result)
     assert raised.value.truncated_output is not None
-    assert raised.value.truncated_output.startswith("first")
-    assert raised.value.truncated_output.endswith("last")
+    assert raised.value.truncated_output.endswith("lasterr")
+
+
+def test_output_of_just_the_limit_is_complete() -> None:
+    limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+    result = _output(b"x" * limit).result(_ended(0))
+    assert result.stdout == "x" * limit
+    SandboxEnvironmentProxy.verify_exec_result_size(result)
+
+
+def test_the_limit_is_the_one_that_holds_when_the_command_begins() -> None:
+    with override_sandbox_output_limit(4, "exec"):
+        output = Output()
+    output.stdout.write(b"12345678")
+    assert output.result(_ended(0)).stdout == "\n[... 4 bytes cut out ...]\n5678"

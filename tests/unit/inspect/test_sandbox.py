@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,21 +14,41 @@ import anyio
 import pytest
 from inspect_ai.event import InfoEvent
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util import (
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+    override_sandbox_output_limit,
+)
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
 from provisioner.environment import lifecycle
-from provisioner.errors import MissingVariablesError, StillThereError, TaskFamilyError
+from provisioner.errors import (
+    CommandTimeoutError,
+    Interrupted,
+    IsolationError,
+    MachineLostError,
+    MissingVariablesError,
+    NotStartedError,
+    StillThereError,
+    TaskError,
+    TaskFamilyError,
+    UsageError,
+)
 from provisioner.images import build
 from provisioner.inspect import clean_up, configuration, sample
 from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.blocking import call, end
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.failures import SECRETS_HINT, BadInputError
+from provisioner.inspect.losses import LossError
+from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.machines.connect import connect
 from provisioner.models import Distribution
 from provisioner.remote.exchange import Completed
+from provisioner.remote.ssh import HANDSHAKE_SECONDS, Connection
 from provisioner.session import Session
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.cloud import FakeCloud
@@ -45,6 +65,7 @@ def machines_of_samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, SampleMach
     """The samples of the process, none at first."""
     kept: dict[str, SampleMachines] = {}
     monkeypatch.setattr(clean_up, "MACHINES", kept)
+    monkeypatch.setattr(sandbox_module, "_clouds", set())
     return kept
 
 
@@ -80,6 +101,38 @@ async def test_the_log_says_how_a_samples_machines_ended_and_what_they_cost(
     [entry] = session.ledger.entries(environment=ending["environment"])
     assert entry.actual_micro_usd
     assert ending["usd"] == entry.actual_micro_usd / 1e6
+    assert begin["usd_reserved"] == ending["usd_reserved"] == entry.reserved_micro_usd / 1e6
+
+
+async def test_the_log_carries_the_proof_of_isolation_and_the_hash_of_what_was_recorded(
+    session: Session, configured: Configured, transcript: Transcript
+) -> None:
+    await _clean_up(await _init(configured()))
+    begin, ending = _infos(transcript)
+    assert begin["isolation"]["proven"] is True
+    assert "ipv6" in begin["isolation"]["must_not_reach"]
+    assert begin["machines"]["primary"]["memory_gib"] == 1
+    assert begin["versions"]["Terraform"] == "1.11.4"
+    archived = session.environments.record(begin["environment"])
+    assert archived is not None
+    assert archived.gone_at is not None
+    assert (ending["recording"], ending["gone_at"]) == (archived.recording, archived.gone_at.isoformat())
+    assert len(ending["recording"]) == 64
+
+
+async def test_the_log_says_why_machines_did_not_come_up_and_that_they_are_gone(
+    cloud: FakeCloud, configured: Configured, transcript: Transcript
+) -> None:
+    cloud.faults.differences = ["primary machine: a card leads to the host's network"]
+    with pytest.raises(IsolationError):
+        await _init(configured())
+    [failure] = _infos(transcript)
+    assert "not isolated as promised" in failure["did_not_come_up"]
+    assert failure["isolation"]["not_as_promised"] == [
+        "seen from outside: primary machine: a card leads to the host's network"
+    ]
+    assert failure["gone_at"] is not None
+    assert len(failure["recording"]) == 64
 
 
 async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
@@ -93,7 +146,10 @@ async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
     cloud.faults.unreachable = True
     await _clean_up(sandboxes)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
-    assert len(_infos(transcript)) == 1
+    begin, failure = _infos(transcript)
+    assert failure["environment"] == begin["environment"]
+    assert "is not gone" in failure["was_not_destroyed"]
+    assert (failure["gone_at"], failure["recording"], failure["usd"]) == (None, "", None)
     assert len(machines_of_samples) == 1
     cloud.faults.unreachable = False
     await ProvisionerSandbox.task_cleanup("task", None, True)
@@ -287,19 +343,23 @@ async def test_a_familys_mistakes_are_told_before_an_image_is_built(
 
 
 class _Machine:
-    """Takes every call, and answers what a forged `stat` would."""
+    """Takes every call."""
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.read_limits: list[int] = []
 
     def on(self, _: str, work: Any) -> Any:
         return work(self)
 
-    def run(self, argv: list[str], **_: Any) -> Completed:
+    def run(self, argv: list[str], *, on_stdout: Callable[[bytes], None], **_: Any) -> Completed:
         self.calls.append(argv)
-        return Completed(0, b"999\n", b"")
+        if argv == ["long"]:
+            on_stdout(b"12345678")
+        return Completed(0, b"", b"")
 
-    def read_file(self, *_: Any, **__: Any) -> bytes:
+    def read_file(self, _: str, limit_bytes: int, **__: Any) -> bytes:
+        self.read_limits.append(limit_bytes)
         return b"text"
 
     def write_file(self, *_: Any, **__: Any) -> None:
@@ -315,12 +375,174 @@ async def test_a_person_logs_in_on_the_aux_vm_as_its_distributions_own_user(
     assert connection.command == f"provisioner ssh env --machine aux --user {user}"
 
 
-async def test_neither_half_characters_nor_a_forged_mode_of_a_file_are_errors_of_ours() -> None:
+async def test_half_characters_are_no_errors_of_ours_and_a_file_of_roots_is_read_in_one_call() -> None:
     machine = _Machine()
     sandbox = ProvisionerSandbox(cast(SampleMachines, machine), "primary", "root", "/", {})
     assert (await sandbox.exec(["echo", "\ud800"], input="\ud800")).success
-    assert machine.calls == [["echo", "?"]]
     assert await sandbox.read_file("/file") == "text"
+    await sandbox.write_file("/file", "text")
+    assert machine.calls == [["echo", "?"]]
+
+
+async def test_the_limits_are_those_that_hold_at_each_call() -> None:
+    machine = _Machine()
+    sandbox = ProvisionerSandbox(cast(SampleMachines, machine), "primary", "root", "/", {})
+    for limit in (4, 6):
+        with override_sandbox_output_limit(limit):
+            assert (
+                await sandbox.exec(["long"])
+            ).stdout == f"\n[... {8 - limit} bytes cut out ...]\n{'12345678'[-limit:]}"
+            await sandbox.read_file("/file")
+    assert (await sandbox.exec(["long"])).stdout == "12345678"
+    await sandbox.read_file("/file")
+    assert machine.read_limits == [4, 6, SandboxEnvironmentLimits.MAX_READ_FILE_SIZE]
+
+
+async def test_a_command_that_a_busy_machine_starts_too_late_for_its_caller_is_no_loss(
+    cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.guest_defaults["programs"] = {"true": b""}
+    sandboxes = await _init(Configuration())
+
+    def run(*_: Any, **__: Any) -> Completed:
+        raise NotStartedError("it did not start it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "run", run)
+        with pytest.raises(TimeoutError, match="after 5 seconds"):
+            await sandboxes["default"].exec(["true"], timeout=5)
+    assert (await sandboxes["default"].exec(["true"])).success
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "run", run)
+        with pytest.raises(SandboxUnavailableError):
+            await sandboxes["default"].exec(["true"], timeout=HANDSHAKE_SECONDS)
+    with pytest.raises(SandboxUnavailableError):
+        await sandboxes["default"].exec(["true"])
+    await _clean_up(sandboxes)
+
+
+@pytest.mark.parametrize("lost", [MachineLostError("gone"), NotStartedError("frozen"), TaskError("lies")])
+async def test_what_is_the_loss_of_a_machine_and_what_is_not(configured: Configured, lost: Exception) -> None:
+    given = Configuration()
+    machines = await end(lambda: SampleMachines(given, Origin("task")))
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    machines._connection = lambda _: None  # type: ignore[method-assign,assignment,return-value]
+    for error in (CommandTimeoutError("over"), Interrupted("cancelled"), OSError("no such file")):
+        with pytest.raises(type(error), match=str(error)):
+            machines.on("primary", lambda _, error=error: fail(error))  # type: ignore[misc]
+    with pytest.raises(LossError, match=str(lost)):
+        machines.on("primary", lambda _: fail(lost))
+    with pytest.raises(LossError, match=str(lost)):
+        machines.on("primary", lambda _: None)
+
+
+async def test_inspects_services_are_polled_five_times_a_second() -> None:
+    sandbox = ProvisionerSandbox(cast(SampleMachines, _Machine()), "primary", "root", "/", {})
+    assert SandboxEnvironmentProxy(sandbox).default_polling_interval() == 0.2
+
+
+async def test_a_sample_may_be_cleaned_up_twice(
+    cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript
+) -> None:
+    sandboxes = await _init(configured())
+    for _ in range(2):
+        await ProvisionerSandbox.sample_cleanup("task", None, sandboxes, True)
+    assert cloud.existing() == []
+    assert session.ledger.entries(unsettled=True) == []
+    assert len(_infos(transcript)) == 2  # its beginning and one end
+
+
+async def test_a_login_before_and_after_the_machines_life_is_a_connection_error(configured: Configured) -> None:
+    given = configured()
+    machines = await end(lambda: SampleMachines(given, Origin("task")))
+    with pytest.raises(ConnectionError):
+        await ProvisionerSandbox(machines, "primary", "agent", "/home/agent", {}).connection()
+    sandboxes = await _init(given)
+    assert (await sandboxes["default"].connection()).command.startswith("provisioner ssh ")
+    await _clean_up(sandboxes)
+    with pytest.raises(ConnectionError):
+        await sandboxes["default"].connection()
+
+
+@pytest.mark.parametrize(
+    ("clouds", "memory_gib", "cores", "most"),
+    [
+        ((), 100.0, 4, 8),
+        (("local",), 100.0, 4, 8),
+        (("local",), 3.5, 4, 3),
+        (("local",), 0.5, 4, 1),
+        (("local",), 1000.0, 64, 128),
+        (("aws",), 3.5, 1, 50),
+        (("aws", "local"), 3.5, 4, 3),
+    ],
+    ids=["unknown", "cores", "memory", "little", "large", "aws", "both"],
+)
+async def test_how_many_sandboxes_run_at_once_depends_on_where_they_run(
+    clouds: Sequence[str], memory_gib: float, cores: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "available_memory_gib", lambda: memory_gib)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    for cloud in clouds:
+        given = Configuration.model_validate({"cloud": cloud})
+        assert await ProvisionerSandbox.task_init_environment(given, {}) == {}
+    assert ProvisionerSandbox.default_concurrency() == most
+    await ProvisionerSandbox.task_cleanup("shutdown", None, True)
+    monkeypatch.setattr(sandbox_module, "available_memory_gib", lambda: 1.0)
+    assert ProvisionerSandbox.default_concurrency() == 1
+
+
+OF_SAMPLE = Machine(name="a", run=("echo ${SAMPLE_METADATA_WORD} ${SAMPLE_METADATA_OTHER_WORD}",))
+
+
+@pytest.mark.parametrize(
+    ("machine", "metadata", "variables"),
+    [
+        (
+            OF_SAMPLE,
+            {"word": "x", "other word": 3, "more": "y"},
+            {"SAMPLE_METADATA_WORD": "x", "SAMPLE_METADATA_OTHER_WORD": "3"},
+        ),
+        (OF_SAMPLE, {"word": "x"}, {}),
+        (OF_SAMPLE, {"word": "x", "other word": "a\0b"}, {}),
+        (OF_SAMPLE, {"word": "x", "other word": "\ud800"}, {}),
+        (Machine(name="a", env=(("WORD", "${SAMPLE_METADATA_WORD}"),)), {"word": "x"}, {}),
+        (Machine(name="a", run=("true",)), {"word": "x"}, {}),
+    ],
+    ids=["image", "missing", "null", "surrogate", "environment", "none"],
+)
+async def test_metadata_that_images_depend_on_asks_for_a_task_init_of_its_own(
+    machine: Machine, metadata: dict[str, str], variables: dict[str, str]
+) -> None:
+    given = Configuration(machines=(machine,))
+    assert await ProvisionerSandbox.task_init_environment(given, metadata) == variables
+
+
+async def test_an_image_that_depends_on_a_sample_is_built_before_the_samples(
+    cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = Configuration(machines=(Machine(name="a", run=("echo ${SAMPLE_METADATA_WORD}",)),))
+    await ProvisionerSandbox.task_init("startup", given)
+    assert [image for image in ImageStore(cloud.home).all() if image.kind == "family"] == []
+    monkeypatch.setenv("SAMPLE_METADATA_WORD", "x")
+    await ProvisionerSandbox.task_init("startup", given)
+    assert len([image for image in ImageStore(cloud.home).all() if image.kind == "family"]) == 1
+    caplog.clear()
+    await _clean_up(await ProvisionerSandbox.sample_init("task", given, {"word": "x"}))
+    assert "Building" not in caplog.text
+
+
+async def test_one_samples_image_that_cannot_be_built_is_that_samples_error_alone(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = configured(task="${SAMPLE_METADATA_TASK}")
+    monkeypatch.setenv("SAMPLE_METADATA_TASK", "escape")
+    await ProvisionerSandbox.task_init("startup", given)
+    assert "has no task 'escape'" in caplog.text
+    with pytest.raises(UsageError, match="has no task 'escape'"):
+        await ProvisionerSandbox.sample_init("task", given, {"task": "escape"})
 
 
 async def test_long_text_keeps_no_event_loop_waiting() -> None:

@@ -17,8 +17,10 @@ from provisioner.models import Environment, Outcome
 from provisioner.recording import manifest, packets
 from provisioner.recording.published import check_directory
 from provisioner.session import Session
+from provisioner.version import __version__
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, told_of, up
+from tests.unit.recording.proofs import write
 from tests.unit.recording.test_packets import GUEST, HEADER, PEER, SYN, dns, record, tcp
 
 
@@ -55,6 +57,9 @@ def test_calls_captures_and_the_network_are_kept_and_sealed_with_score_and_image
     assert sealed.facts["score"] == 1.0
     assert sealed.facts["images"] == {"primary": "base", "aux": "base"}
     assert sealed.facts["record"] == recordings.record_hash(archived)
+    assert sealed.facts["versions"] == archived.versions == {"provisioner": __version__, "Terraform": "1.11.4"}
+    assert archived.gone_at is not None
+    assert sealed.facts["gone_at"] == archived.gone_at.isoformat()
     calls = [json.loads(line) for line in (logs / "calls.jsonl").read_text().splitlines()]
     assert {(call["machine"], call["argv"][0]) for call in calls} == {("aux", "journalctl"), ("primary", "journalctl")}
     capture = (logs / "primary-link.pcap").read_bytes()
@@ -128,3 +133,22 @@ def test_a_record_has_the_same_hash_in_later_versions_until_something_is_changed
     with_head = env.model_copy(update={"recording": "0" * 64})
     assert recordings.record_hash(with_head) == recordings.record_hash(env)
     assert recordings.record_hash(env.model_copy(update={"agent_exit_code": 1})) != recordings.record_hash(env)
+
+
+def test_the_proof_of_isolation_is_sealed_and_its_verdict_stands_in_the_facts(
+    session: Session, recorded: Environment
+) -> None:
+    proof = write(session.environments.logs(recorded.id))
+    archived, logs = destroyed(session, recorded)
+    sealed = manifest.load(logs)
+    assert "isolation.json" in {entry.name for entry in sealed.entries}
+    assert sealed.facts["isolation"] == proof.facts()
+    checked = check_directory("env", logs, archived.recording)
+    assert (checked.isolation, checked.problems) == (proof.line(), ())
+
+
+def test_a_proof_that_is_damaged_keeps_nothing_from_being_sealed(session: Session, recorded: Environment) -> None:
+    (session.environments.logs(recorded.id) / "isolation.json").write_text("{")
+    archived, logs = destroyed(session, recorded)
+    assert archived.recording
+    assert manifest.load(logs).facts["isolation"] is None

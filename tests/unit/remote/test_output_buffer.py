@@ -40,3 +40,19 @@ def test_endless_output_takes_at_most_one_and_a_half_times_the_limit() -> None:
     for _ in range(1000):
         buffer.write(bytes(100))
         assert len(buffer._head) + len(buffer._tail) <= 1500
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ([b"12345678"], b"12345678"),
+        ([b"first", b"last5678"], b"\n[... 5 bytes cut out ...]\nlast5678"),
+        ([b"1"] * 1000 + [b"end."], b"\n[... 996 bytes cut out ...]\n1111end."),
+    ],
+    ids=["all-of-it", "in-two-pieces", "in-a-thousand-pieces"],
+)
+def test_the_end_alone_can_be_kept(written: list[bytes], kept: bytes) -> None:
+    buffer = BoundedBuffer(8, beginning_bytes=0)
+    for data in written:
+        buffer.write(data)
+    assert buffer.value() == kept

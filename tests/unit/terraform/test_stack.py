@@ -289,3 +289,19 @@ def test_damaged_values_are_not_taken_for_an_empty_stack(program: Program, tmp_p
         stack.remove({"one"}, silent)
     assert not (tmp_path / "runs").exists()
     assert stack.exists
+
+
+@pytest.mark.parametrize("name", ["terraform", "tofu"])
+def test_the_versions_of_what_applied_the_stack_are_known_without_asking(
+    program: Program, tmp_path: Path, name: str
+) -> None:
+    version = json.dumps({"type": "version", "@message": "x", name: "1.11.4", "ui": "1.2"})
+    stack = program(say(tmp_path, version))
+    assert stack.versions() == {}
+    stack.apply(silent)
+    assert stack.versions() == {"Terraform": "1.11.4"}
+    (tmp_path / "stack" / ".terraform.lock.hcl").write_text(
+        '# comment\n\nprovider "registry.terraform.io/hashicorp/aws" {\n  version     = "5.100.0"\n  hashes = []\n}\n'
+    )
+    assert stack.versions() == {"Terraform": "1.11.4", "provider hashicorp/aws": "5.100.0"}
+    assert runs(tmp_path) == [line for line in runs(tmp_path) if line.startswith("apply ")]

@@ -14,6 +14,7 @@ from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetu
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.home import Home
 from tests.unit.batch.report.samples import BEGIN, row
+from tests.unit.recording.proofs import write
 
 BATCH = "nightly-k7x2"
 OWN = derived_id("guess", "easy", f"{BATCH}/guess/easy/solver/1/2")
@@ -47,12 +48,14 @@ def test_all_that_was_kept_of_a_run_is_found(store: EnvironmentStore, archived: 
     logs = store.logs(OWN)
     for name, text in (("agent.log", "hello"), ("submission.txt", "42"), ("start.log", " "), ("score.log", "KeyError")):
         (logs / name).write_text(text)
+    proof = write(logs, environment=OWN)
     if archived:
         store.archive(environment)
     run = row(1, environment=OWN, attempts=2, outcome="task_failed")
     found = gather(store, BATCH, [run])[run.key]
     assert (found.instructions, found.submission, found.agent_output) == ("Guess.", "42", "hello")
     assert (found.log_name, found.log, found.internet) == ("score.log", "KeyError", False)
+    assert (found.isolation, found.isolation_line) == (proof.compact(), proof.line())
     assert found.machines == {"primary": "2 CPUs, 4 GiB, debian-12", "aux": "2 CPUs, 4 GiB"}
 
 

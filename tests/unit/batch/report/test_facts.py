@@ -5,6 +5,7 @@ from __future__ import annotations
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.report.facts import agents, how_it_ran, line, totals
 from tests.unit.batch.report.samples import BEGIN, batch, row
+from tests.unit.recording.proofs import proof
 
 
 def test_the_figures_tell_timeouts_and_what_did_not_run_from_failures() -> None:
@@ -43,6 +44,16 @@ def test_agents_are_there_with_their_commands() -> None:
     assert agents(batch(row()).suite) == [
         ("solver", "command", "python3 solve.py --steps 200"), ("fixed", "submission", "42"),
     ]  # fmt: skip
+
+
+def test_the_header_says_of_how_many_runs_the_isolation_is_proven() -> None:
+    known = {
+        "a": Evidence(isolation=proof().compact()),
+        "b": Evidence(isolation=proof(proven=False, problem="It leaks.").compact()),
+        "c": Evidence(),
+    }
+    assert how_it_ran(batch(), [], known, BEGIN)["isolation"] == "proven in 1 of 2 runs, by 1 probes"
+    assert "isolation" not in how_it_ran(batch(), [], {"c": Evidence()}, BEGIN)
 
 
 def test_some_runs_with_internet_are_told_from_those_without() -> None:

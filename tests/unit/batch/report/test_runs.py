@@ -32,6 +32,11 @@ def test_a_run_of_which_nothing_was_kept_is_shown_too() -> None:
     assert (view.texts, view.time, view.seconds, view.score) == ((), "-", None, None)
 
 
+def test_a_run_says_what_came_of_the_proof_of_its_isolation() -> None:
+    [view] = run_views([row(1)], {row(1).key: Evidence(isolation_line="isolation proven: 24 probes, nothing reached")})
+    assert view.isolation == "proven: 24 probes, nothing reached"
+
+
 def test_the_score_log_shows_its_end() -> None:
     [view] = run_views([row(1, score_log=logged(None, *[0.5] * (MAX_SCORES + 3)))], {})
     assert (len(view.scores), view.more_scores) == (MAX_SCORES, 4)

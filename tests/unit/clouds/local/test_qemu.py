@@ -168,3 +168,19 @@ def test_a_qemu_that_is_gone_or_busy_with_another_client_is_not_waited_for(
         busy.bind("qmp.sock")
         busy.listen()
         assert not paused_by_full_disk(tmp_path)
+
+
+def test_qemu_says_its_version(tmp_path: Path) -> None:
+    answer = {"qemu": {"major": 7, "minor": 2, "micro": 19}, "package": "Debian"}
+    with serving(tmp_path, {"query-version": answer}), qemu.QMP(tmp_path) as qmp:
+        assert qmp.version() == "7.2.19"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["7.2", {}, {"qemu": "7"}, {"qemu": {"major": 7, "minor": "\x1b", "micro": 0}}, {"qemu": {"major": 10**9}}],
+    ids=["text", "nothing", "no-numbers", "escape", "huge"],
+)
+def test_a_version_that_is_none_is_refused(tmp_path: Path, answer: Any) -> None:
+    with serving(tmp_path, {"query-version": answer}), qemu.QMP(tmp_path) as qmp, pytest.raises(QMPError):
+        qmp.version()

@@ -1,0 +1,58 @@
+"""The only imports of names that Inspect does not publish. Each has a substitute: without it, the provider still works.
+
+| name | why | without it |
+| --- | --- | --- |
+| sample_active | nothing public tells `sample_init` the eval's id, the epoch and the limits | 4 hours to live |
+| registry_add | Inspect logs the arguments of the registered function, before that can change them | paths as given |
+| PrerequisiteError | what Inspect prints without a traceback | a traceback |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from provisioner.inspect.origin import Origin
+
+if TYPE_CHECKING:
+    from inspect_ai._util.error import PrerequisiteError
+    from inspect_ai._util.registry import registry_add
+    from inspect_ai.log._samples import sample_active
+else:
+    try:
+        from inspect_ai._util.error import PrerequisiteError
+    except ImportError:
+
+        class PrerequisiteError(Exception):
+            """Takes the place of Inspect's."""
+
+    try:
+        from inspect_ai._util.registry import registry_add
+    except ImportError:
+
+        def registry_add(_registered: Callable[..., Any], _info: object) -> None:
+            """Leaves the function registered that is."""
+
+    try:
+        from inspect_ai.log._samples import sample_active
+    except ImportError:
+
+        def sample_active() -> None:
+            """Knows of no sample."""
+
+
+__all__ = ["PrerequisiteError", "origin_of_sample", "registry_add"]
+
+
+def origin_of_sample(task: str, sample_id: str | int | None) -> Origin:
+    """Returns which sample is beginning.
+
+    Args:
+        task: Inspect's task.
+        sample_id: the sample's id, as the metadata of `sample_init` has it; None if it has none.
+    """
+    sample = sample_active()
+    if sample is None:
+        return Origin(task, sample="" if sample_id is None else str(sample_id))
+    identity = f"{sample.sample.id if sample_id is None else sample_id} (epoch {sample.epoch})"
+    return Origin(task, sample.eval_id, identity, sample.time_limit, sample.working_limit)

@@ -1,0 +1,163 @@
+"""Keeps the proof of an environment's isolation among its logs: questions, answers, and the view from outside.
+
+It is written when the proof ends, sealed with the other logs, and anybody's word when it is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from provisioner import strict_json
+from provisioner.models import Record, Role
+from provisioner.printable import beginning, printable
+from provisioner.recording.manifest import read
+from provisioner.redaction import Redactor
+
+PROOF = "isolation.json"
+# A proof of the most machines and the longest allowlist, whose details are the worst, has about 6 MB.
+LIMIT_BYTES = 8 << 20
+MAXIMUM_VALUES = 250_000
+# Of a probe's detail, which is the machine's; and of each other text.
+DETAIL_CHARACTERS = 100
+TEXT_CHARACTERS = 1000
+MOST_MACHINES = 20
+MOST_ANSWERS = 1000
+MOST_DIFFERENCES = 200
+# How many names of probes, and how many contradictions, a compact form has.
+MOST_NAMES = 40
+MOST_CONTRADICTIONS = 12
+
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
+
+
+class Answer(Record):
+    """A probe that a machine was asked to send, and its answer.
+
+    Args:
+        user: who had to send it.
+        expected: whether the permission promises that it reaches its target; otherwise it must not.
+        reached: whether it did; None if the machine gave no valid answers.
+        detail: the machine's own words.
+    """
+
+    user: Literal["root", "agent"]
+    probe: Text
+    expected: bool
+    reached: bool | None
+    detail: str = Field(default="", max_length=DETAIL_CHARACTERS)
+
+
+class Proof(Record):
+    """One proof of an environment's isolation.
+
+    Args:
+        environment: its id.
+        full_internet, allowlist: what its permission lets it reach; the allowlist as `NETWORK:PORT`.
+        began_at, ended_at: when the machines were asked, and when the last view from outside was there.
+        proven: whether all of it is as promised.
+        problem: what ended the proof early, or was not as promised, in a line; empty if it is proven.
+        answers: by machine, in the order in which they were asked.
+        canary: the machines whose word reached the controller's loopback; None if the proof ended before.
+        differences: what the cloud saw that is not as the permission promises; None if it was not asked.
+    """
+
+    version: Literal[1] = 1
+    environment: Annotated[str, Field(max_length=200)]
+    full_internet: bool
+    allowlist: tuple[Text, ...] = Field(default=(), max_length=MOST_ANSWERS)
+    began_at: AwareDatetime
+    ended_at: AwareDatetime
+    proven: bool
+    problem: Text = ""
+    answers: dict[Role, Annotated[tuple[Answer, ...], Field(max_length=MOST_ANSWERS)]] = Field(max_length=MOST_MACHINES)
+    canary: tuple[Role, ...] | None = Field(default=None, max_length=MOST_MACHINES)
+    differences: tuple[Text, ...] | None = Field(default=None, max_length=MOST_DIFFERENCES)
+
+    @model_validator(mode="after")
+    def _says_what_its_answers_say(self) -> Self:
+        for role, answers in self.answers.items():
+            if len({(answer.user, answer.probe) for answer in answers}) < len(answers):
+                raise ValueError(f"the {role} machine has two answers to one probe")
+        looked = self.canary is not None and self.differences is not None
+        is_proven = looked and not self.problem and self.probes > 0 and not any(self.contradictions())
+        if self.proven != is_proven:
+            raise ValueError(f"it says proven {str(self.proven).lower()}, and what was seen says otherwise")
+        return self
+
+    @property
+    def probes(self) -> int:
+        """How many probes were asked for, of all machines and users."""
+        return sum(map(len, self.answers.values()))
+
+    @property
+    def reached(self) -> int:
+        """How many probes reached their targets."""
+        return sum(answer.reached is True for answers in self.answers.values() for answer in answers)
+
+    def contradictions(self) -> Iterator[str]:
+        """Yields a line for each thing that was seen and is not as promised."""
+        yield from (f"seen from outside: {difference}" for difference in self.differences or ())
+        yield from (f"{role} machine: its word reached the controller's loopback" for role in self.canary or ())
+        for role, answers in self.answers.items():
+            for answer in answers:
+                if answer.reached != answer.expected:
+                    what = {True: "reached", False: "not reached", None: "no valid answer"}[answer.reached]
+                    yield f"{role} machine, as {answer.user}: {answer.probe}: {what}"
+
+    def line(self) -> str:
+        """Says what came of it in one line."""
+        if not self.proven:
+            return f"isolation NOT proven: {self.problem or next(self.contradictions(), 'no machine was asked')}"
+        seen = f"{self.reached} reached as promised, nothing else" if self.reached else "nothing reached"
+        return f"isolation proven: {self.probes} probes, {seen}"
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what is sealed of it with the facts of its environment."""
+        return {
+            "proven": self.proven,
+            "probes": self.probes,
+            "reached": self.reached,
+            "contradictions": sum(1 for _ in self.contradictions()),
+            "ended_at": self.ended_at.isoformat(),
+        }
+
+    def compact(self) -> dict[str, Any]:
+        """Returns what had to be reached, what must not be, and what was seen, without the single answers. Bounded."""
+        wrong = list(self.contradictions())
+        return {
+            **self.facts(),
+            "problem": self.problem,
+            "began_at": self.began_at.isoformat(),
+            "probes_of": {role: len(answers) for role, answers in self.answers.items()},
+            "must_reach": self._names(expected=True),
+            "must_not_reach": self._names(expected=False),
+            "reached_canary": None if self.canary is None else list(self.canary),
+            "seen_from_outside": None if self.differences is None else len(self.differences),
+            "not_as_promised": wrong[:MOST_CONTRADICTIONS],
+        }
+
+    def _names(self, *, expected: bool) -> list[str]:
+        answers = (answer for each in self.answers.values() for answer in each if answer.expected is expected)
+        names = list(dict.fromkeys(answer.probe for answer in answers))
+        more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+        return [*names[:MOST_NAMES], *more]
+
+
+def clean(text: str, redactor: Redactor, limit_characters: int = TEXT_CHARACTERS) -> str:
+    """Returns a text as a proof may have it: in one line, without secrets, and bounded."""
+    return beginning(printable(redactor.redact(text)), limit_characters)
+
+
+def load(directory: Path) -> Proof:
+    """Reads the proof among the logs of an environment.
+
+    Raises:
+        OSError: there is none, or it is no regular file.
+        ValueError: it is none, contradicts itself, or is too large.
+    """
+    data = read(directory, PROOF, LIMIT_BYTES)
+    return Proof.model_validate(strict_json.parse(data, limit_bytes=LIMIT_BYTES, maximum_values=MAXIMUM_VALUES))
