@@ -18,7 +18,7 @@ from provisioner.errors import UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.inspect.compose import is_url, read, variables_of
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
-from provisioner.inspect.configuration import Configuration, Machine, named
+from provisioner.inspect.configuration import Configuration, Machine, by_reference
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.validation import shown
 
@@ -47,7 +47,7 @@ def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Pro
     if not configuration.compose:
         return None
     file = read(configuration.compose)
-    return translated(file, variables_of(file, named(metadata)))
+    return translated(file, variables_of(file, by_reference(metadata)))
 
 
 def engine_family(project: Project, configuration: Configuration) -> TaskFamily:
