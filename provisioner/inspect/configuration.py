@@ -145,6 +145,7 @@ class Configuration(_Section):
             `machines` may say the machine's size, and what else is in it.
         registry: where the images of `compose` come from: a directory of archives of `docker save`, or the address of a
             mirror of the Docker Hub; empty for the registries that the images' names say.
+        fork: `epochs` freezes the epoch of a sample that comes up first, and has the others start as copies of it.
     """
 
     cloud: Literal["local", "aws"] = "local"
@@ -160,6 +161,7 @@ class Configuration(_Section):
     env_file: str = ""
     compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
     registry: str = ""
+    fork: Literal["none", "epochs"] = "none"
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -231,6 +233,12 @@ class Configuration(_Section):
         for machine in self.machines:
             if given := {"name", "user", "workdir", "env"} & machine.model_fields_set:
                 raise ValueError(f"with `compose`, each service says it: remove {min(given)} of the machine")
+        return self
+
+    @model_validator(mode="after")
+    def _can_fork(self) -> Configuration:
+        if self.fork == "epochs" and self.cloud != "local":
+            raise ValueError(f"`fork: epochs` needs `cloud: local`: environments on {self.cloud} cannot be frozen")
         return self
 
     @model_validator(mode="after")

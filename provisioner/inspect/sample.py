@@ -15,7 +15,7 @@ from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.config import load_settings
 from provisioner.costs.ledger import Entry
-from provisioner.environment import lifecycle, planning, verdicts
+from provisioner.environment import lifecycle, planning, snapshots, verdicts
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import (
@@ -134,11 +134,16 @@ class SampleMachines:
         configuration: with the sample's metadata in it.
         origin: which sample it is.
         metadata: the sample's, for a compose file.
+
+    Attributes:
+        snapshot: the frozen environment that the machines are a copy of; empty if they come up anew.
+        frozen_as: the name under which the machines were frozen; empty if they were not.
     """
 
     def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
         self.configuration = configuration
         self.project = project_of(configuration, metadata or {})
+        self.snapshot = self.frozen_as = ""
         # Set once Inspect cancels the launch. Machines boot in threads of their own, which must notice.
         self.cancelled = threading.Event()
         self._clearing_away = False
@@ -218,7 +223,7 @@ class SampleMachines:
             refuse_mistakes(self._family, self._task, self.session.variables)
 
     def bring_up(self) -> None:
-        """Brings the machines up, proven isolated.
+        """Brings the machines up, proven isolated: anew, or as a copy of frozen ones.
 
         Raises:
             BudgetError: they do not fit the budget now.
@@ -229,9 +234,23 @@ class SampleMachines:
             self._begun = environment
             return shared.apply_batcher().create(session, environment)
 
-        self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create=create)
+        if self.snapshot:
+            self._environment = snapshots.bring_up(self.session, self.snapshot, create)
+        else:
+            self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
         for role in self._environment.machines:
             self._connection(role)
+
+    def freeze(self) -> str:
+        """Freezes the machines, and returns the snapshot's name. This process must remove or leave the snapshot.
+
+        Raises:
+            ProvisionerError: it failed; the machines continue.
+        """
+        name = f"epochs-{self.environment.id}"
+        snapshots.freeze(self.session, self.environment, name, attended=True)
+        self.frozen_as = name
+        return name
 
     def _allowed(self) -> tuple[Destination, ...]:
         return resolve([parse_destination(text) for text in self.configuration.allow])
