@@ -287,7 +287,7 @@ class ProvisionerSandbox(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Brings up a sample's machines, proven isolated, or a copy of another epoch's. If it fails, nothing is left."""
+        """Brings up a sample's machines, or a copy of another epoch's, proven isolated. If it fails, none is left."""
         sample_id: str | int | None = metadata.get("__sample_id__")
         origin = origin_of_sample(task_name, sample_id)
 

@@ -228,19 +228,18 @@ async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
 
     first, second = _machines(configuration), _machines(configuration)
     with anyio.fail_after(BOUND_SECONDS):
-        async with anyio.create_task_group() as group:
-            async with anyio.create_task_group() as cancelled:
-                cancelled.start_soon(bring_up_epoch, first, ORIGIN, 1, never)
-                await began.wait()
+        async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
+            cancelled.start_soon(bring_up_epoch, first, ORIGIN, 1, never)
+            await began.wait()
 
-                async def wait() -> None:
-                    await bring_up_epoch(second, ORIGIN, 1, _nothing)
-                    up.append(second)
+            async def wait() -> None:
+                await bring_up_epoch(second, ORIGIN, 1, _nothing)
+                up.append(second)
 
-                group.start_soon(wait)
-                await until_in_loop(lambda: epochs._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
-                assert up == []
-                cancelled.cancel_scope.cancel()
+            group.start_soon(wait)
+            await until_in_loop(lambda: epochs._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
+            assert up == []
+            cancelled.cancel_scope.cancel()
     assert (second.snapshot, second.frozen_as) == ("", f"epochs-{second.environment.id}")
     third = await _up(configuration)
     assert third.snapshot == second.frozen_as
