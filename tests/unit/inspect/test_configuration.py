@@ -94,6 +94,8 @@ ttl: 2h
         ('machines: [{services: {web: "a\\0"}}]', "control characters"),
         ("- just a list", "must be a mapping"),
         ("cloud: mars", "cloud"),
+        ("fork: machines", "fork"),
+        ("cloud: aws\nfork: epochs", "environments on aws cannot be frozen"),
         (
             "machines: [{name: Web_1}]",
             "machines.0 ('Web_1').name: 'Web_1' is not possible: a machine's name has 1 to 32",
