@@ -264,7 +264,7 @@ def of_epochs(count: int, start_seconds: float, directory: Path) -> None:
 
 
 def _epochs(count: int, configuration: Configuration, directory: Path) -> tuple[list[float], int]:
-    """Returns the seconds until each epoch of an eval has run its first command, and what snapshots took of the disk."""
+    """Returns the seconds until each epoch has run its first command, and what snapshots took of the disk."""
     seconds: list[float] = []
     frozen_bytes = 0
 
