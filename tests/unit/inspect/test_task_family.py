@@ -46,7 +46,7 @@ def test_the_arguments_that_a_log_keeps_make_the_task_again_in_another_directory
 
 
 def test_a_familys_epochs_are_forked_if_its_argument_says_so(fam: Path) -> None:
-    [sample] = entry_points.task_family(family=str(fam), fork="epochs").dataset
+    [sample] = entry_points.task_family(family=str(fam), task="main", fork="epochs").dataset
     assert sample.sandbox is not None
     assert isinstance(sample.sandbox.config, Configuration)
     assert sample.sandbox.config.fork == "epochs"
