@@ -249,7 +249,11 @@ def test_an_abandoned_snapshot_stays_while_copies_need_it_or_may_need_it(session
     record.write_text("{")
     assert snapshots.remove_abandoned(session) == []
     record.write_bytes(kept)
+    damaged = SnapshotStore(session.home).path("damaged")
+    damaged.mkdir()
+    (damaged / "snapshot.json").write_text("{")
     assert snapshots.remove_abandoned(session) == ["ours"]
+    assert damaged.exists()
 
 
 def test_a_snapshot_that_nobody_attends_is_never_abandoned(session: Session, snapshot: Snapshot) -> None:

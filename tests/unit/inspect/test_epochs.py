@@ -23,7 +23,8 @@ from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.epochs import Services, bring_up_epoch
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.sandbox import ProvisionerSandbox, _of_machines
+from provisioner.inspect.services import Container, ServiceSandbox
 from provisioner.session import Session
 from provisioner.store.snapshots import SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
@@ -247,6 +248,26 @@ async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
         machines.destroy()
     await epochs.end_all()
     _assert_nothing_left(session, cloud)
+
+
+@pytest.mark.anyio
+async def test_services_start_once_and_each_copy_has_sandboxes_of_its_own(configured: Configured) -> None:
+    started: list[SampleMachines] = []
+    container = Container("web", "0123456789ab", "app", "/srv")
+
+    async def start(machines: SampleMachines) -> Services:
+        started.append(machines)
+        return {"web": ServiceSandbox(machines, container)}
+
+    epochs_of_it = [_machines(configured(fork="epochs")) for _ in range(2)]
+    for machines in epochs_of_it:
+        services = await bring_up_epoch(machines, ORIGIN, 1, start)
+        web = _of_machines(machines, services)["web"].as_type(ServiceSandbox)
+        assert (web.machines, web.container) == (machines, container)
+    assert started == epochs_of_it[:1]
+    for machines in epochs_of_it:
+        machines.destroy()
+    await epochs.end_all()
 
 
 @pytest.mark.anyio
