@@ -204,7 +204,7 @@ def images_in(archive: Path) -> tuple[str, ...]:
         with (
             archive.open("rb") as raw,
             _unzipped(raw) as file,
-            tarfile.open(fileobj=_Pieces(file), mode="r:") as opened,
+            tarfile.open(fileobj=cast(IO[bytes], _Pieces(file)), mode="r:") as opened,
         ):
             for number, member in enumerate(opened):
                 if number >= _MOST_MEMBERS:
