@@ -108,21 +108,55 @@ def variables_of(file: ComposeFile, metadata: Mapping[str, str]) -> dict[str, st
     return {**beside, **os.environ, **{METADATA + name: value for name, value in metadata.items()}}
 
 
-def interpolated(value: Any, variables: Mapping[str, str], where: str = "") -> Any:
+class Room:
+    """Counts the characters of a file with its aliases and variables in their places, before they take memory.
+
+    Args:
+        characters: how many there may be.
+    """
+
+    def __init__(self, characters: int = MAXIMUM_BYTES) -> None:
+        self._most = self._left = characters
+
+    def take(self, characters: int, where: str) -> None:
+        """Counts more of them.
+
+        Args:
+            where: the path of keys that leads to them, for the message.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        self._left -= characters
+        if self._left < 0:
+            raise UsageError(
+                f"{where}: up to here, the file has more than {self._most} characters with its aliases and variables "
+                "in their places. Shorten it."
+            )
+
+
+def interpolated(value: Any, variables: Mapping[str, str], where: str = "", room: Room | None = None) -> Any:
     """Returns a value of the file with each variable in its strings replaced. Keys stay as they are, as in Compose.
 
     Args:
         where: the path of keys that leads to the value, for messages.
+        room: what counts the characters of the result; None for a count of its own.
 
     Raises:
-        UsageError: a variable that must be there is not, or `$` stands where Compose allows none.
+        UsageError: a variable that must be there is not, `$` stands where Compose allows none, or the result is too
+            large.
     """
+    room = room or Room()
     if isinstance(value, str):
+        # Before anything is replaced: no replacement is longer than its variable and the text that names it together.
+        named = [match["bare"] or match["name"] for match in _VARIABLE.finditer(value)]
+        room.take(len(value) + sum(len(variables.get(name or "", "")) for name in named), where)
         return _VARIABLE.sub(lambda match: _replaced(match, variables, where), value)
     if isinstance(value, list | tuple):
-        return [interpolated(item, variables, f"{where}.{number}") for number, item in enumerate(value)]
+        return [interpolated(item, variables, f"{where}.{number}", room) for number, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: interpolated(item, variables, f"{where}.{key}".lstrip(".")) for key, item in value.items()}
+        room.take(sum(map(len, value)), where)
+        return {key: interpolated(item, variables, f"{where}.{key}".lstrip("."), room) for key, item in value.items()}
     return value
 
 

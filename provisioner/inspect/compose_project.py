@@ -6,6 +6,7 @@ that are built before there is a sample, and files of this computer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,8 @@ from inspect_ai.util import ComposeBuild, ComposeConfig, ComposeHealthcheck, Com
 from pydantic import BaseModel, ValidationError
 
 from provisioner.errors import UsageError
-from provisioner.inspect.compose import EXTENSION, ComposeFile, interpolated, strings
+from provisioner.family.files import MAXIMUM_TOTAL_BYTES
+from provisioner.inspect.compose import EXTENSION, MAXIMUM_BYTES, ComposeFile, Room, interpolated, strings
 from provisioner.validation import lines_of, listed, shown
 
 # Compose names the images that it builds after it.
@@ -56,6 +58,10 @@ _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 _BASE_MEMORY_GIB = 1.0
 _MEMORY_GIB = 0.5
 _LEAST_MEMORY_GIB = 2.0
+# As a machine of a configuration may have.
+_MOST_CPUS, _MOST_MEMORY_GIB = 1024, 65536
+# What an entry of a directory takes in an archive beside its contents, and more.
+_ENTRY_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,9 @@ def translated(file: ComposeFile, variables: Mapping[str, str]) -> Project:
         UsageError: it is not valid, or says what cannot be carried over; the message has one line per key.
     """
     document = {key: value for key, value in file.document.items() if key != EXTENSION}
-    replaced = interpolated(document, variables)
-    translation = _Translation(file, variables)
+    room = Room()
+    replaced = interpolated(document, variables, room=room)
+    translation = _Translation(file, variables, room)
     try:
         project = translation.project(replaced)
     except ValidationError as error:
@@ -115,14 +122,17 @@ class _Translation:
     Args:
         file: the file.
         variables: as for translated.
+        room: what counts the characters of the result.
         problems: lines of the form `path.of.keys: problem`.
         sources: names in DIRECTORY by what is copied to them.
     """
 
     file: ComposeFile
     variables: Mapping[str, str]
+    room: Room
     problems: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    copied_bytes: int = 0
     dockerfiles: list[str] = field(default_factory=list)
 
     def project(self, document: dict[str, Any]) -> Project:
@@ -164,9 +174,10 @@ class _Translation:
             local=frozenset(local),
             sources=tuple((name, source) for source, name in self.sources.items()),
             dockerfiles="\n".join(self.dockerfiles),
-            cpus=max([1.0, *(_cpus(each) for each in config.services.values())]),
+            cpus=max([1.0, *(self._cpus(name, each) for name, each in config.services.items())]),
             memory_gb=max(
-                _LEAST_MEMORY_GIB, _BASE_MEMORY_GIB + sum(self._memory_gib(each) for each in config.services.values())
+                _LEAST_MEMORY_GIB,
+                _BASE_MEMORY_GIB + sum(self._memory_gib(name, each) for name, each in config.services.items()),
             ),
             online=tuple(name for name, each in config.services.items() if _is_online(each, document)),
         )
@@ -200,8 +211,6 @@ class _Translation:
         for key, why in _wrong(service):
             self._refuse(f"{where}.{key}".rstrip("."), why)
         self._references(where, service, document)
-        for key in ("mem_limit", "mem_reservation"):
-            self._bytes(f"{where}.{key}", getattr(service, key))
 
     def _references(self, where: str, service: ComposeService, document: dict[str, Any]) -> None:
         """Refuses names of services and networks that are not in the file, before Compose does so in a machine."""
@@ -232,8 +241,8 @@ class _Translation:
             self._dockerfile(where, source, str(build.get("dockerfile") or "Dockerfile"))
         for key in ("args", "labels"):
             if key in build:
-                build[key] = self._resolved(build[key])
-        build["context"] = self._copied(source, "context")
+                build[key] = self._resolved(f"{where}.{key}", build[key])
+        build["context"] = self._copied(f"{where}.context", source, "context")
         # The builder keeps nothing, and pulls each image that it does not have.
         for key in ("no_cache", "pull"):
             build.pop(key, None)
@@ -245,9 +254,15 @@ class _Translation:
             self._refuse(f"{where}.dockerfile", f"it must lie in the build's context {context}")
             return
         try:
-            self.dockerfiles.append(path.read_text(errors="replace"))
+            with path.open("rb") as file:
+                data = file.read(MAXIMUM_BYTES + 1)
         except OSError as error:
             self._refuse(f"{where}.dockerfile", f"{path} cannot be read: {error.strerror}")
+            return
+        if len(data) > MAXIMUM_BYTES:
+            self._refuse(f"{where}.dockerfile", f"{path} is larger than {MAXIMUM_BYTES >> 20} MiB")
+            return
+        self.dockerfiles.append(data.decode(errors="replace"))
 
     def _run(self, name: str, raw: dict[str, Any], image: str) -> dict[str, Any]:
         """Returns a service as a sample's machine starts it."""
@@ -255,7 +270,7 @@ class _Translation:
         run = {key: value for key, value in _without_extensions(raw).items() if key not in ("build", "pull_policy")}
         run["image"] = image
         if "environment" in run:
-            run["environment"] = self._resolved(run["environment"])
+            run["environment"] = self._resolved(f"{where}.environment", run["environment"])
         if files := run.get("env_file"):
             listed_files = [files] if isinstance(files, str) else files
             run["env_file"] = [self._file(f"{where}.env_file", each) for each in listed_files]
@@ -282,7 +297,7 @@ class _Translation:
             return given
         path = self._path(where, given)
         if path.is_file() or path.is_dir():
-            return self._copied(path, "files")
+            return self._copied(where, path, "files")
         self._refuse(where, f"{path} is no file or directory")
         return given
 
@@ -298,30 +313,63 @@ class _Translation:
             self._refuse(where, f"{path} lies outside of the file's directory, and is not copied into machines")
         return path
 
-    def _copied(self, source: Path, kind: str) -> str:
+    def _copied(self, where: str, source: Path, kind: str) -> str:
+        """Returns where the machine has a copy of a file or directory, and refuses more than an image may have."""
+        if str(source) not in self.sources:
+            for size in _sizes(source):
+                self.copied_bytes += size
+                if self.copied_bytes > MAXIMUM_TOTAL_BYTES:
+                    self._refuse(where, f"with {source}, more than {MAXIMUM_TOTAL_BYTES >> 30} GiB would be copied")
+                    break
         name = self.sources.setdefault(str(source), f"{kind}{len(self.sources)}")
         return f"{DIRECTORY}/{name}"
 
-    def _resolved(self, given: list[str] | dict[str, Any]) -> dict[str, Any]:
+    def _resolved(self, where: str, given: list[str] | dict[str, Any]) -> dict[str, Any]:
         """Returns variables with the values of those that Compose takes from its own environment."""
         pairs = given if isinstance(given, dict) else dict(_pair(each) for each in given)
-        found = {name: self.variables.get(name) if value is None else value for name, value in pairs.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        found = {}
+        for name, value in pairs.items():
+            if value is None and (value := self.variables.get(name)) is not None:
+                self.room.take(len(value), where)
+            if value is not None:
+                found[name] = value
+        return found
 
-    def _memory_gib(self, service: ComposeService) -> float:
+    def _cpus(self, name: str, service: ComposeService) -> float:
+        """Returns the whole cores that a service may use; 0 if it says nothing."""
+        resources = service.deploy.resources if service.deploy else None
+        limits = resources.limits.cpus if resources and resources.limits else None
+        key, given = ("deploy.resources.limits.cpus", limits) if limits else ("cpus", service.cpus)
+        try:
+            cpus = float(given or 0)
+        except ValueError:
+            cpus = math.nan
+        if not 0 <= cpus <= _MOST_CPUS:
+            self._refuse(f"services.{name}.{key}", f"it must be a number from 0 to {_MOST_CPUS}, not {shown(given)}")
+            return 0
+        return math.ceil(cpus)
+
+    def _memory_gib(self, name: str, service: ComposeService) -> float:
+        """Returns the memory that a service may use: its limit, else what it reserves, else a default."""
         resources = service.deploy.resources if service.deploy else None
         limits = resources.limits.memory if resources and resources.limits else None
-        given = limits or service.mem_limit or service.mem_reservation
-        size = self._bytes("memory", given) if given else None
-        return _MEMORY_GIB if size is None else size / (1 << 30)
+        reserved = resources.reservations.memory if resources and resources.reservations else None
+        given = {
+            "deploy.resources.limits.memory": limits,
+            "mem_limit": service.mem_limit,
+            "deploy.resources.reservations.memory": reserved,
+            "mem_reservation": service.mem_reservation,
+        }
+        sizes = [self._gib(f"services.{name}.{key}", size) for key, size in given.items() if size]
+        return next((size for size in sizes if size), _MEMORY_GIB)
 
-    def _bytes(self, where: str, given: str | None) -> float | None:
-        if given is None:
-            return None
-        if not (match := _SIZE.fullmatch(given.strip())):
-            self._refuse(where, f"{shown(given)} is not a size such as 512m or 2g")
-            return None
-        return float(match[1]) * _UNITS[match[2].lower()]
+    def _gib(self, where: str, given: str) -> float:
+        match = _SIZE.fullmatch(given.strip())
+        size = float(match[1]) * _UNITS[match[2].lower()] / (1 << 30) if match else math.nan
+        if not 0 <= size <= _MOST_MEMORY_GIB:
+            self._refuse(where, f"it must be a size such as 512m or 2g, up to {_MOST_MEMORY_GIB}g, not {shown(given)}")
+            return 0
+        return size
 
 
 _NOT_CARRIED = "unknown, or not carried over to a machine"
@@ -407,10 +455,14 @@ def _ordered(config: ComposeConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*marked[-1:], *(named if not marked else []), *config.services]))
 
 
-def _cpus(service: ComposeService) -> float:
-    resources = service.deploy.resources if service.deploy else None
-    limits = resources.limits.cpus if resources and resources.limits else None
-    return math.ceil(float(limits or service.cpus or 0))
+def _sizes(source: Path) -> Iterator[int]:
+    """Returns about how many bytes each entry of a file or directory takes in an archive. Links count as links."""
+    if source.is_file():
+        yield source.stat().st_size
+    for directory, directories, names in os.walk(source):
+        for name in (*directories, *names):
+            with contextlib.suppress(OSError):  # the copy says so
+                yield _ENTRY_BYTES + Path(directory, name).lstat().st_size
 
 
 def _is_online(service: ComposeService, document: Mapping[str, Any]) -> bool:

@@ -5,16 +5,20 @@ The engine is Debian 13's, with Compose 2: Debian 12's is older than Inspect's o
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
+from provisioner import strict_json
 from provisioner.errors import UsageError
+from provisioner.family.files import MAXIMUM_TOTAL_BYTES
 from provisioner.family.loader import TaskFamily
 from provisioner.inspect.compose import is_url, read, variables_of
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
@@ -29,7 +33,9 @@ ARCHIVES = f"{DIRECTORY}/images"
 _DAEMON = "/etc/docker/daemon.json"
 # An archive of `docker save` names its images at its end, beside at most some hundred layers.
 _MOST_MEMBERS = 100_000
-_MOST_MANIFEST_BYTES = 1 << 20
+_MOST_PIECE_BYTES = 1 << 20
+_MOST_ARCHIVES = 1000
+_MOST_UNPACKED_BYTES = 8 * MAXIMUM_TOTAL_BYTES
 # Copies of them are files of the machine's image before they are unpacked, and layers after that.
 _DISK_PER_ARCHIVE = 4
 _BASE_DISK_GIB = 12.0
@@ -116,7 +122,7 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f'for archive in {ARCHIVES}/*.tar; do docker load --input "$archive"; rm "$archive"; done')
     if builds:
         lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
-        # One at a time: BuildKit waits 3 seconds for a build to begin, which several at once exceed on an emulated CPU.
+        # One at a time: several at once have failed on an emulated CPU, where builds begin late for BuildKit.
         lines += [f"docker compose -f {build} build {name}" for name in builds]
         lines += [f"rm {build}", "docker builder prune --all --force > /dev/null"]
     for image in map(shlex.quote, project.images):
@@ -132,13 +138,60 @@ def _needed(directory: Path, project: Project) -> list[tuple[Path, tuple[str, ..
     if not directory.is_dir():
         raise UsageError(f"`registry` {directory} is neither a directory of archives nor the address of a mirror.")
     paths = sorted(path for path in directory.iterdir() if re.search(r"\.(tar|tgz|tar\.gz)$", path.name))
+    if len(paths) > _MOST_ARCHIVES:
+        raise UsageError(f"`registry` {directory} has {len(paths)} archives; at most {_MOST_ARCHIVES} are read.")
     archives = [(path, images_in(path)) for path in paths]
     wanted = {_full(image) for image in project.images}
 
     def is_needed(image: str) -> bool:
         return image in wanted or any(name in project.dockerfiles for name in _spellings(image))
 
-    return [(path, images) for path, images in archives if any(is_needed(image) for image in images)]
+    needed = [(path, images) for path, images in archives if any(is_needed(image) for image in images)]
+    size = sum(path.stat().st_size for path, _ in needed)
+    if size > MAXIMUM_TOTAL_BYTES:
+        raise UsageError(
+            f"`registry` {directory}: the archives of this file's images have {size / (1 << 30):.1f} GiB, and at most "
+            f"{MAXIMUM_TOTAL_BYTES >> 30} GiB can be copied into a machine."
+        )
+    return needed
+
+
+class _Pieces:
+    """Reads an archive in pieces that have a bound: a header of it may name any size, and be read as a whole.
+
+    Args:
+        file: the archive, uncompressed.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.tell = file.tell
+
+    def read(self, size: int) -> bytes:
+        """Reads up to so many bytes.
+
+        Raises:
+            tarfile.ReadError: they are more than an image's description has.
+        """
+        if size > _MOST_PIECE_BYTES:
+            raise tarfile.ReadError(f"a header has more than {_MOST_PIECE_BYTES} bytes")
+        return self._file.read(size)
+
+    def seek(self, position: int) -> int:
+        """Goes to a position, for which all before it is uncompressed.
+
+        Raises:
+            tarfile.ReadError: it lies further than any archive goes that can be loaded.
+        """
+        if position > _MOST_UNPACKED_BYTES:
+            raise tarfile.ReadError(f"it has more than {_MOST_UNPACKED_BYTES >> 30} GiB")
+        return self._file.seek(position)
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes]:
+    is_zipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_zipped else file
 
 
 def images_in(archive: Path) -> tuple[str, ...]:
@@ -148,15 +201,19 @@ def images_in(archive: Path) -> tuple[str, ...]:
         UsageError: it is no such archive.
     """
     try:
-        with tarfile.open(archive) as opened:
+        with (
+            archive.open("rb") as raw,
+            _unzipped(raw) as file,
+            tarfile.open(fileobj=cast(IO[bytes], _Pieces(file)), mode="r:") as opened,
+        ):
             for number, member in enumerate(opened):
                 if number >= _MOST_MEMBERS:
                     break
-                if member.name == "manifest.json" and member.isreg() and member.size <= _MOST_MANIFEST_BYTES:
-                    file = opened.extractfile(member)
-                    value = json.loads(file.read()) if file else []
-                    return tuple(_full(tag) for image in value for tag in image["RepoTags"] or ())
-    except (OSError, tarfile.TarError, ValueError, TypeError, KeyError) as error:
+                if member.name == "manifest.json" and member.isreg() and member.size <= _MOST_PIECE_BYTES:
+                    manifest = opened.extractfile(member)
+                    value = strict_json.parse(manifest.read() if manifest else b"[]", limit_bytes=_MOST_PIECE_BYTES)
+                    return tuple(_full(str(tag)) for image in value for tag in image["RepoTags"] or ())
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{archive} is no archive of `docker save`: {shown(str(error))}.") from error
     raise UsageError(f"{archive} is no archive of `docker save`: it has no manifest.json.")
 

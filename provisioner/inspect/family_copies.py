@@ -20,7 +20,7 @@ from pathlib import Path
 from provisioner.family.loader import TaskFamily
 from provisioner.inspect.configuration import Machine
 from provisioner.inspect.fields import Pairs
-from provisioner.inspect.packing import pack
+from provisioner.inspect.packing import LOG_SUFFIX, pack
 from provisioner.inspect.plain_family import plain_family
 
 PREFIX = "provisioner-inspect-"
@@ -46,7 +46,9 @@ def family_of_machine(machine: Machine, internet: str, base_image: str = "", pac
         UsageError: a file that the configuration names does not exist or cannot be copied.
     """
     with _lock:
-        key = (machine, internet, base_image, packed, _look((*machine.files, *packed)))
+        # What packing leaves out changes while the eval runs.
+        of_packed = tuple(line for line in _look(packed) if not line[0].endswith(LOG_SUFFIX))
+        key = (machine, internet, base_image, packed, (*_look(machine.files), *of_packed))
         if key not in _families:
             directory = Path(tempfile.mkdtemp(dir=_directory()))
             with tempfile.TemporaryDirectory(dir=directory) as archives:

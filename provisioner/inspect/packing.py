@@ -9,12 +9,16 @@ from provisioner.errors import UsageError
 
 # 2000-01-01: an archive's name comes from its bytes, and zip files can hold no time before 1980.
 TIME = 946_684_800
+# Inspect writes its logs where it is started, often into the eval's own directory. Copies of them would make another
+# image of it for each eval, and hold the answers of earlier ones.
+LOG_SUFFIX = ".eval"
 
 
 def pack(source: Path, target: str, directory: Path) -> str:
     """Writes an archive with one member, or one directory, which has the name of the archive without `.tar`.
 
-    Owner and group of all is root. Links are kept as they are.
+    Owner and group of all is root. Links are kept as they are. Inspect's logs are left out of a directory, with the
+    directories in which nothing else is.
 
     Args:
         source: what is packed.
@@ -28,12 +32,26 @@ def pack(source: Path, target: str, directory: Path) -> str:
         UsageError: a file cannot be read, or is neither a file, a directory nor a link.
     """
     path = directory / PurePosixPath(target).name
+    root = source.resolve()
+
+    def packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        inside = PurePosixPath(member.name).relative_to(path.stem)
+        return None if inside.parts and _is_of_logs(root / inside) else _same_for_all(member)
+
     try:
         with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
-            archive.add(source.resolve(), path.stem, filter=_same_for_all)
+            archive.add(root, path.stem, filter=packed)
     except OSError as error:
         raise UsageError(f"{error.filename or source} cannot be copied: {error.strerror or error}.") from error
     return str(path)
+
+
+def _is_of_logs(path: Path) -> bool:
+    """Returns whether a path is a log of Inspect, or a directory with logs alone."""
+    if path.is_symlink() or not path.is_dir():
+        return path.suffix == LOG_SUFFIX
+    entries = list(path.iterdir())
+    return bool(entries) and all(entry.suffix == LOG_SUFFIX for entry in entries)
 
 
 def _same_for_all(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -45,6 +45,8 @@ GRACE_SECONDS = 15
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _IDENTITY = re.compile(r"[0-9a-f]{12,64}")
+_USER = re.compile(r"[^\0\n]{0,256}")
+_DIRECTORY = re.compile(r"(?:/[^\0\n]{0,4095})?")
 _ENGINE = "Error response from daemon: "
 _RUNTIME = "OCI runtime exec failed: "
 
@@ -94,11 +96,15 @@ class Container:
         return self.user.partition(":")[0] in ("", "0", "root")
 
 
+class ServicesError(TaskError):
+    """A sample's services did not start. Its machine is not lost for that."""
+
+
 def start(project: Project, connection: Connection) -> list[Container]:
     """Starts a project's containers, waits until they run and are healthy, and returns those that run.
 
     Raises:
-        TaskError: a service did not start, ended with an error, or is not healthy.
+        ServicesError: a service did not start, ended with an error, or is not healthy.
     """
     connection.write_file(f"{DIRECTORY}/compose.json", project.run.encode(), mode=0o600)
     up = (*_COMPOSE, "up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(START_SECONDS))
@@ -109,19 +115,19 @@ def start(project: Project, connection: Connection) -> list[Container]:
     running = [name for name in project.services if states.get(name, {}).get("State") == "running"]
     if wrong or not running:
         what = f"The service {wrong[0]} is not up: {_words(states.get(wrong[0]))}" if wrong else "No service runs"
-        raise TaskError(f"{what}.", details=_end(done) + _logs(connection, wrong))
+        raise ServicesError(f"{what}.", details=_end(done) + _logs(connection, wrong))
     return _containers(connection, {name: states[name]["ID"] for name in running})
 
 
 def _states(connection: Connection) -> dict[str, dict[str, Any]]:
     done = connection.run([*_COMPOSE, "ps", "--all", "--no-trunc", "--format", "json"])
     if done.exit_code:
-        raise TaskError("Compose in the machine does not say which services run.", details=_end(done))
+        raise ServicesError("Compose in the machine does not say which services run.", details=_end(done))
     states = {}
     for line in done.stdout.splitlines():
         value = _parsed(line)
         if not isinstance(value, dict) or not _IDENTITY.fullmatch(str(value.get("ID"))):
-            raise TaskError(f"Compose in the machine says what is no service's state: {shown(str(value))}")
+            raise ServicesError(f"Compose in the machine says what is no service's state: {shown(str(value))}")
         states[str(value.get("Service"))] = value
     return states
 
@@ -157,23 +163,30 @@ def _containers(connection: Connection, identities: Mapping[str, str]) -> list[C
     done = connection.run(["docker", "inspect", "--format", form, *identities.values()])
     lines = done.stdout.splitlines()
     if done.exit_code or len(lines) != len(identities):
-        raise TaskError("The engine in the machine does not describe its containers.", details=_end(done))
+        raise ServicesError("The engine in the machine does not describe its containers.", details=_end(done))
     containers = []
     for (service, identity), line in zip(identities.items(), lines, strict=True):
         value = _parsed(line)
-        if not isinstance(value, dict):
-            raise TaskError(f"The engine in the machine says what describes no container: {shown(str(value))}")
-        containers.append(
-            Container(service, identity, str(value.get("user") or ""), str(value.get("directory") or "/"))
-        )
+        config = value if isinstance(value, dict) else {}
+        user, directory = config.get("user"), config.get("directory")
+        # Each command in the container names them.
+        if not _matches(_USER, user) or not _matches(_DIRECTORY, directory):
+            raise ServicesError(
+                f"The engine in the machine does not describe the container of {service}: {shown(str(value))}"
+            )
+        containers.append(Container(service, identity, str(user), str(directory) or "/"))
     return containers
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
 
 
 def _parsed(line: bytes) -> Any:
     try:
         return strict_json.parse(line)
     except ValueError as error:
-        raise TaskError(f"The engine in the machine answers what is no JSON: {error}.") from error
+        raise ServicesError(f"The engine in the machine answers what is no JSON: {error}.") from error
 
 
 class ServiceSandbox(ProvisionerSandbox):
@@ -347,14 +360,24 @@ def _as_a_machine_would(done: ExecResult[str], program: str) -> ExecResult[str]:
     return done
 
 
+def _started(project: Project, connection: Connection) -> list[Container] | ServicesError:
+    """Returns why services did not start, where an exception would mean that the machine is lost."""
+    try:
+        return start(project, connection)
+    except ServicesError as error:
+        return error
+
+
 async def start_services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
     """Starts the containers of a sample's machine, and returns their sandboxes, the default first.
 
     Raises:
-        TaskError: a service did not start.
+        ServicesError: a service did not start.
         MachineLostError: the machine does not answer.
     """
     project = machines.project
     assert project is not None
-    containers = await launch(lambda: machines.on("primary", partial(start, project)), machines.cancelled)
-    return {container.service: ServiceSandbox(machines, container) for container in containers}
+    outcome = await launch(lambda: machines.on("primary", partial(_started, project)), machines.cancelled)
+    if isinstance(outcome, ServicesError):
+        raise outcome
+    return {container.service: ServiceSandbox(machines, container) for container in outcome}

@@ -10,9 +10,23 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from tests.homes import cache
+
 DEBIAN = "debian:12"
+# What evals of the tests build of it.
+DOCKERFILE = """
+FROM debian:12
+RUN useradd --create-home agent && echo built > /built
+ENV COLOUR=red
+WORKDIR /srv/work
+"""
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNUSED = tuple(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man"))
+
+
+def registry_of_archives() -> str:
+    """Returns a directory of archives, with that of an image `debian:12`."""
+    return str(debian_archive(cache()).parent)
 
 
 def debian_archive(cache: Path) -> Path:

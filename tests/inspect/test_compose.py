@@ -1,28 +1,25 @@
-"""Shows that an eval's compose file or Dockerfile runs unchanged in a real machine, by the rules of Docker.
+"""Shows that a compose file's services run in a real machine by the rules of Docker, and pass Inspect's checks.
 
-No registry can be reached: the one image that is needed comes from an archive. The files have five shapes: a Dockerfile
-alone, two services with a private network, volumes, a health check that another service waits for, and limits.
+The file has a private network, volumes, a health check that another service waits for, and limits. The one image that
+is needed comes from an archive.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
-import anyio
 import pytest
 from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
 from inspect_ai.util._sandbox import self_check
 
 from provisioner.inspect import blocking
-from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.configuration import configuration_of
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import ServiceSandbox
 from provisioner.store.home import Home
-from tests.homes import cache
-from tests.inspect.images import debian_archive
+from tests.inspect.images import DOCKERFILE, registry_of_archives
+from tests.inspect.running import brought_up, ended
 
 CHECKS = [name for name in dir(self_check) if name.startswith("test_")]
 # The users of the service that Inspect's checks run in: root on asyncio, another on trio; or each on each.
@@ -30,18 +27,12 @@ PAIRS = [("asyncio", "web"), ("trio", "agent")]
 if os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
     PAIRS = [(loop, service) for loop in ("asyncio", "trio") for service in ("web", "agent")]
 
-DOCKERFILE = """
-FROM debian:12
-RUN useradd --create-home agent && echo built > /built
-ENV COLOUR=red
-WORKDIR /srv/work
-"""
-# All shapes in one file but the Dockerfile alone: a machine takes a minute to boot where there is no KVM.
+# All in one file: a machine takes a minute to boot where there is no KVM.
 COMPOSE = """
 services:
   web:
     build: .
-    command: sleep infinity
+    command: [bash, -c, "cp /shared/ready /seen; sleep infinity"]
     init: true
     volumes: ["./data:/srv/data:ro", "shared:/shared"]
     networks: [inner]
@@ -59,7 +50,7 @@ services:
   store:
     image: debian:12
     x-local: true
-    command: [bash, -c, "echo ready > /shared/ready; sleep infinity"]
+    command: [bash, -c, "sleep 5; echo ready > /shared/ready; sleep infinity"]
     healthcheck: {test: [CMD, test, -s, /shared/ready], interval: 1s, timeout: 30s, retries: 100}
     volumes: ["shared:/shared"]
     networks: [inner]
@@ -89,37 +80,22 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(getattr(request, "param", "asyncio"))
 
 
-def _brought_up(configuration: Configuration, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
-    anyio.run(ProvisionerSandbox.task_init, "compose", configuration)
-    return anyio.run(ProvisionerSandbox.sample_init, "compose", configuration, metadata)
-
-
-def _ended(configuration: Configuration, sandboxes: dict[str, SandboxEnvironment]) -> None:
-    anyio.run(partial(ProvisionerSandbox.sample_cleanup, "compose", configuration, sandboxes, interrupted=False))
-
-
 @pytest.fixture(scope="module")
-def registry() -> str:
-    """A directory of archives."""
-    return str(debian_archive(cache()).parent)
-
-
-@pytest.fixture(scope="module")
-def services(
-    home: Home, registry: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, SandboxEnvironment]]:
+def services(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxEnvironment]]:
     """The services of a sample, as Inspect gets them."""
     directory = tmp_path_factory.mktemp("eval")
     (directory / "Dockerfile").write_text(DOCKERFILE)
     (directory / "compose.yaml").write_text(COMPOSE)
     (directory / "data").mkdir()
     (directory / "data" / "note").write_text("from the eval's directory")
-    configuration = configuration_of(str(directory / "compose.yaml")).model_copy(update={"registry": registry})
-    found = _brought_up(configuration, {"level": "3"})
+    configuration = configuration_of(str(directory / "compose.yaml")).model_copy(
+        update={"registry": registry_of_archives()}
+    )
+    found = brought_up(configuration, {"level": "3"})
     try:
         yield found
     finally:
-        _ended(configuration, found)
+        ended(configuration, found)
 
 
 async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = None) -> str:
@@ -151,6 +127,11 @@ async def test_volumes_are_copies_of_the_evals_directory_and_the_engines_own(
     assert await services["web"].read_file("/srv/data/note") == "from the eval's directory"
     assert "Read-only" in await _said(services["web"], "echo x > /srv/data/note")
     assert await _said(services["web"], "cat /shared/ready") == "ready"
+
+
+@pytest.mark.anyio
+async def test_a_service_starts_after_the_one_that_it_needs_is_healthy(services: dict[str, SandboxEnvironment]) -> None:
+    assert await _said(services["web"], "cat /seen") == "ready"
 
 
 @pytest.mark.anyio
@@ -194,14 +175,3 @@ async def test_a_container_that_ends_is_unavailable_and_the_others_go_on(
     with pytest.raises(SandboxUnavailableError, match="The container of the service store does not run: 'exited"):
         await store.exec(["true"])
     assert await _said(services["web"], "echo on") == "on"
-
-
-def test_a_dockerfile_alone_is_an_eval(home: Home, registry: str, tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
-    configuration = configuration_of(str(tmp_path / "Dockerfile")).model_copy(update={"registry": registry})
-    sandboxes = _brought_up(configuration, {})
-    try:
-        assert list(sandboxes) == ["default"]
-        assert anyio.run(_said, sandboxes["default"], "cat /built; pwd") == "built\n/srv/work"
-    finally:
-        _ended(configuration, sandboxes)

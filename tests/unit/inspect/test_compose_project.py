@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ def project(directory: Path, text: str, **variables: str) -> Project:
 def _run(found: Project, service: str = "web") -> dict[str, Any]:
     value: dict[str, Any] = json.loads(found.run)["services"][service]
     return value
+
+
+_COMMAND = "services: {web: {image: x, command: [%s]}}"
 
 
 @pytest.fixture
@@ -151,6 +155,8 @@ def test_a_machine_has_room_for_its_services(directory: Path) -> None:
     limits = "{deploy: {resources: {limits: {memory: 3g, cpus: '3.5'}}}, image: x}"
     found = project(directory, f"services: {{a: {limits}, b: {{image: x, mem_limit: 512m}}, c: {{image: x}}}}")
     assert (found.cpus, found.memory_gb) == (4, 5)
+    reserved = "{deploy: {resources: {reservations: {memory: 2g}}}, image: x}"
+    assert project(directory, f"services: {{a: {reserved}, b: {{image: x, mem_reservation: 4g}}}}").memory_gb == 7
     assert project(directory, "services: {a: {image: x}}").memory_gb == 2
 
 
@@ -189,7 +195,19 @@ networks: {inner: {internal: true}, outer: }
         ("ports: [{target: 80}]", "services.web.ports.0"),
         ("depends_on: [db]", "services.web.depends_on: 'db' is not one of the file's services"),
         ("networks: [far]", "services.web.networks: 'far' is not one of the file's networks"),
-        ("mem_limit: much", "services.web.mem_limit: 'much' is not a size"),
+        ("mem_limit: much", "services.web.mem_limit: it must be a size such as 512m or 2g, up to 65536g, not 'much'"),
+        ("mem_reservation: 1e3", "services.web.mem_reservation: it must be a size"),
+        (f"mem_limit: {'9' * 400}g", "services.web.mem_limit: it must be a size"),
+        ("cpus: .inf", "services.web.cpus: it must be a number from 0 to 1024, not inf"),
+        ("cpus: .nan", "services.web.cpus: it must be a number from 0 to 1024, not nan"),
+        (
+            "deploy: {resources: {limits: {cpus: many}}}",
+            "services.web.deploy.resources.limits.cpus: it must be a number from 0 to 1024, not 'many'",
+        ),
+        (
+            "deploy: {resources: {limits: {memory: 1t}}}",
+            "services.web.deploy.resources.limits.memory: it must be a size",
+        ),
         ("deploy: {replicas: 2}", "services.web.deploy: Unknown field: 'replicas'"),
         (
             "deploy: {resources: {reservations: {devices: [{driver: nvidia}]}}}",
@@ -232,6 +250,41 @@ def test_what_cannot_be_carried_over_is_named_by_its_key(directory: Path, servic
 def test_what_cannot_be_carried_over_at_the_files_top_is_named(directory: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         project(directory, f"services: {{web: {{image: nginx}}}}\n{text}")
+
+
+def test_more_than_an_image_may_have_is_named_by_its_key_before_it_is_copied(directory: Path) -> None:
+    for name, gib in (("app", 5), ("data", 4)):
+        (directory / name / "large").touch()
+        os.truncate(directory / name / "large", gib << 30)
+    text = "services: {web: {build: ./app, volumes: ['./data:/data', './app:/app']}}"
+    with pytest.raises(UsageError, match=r"services\.web\.volumes\.0: with .*data, more than 8 GiB would be copied"):
+        project(directory, text)
+    (directory / "data" / "large").unlink()
+    assert project(directory, text)
+
+
+def test_a_dockerfile_without_end_is_named(directory: Path) -> None:
+    os.truncate(directory / "app" / "Dockerfile", 2 << 30)
+    with pytest.raises(UsageError, match=r"services\.web\.build\.dockerfile: .*Dockerfile is larger than 1 MiB"):
+        project(directory, "services: {web: {build: ./app}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (_COMMAND % ("$LONG, " * 20), "services.web.command."),
+        (f"x-long: &long {'x' * 100_000}\n{_COMMAND % ('*long, ' * 20)}", "services.web.command."),
+        (f"x-long: &long {{{'x' * 1000}: 1}}\n{_COMMAND % ('*long, ' * 2000)}", "services.web.command."),
+        (
+            "services: {" + "".join(f"s{number}: {{image: x, environment: [LONG]}}, " for number in range(20)) + "}",
+            "services.s10.environment",
+        ),
+    ],
+    ids=["variables", "aliases", "keys", "environment"],
+)
+def test_a_file_that_grows_by_aliases_or_variables_is_named_by_its_key(directory: Path, text: str, where: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(where) + ".*the file has more than 1048576 characters"):
+        project(directory, text, LONG="x" * 100_000)
 
 
 def test_all_that_cannot_be_carried_over_is_told_at_once(directory: Path) -> None:

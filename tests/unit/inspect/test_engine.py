@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -99,7 +101,31 @@ def test_a_local_image_that_is_in_no_archive_is_named(tmp_path: Path) -> None:
         _script(configuration.model_copy(update={"registry": str(tmp_path / "images")}))
 
 
-@pytest.mark.parametrize("content", [b"no archive", b""], ids=["text", "empty"])
+def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_a_compressed_archive_names_its_images(tmp_path: Path) -> None:
+    plain = _archive(tmp_path, "x.tar", "mine:1")
+    (tmp_path / "x.tgz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert images_in(tmp_path / "x.tgz") == ("mine:1",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no archive",
+        b"",
+        gzip.compress(_header("layer.tar", 100))[:-20],
+        _header("pax", 3 << 30, tarfile.XHDTYPE),
+        gzip.compress(_header("layer.tar", 1 << 40) + _header("manifest.json", 1)),
+        _header("manifest.json", 3) + b"[1]".ljust(512, b"\0"),
+        _header("manifest.json", 2) + b"[1".ljust(512, b"\0"),
+    ],
+    ids=["text", "empty", "half", "huge header", "huge layer", "no list", "half list"],
+)
 def test_what_is_no_archive_of_docker_save_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
     with pytest.raises(UsageError, match=r"x\.tar is no archive of `docker save`"):
@@ -109,6 +135,23 @@ def test_what_is_no_archive_of_docker_save_is_named(tmp_path: Path, content: byt
 def test_a_registry_that_is_neither_directory_nor_address_is_named(tmp_path: Path) -> None:
     configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="neither a directory of archives nor the address of a mirror"):
+        _script(configuration)
+
+
+def test_archives_that_no_machine_has_room_for_are_named(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "images", "base.tar", "x:latest")
+    os.truncate(archive, 9 << 30)
+    configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "images"))
+    with pytest.raises(UsageError, match=r"`registry` .*images: the archives of this file's images have 9\.0 GiB"):
+        _script(configuration)
+
+
+def test_a_registry_of_too_many_archives_is_named(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(1001):
+        (tmp_path / "images" / f"{number}.tar").touch()
+    configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "images"))
+    with pytest.raises(UsageError, match="images has 1001 archives; at most 1000 are read"):
         _script(configuration)
 
 

@@ -39,6 +39,17 @@ def test_equal_trees_make_equal_archives_with_everything_in_them(tmp_path: Path)
     assert {member.uid for member in members.values()} == {0}
 
 
+def test_inspects_logs_are_left_out(tmp_path: Path) -> None:
+    before, after = _tree(tmp_path / "a"), _tree(tmp_path / "b")
+    (after / "logs").mkdir()
+    for name in ("logs/2026_task.eval", "last.eval"):
+        (after / name).write_text("the answers")
+    for directory in ("x", "y"):
+        (tmp_path / directory).mkdir()
+    packed = [Path(pack(tree, "/opt/context0.tar", tmp_path / to)) for tree, to in ((before, "x"), (after, "y"))]
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+
+
 def test_a_single_file_is_packed_by_the_archives_name(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("1")
     (tmp_path / "link").symlink_to("data")

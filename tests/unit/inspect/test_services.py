@@ -41,10 +41,14 @@ class _Machine:
     def on(self, _: str, work: Callable[[Any], Any]) -> Any:
         return work(self)
 
-    def run(self, argv: list[str], *, stdin: bytes = b"", **_: Any) -> Completed:
+    def run(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> Completed:
         self.calls.append(list(argv))
         self.inputs.append(stdin)
-        return self._answer(list(argv))
+        done = self._answer(list(argv))
+        for listen, data in ((options.get("on_stdout"), done.stdout), (options.get("on_stderr"), done.stderr)):
+            if listen:
+                listen(data)
+        return done
 
     def write_file(self, path: str, data: bytes, **_: Any) -> None:
         self.files[path] = data
@@ -110,6 +114,22 @@ def test_a_service_that_is_not_up_is_named_with_its_last_words(state: Mapping[st
 def test_a_machine_that_lies_about_its_containers_is_not_believed(line: str) -> None:
     machine = _Machine(lambda argv: _says(0, line if "ps" in argv else ""))
     with pytest.raises(TaskError, match=r"no JSON|no service's state"):
+        start(PROJECT, cast(Connection, machine))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"user": "a\\u0000b", "directory": ""}',
+        '{"user": "", "directory": "srv"}',
+        '{"user": "%s"}' % ("x" * 300),
+        "[]",
+    ],
+    ids=["null", "relative", "half", "list"],
+)
+def test_a_machine_that_lies_about_a_containers_user_or_directory_is_not_believed(config: str) -> None:
+    machine = _engine({"web": RUNNING, "db": RUNNING}, config)
+    with pytest.raises(TaskError, match="does not describe the container of web"):
         start(PROJECT, cast(Connection, machine))
 
 
@@ -250,10 +270,11 @@ async def test_a_sample_whose_service_does_not_start_says_why_and_leaves_nothing
     cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> list[Container]:
-        raise TaskError("The service web is not up.", details="its last words")
+        raise services.ServicesError("The service web is not up.", details="its last words")
 
     monkeypatch.setattr(services, "start", refuse)
     with pytest.raises(TaskError, match="not up") as raised:
         await ProvisionerSandbox.sample_init("task", compose, {})
     assert "its last words" in str(raised.value)
+    assert "The cloud says" not in str(raised.value)  # as of a machine that is lost
     assert cloud.existing() == []
