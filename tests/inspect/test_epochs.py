@@ -10,6 +10,7 @@ import pytest
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.event import InfoEvent
+from inspect_ai.log import EvalSample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
@@ -126,18 +127,21 @@ def test_three_epochs_start_from_one_environment_and_see_nothing_of_each_other(h
     boots, keys, drawn = zip(*(_parts(each["own"]) for each in seen.values()), strict=True)
     for each in (boots, keys, drawn):
         assert len(set(each)) == EPOCHS
-    began = [
-        next(event.data for event in sample.events if isinstance(event, InfoEvent) and event.source == "provisioner")
-        for sample in samples
-    ]
+    began = [_beginning(sample) for sample in samples]
     [first] = [each for each in began if each["frozen_as"]]
     assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * (EPOCHS - 1)
     assert "renewal" not in first["phases"]
     assert all("renewal" in each["phases"] and "start" not in each["phases"] for each in began if each is not first)
-    print({each["environment"]: each["phases"] for each in began})
     assert [kept for kept in EnvironmentStore(home).readable() if kept.batch] == []
     assert SnapshotStore(home).all() == []
     assert Ledger(home.ledger).entries(unsettled=True) == []
+
+
+def _beginning(sample: EvalSample) -> dict[str, Any]:
+    """Returns the first event of the sample's machines."""
+    infos = [event for event in sample.events if isinstance(event, InfoEvent) and event.source == "provisioner"]
+    assert isinstance(infos[0].data, dict)
+    return infos[0].data
 
 
 def _parts(text: str) -> tuple[str, str, str]:
