@@ -26,6 +26,7 @@ from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox, _of_machines
 from provisioner.inspect.services import Container, ServiceSandbox
 from provisioner.session import Session
+from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
@@ -268,6 +269,19 @@ async def test_services_start_once_and_each_copy_has_sandboxes_of_its_own(config
     for machines in epochs_of_it:
         machines.destroy()
     await epochs.end_all()
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_the_end_of_a_run_destroys_what_ctrl_c_has_left_and_then_what_was_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = [await _up(configured(fork="epochs")) for _ in range(2)]
+    assert [machines.snapshot for machines in running] == ["", running[0].frozen_as]
+    monkeypatch.setattr(clean_up, "MACHINES", {machines.environment.id: machines for machines in running})
+    await ProvisionerSandbox.task_cleanup("shutdown", None, True)
+    assert not is_locked(SnapshotStore(session.home).lease(running[0].frozen_as))
+    _assert_nothing_left(session, cloud)
 
 
 @pytest.mark.anyio
