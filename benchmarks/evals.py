@@ -1,12 +1,15 @@
 """Measures Inspect's sandbox `provisioner`: calls in a machine, and samples that start together.
 
-Usage: python benchmarks/evals.py [--calls 20] [--local 10] [--samples 200]
+Usage: python benchmarks/evals.py [--calls 20] [--local 10] [--epochs 10] [--start 20] [--samples 200]
 
 Calls: medians of a command's round trip, and of writing and reading 10 MB, in a local machine, under asyncio and under
 trio; beside OpenSSH's client over one open connection to the same machine, and Inspect's docker sandbox where Docker
 runs.
 
 Local: so many samples at once from a template, the seconds until each has run its first command.
+
+Epochs: so many of one sample at once, each brought up, and then all but one forked; the seconds until each has run its
+first command. They are of a family whose start() takes so many seconds.
 
 Samples: so many at once on the aws cloud, a moto server and a loopback SSH in its place. Stacks are runs of Terraform;
 the longest stall is how late the event loop was for a timer of 10 ms, and an idle process shows what of it is this
@@ -36,7 +39,10 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from inspect_ai.util import SandboxEnvironment  # noqa: E402
+from inspect_ai import Task, eval  # noqa: E402
+from inspect_ai.dataset import Sample  # noqa: E402
+from inspect_ai.solver import Generate, Solver, TaskState, solver  # noqa: E402
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox  # noqa: E402
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: E402
 
 from provisioner import Home  # noqa: E402
@@ -44,6 +50,7 @@ from provisioner.inspect.configuration import Configuration, Machine  # noqa: E4
 from provisioner.inspect.sandbox import ProvisionerSandbox  # noqa: E402
 from provisioner.remote.openssh import ssh_command  # noqa: E402
 from provisioner.store.environments import EnvironmentStore  # noqa: E402
+from provisioner.store.snapshots import SnapshotStore  # noqa: E402
 from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402
 from tests.batch.many import variables  # noqa: E402
 from tests.provider_mirror import use_provider_mirror  # noqa: E402
@@ -62,6 +69,24 @@ while not ended:
 print(late)
 """
 EVENT_LOOPS = ("asyncio", "trio")
+STARTING = """
+import time
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t):
+        return ""
+
+    @staticmethod
+    def start(t):
+        time.sleep(SECONDS)
+"""
 
 
 async def timed(work: Callable[[], Awaitable[object]], calls: int) -> float:
@@ -222,6 +247,51 @@ async def of_local_samples(count: int) -> None:
     )
 
 
+def of_epochs(count: int, start_seconds: float, directory: Path) -> None:
+    """Measures the epochs of one sample that start together here, brought up and forked."""
+    family = directory / "starting"
+    family.mkdir()
+    (family / "starting.py").write_text(STARTING.replace("SECONDS", str(start_seconds)))
+    _epochs(1, Configuration(family=str(family), task="main"), directory)  # makes image and template
+    for fork, words in (("none", "brought up"), ("epochs", "forked")):
+        configuration = Configuration.model_validate({"family": str(family), "task": "main", "fork": fork})
+        seconds, frozen_bytes = _epochs(count, configuration, directory)
+        print(
+            f"{count} epochs {words}, start() of {start_seconds:g} s: first command after {min(seconds):.1f} to "
+            f"{max(seconds):.1f} s, median {statistics.median(seconds):.1f} s; {frozen_bytes / 1e6:.0f} MB frozen",
+            flush=True,
+        )
+
+
+def _epochs(count: int, configuration: Configuration, directory: Path) -> tuple[list[float], int]:
+    """Returns the seconds until each epoch has run its first command, and what snapshots took of the disk."""
+    seconds: list[float] = []
+    frozen_bytes = 0
+
+    @solver
+    def first_command() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            nonlocal frozen_bytes
+            assert (await sandbox().exec(["true"])).success
+            seconds.append(time.perf_counter() - begin)
+            store = SnapshotStore(Home.default())
+            frozen_bytes = sum(store.disk_bytes(snapshot.name) for snapshot in store.all())
+            return state
+
+        return solve
+
+    task = Task(
+        dataset=[Sample(input="")], solver=first_command(), sandbox=SandboxEnvironmentSpec("provisioner", configuration)
+    )
+    begin = time.perf_counter()
+    [log] = eval(
+        task, model="mockllm/model", epochs=count, max_samples=count, max_sandboxes=count, display="none",
+        log_dir=str(directory / "logs"),
+    )  # fmt: skip
+    assert log.status == "success", log.error
+    return seconds, frozen_bytes
+
+
 async def of_many_samples(count: int, family: Path) -> None:
     """Measures samples that start together on the aws cloud."""
     configuration = Configuration(cloud="aws", region="us-east-1", family=str(family), task="main")
@@ -251,12 +321,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--local", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--start", type=float, default=20.0)
     parser.add_argument("--samples", type=int, default=200)
     options = parser.parse_args()
     if options.calls:
         of_one_machine(options.calls)
     if options.local:
         anyio.run(of_local_samples, options.local)
+    if options.epochs:
+        with tempfile.TemporaryDirectory() as name:
+            of_epochs(options.epochs, options.start, Path(name))
     if not options.samples:
         return
     use_provider_mirror()

@@ -16,12 +16,13 @@ _MAXIMUM_MERGED_KEYS = 1000
 _MAXIMUM_MERGED_MAPPINGS = 20
 
 
-def read(path: Path, what: str, maximum_bytes: int) -> object:
+def read(path: Path, what: str, maximum_bytes: int, *, plain: bool = False) -> object:
     """Reads a YAML file that is no larger than it may be. Messages name it by its absolute path.
 
     Args:
         what: what it is, as the beginning of messages, such as "The suite file".
         maximum_bytes: more is refused, and never held in memory.
+        plain: as for `load`.
 
     Raises:
         UsageError: it cannot be read, is too large, or is not YAML as for `load`.
@@ -34,22 +35,23 @@ def read(path: Path, what: str, maximum_bytes: int) -> object:
         raise UsageError(f"{title} cannot be read: {error.strerror}.") from error
     if len(data) > maximum_bytes:
         raise UsageError(f"{title} is larger than {maximum_bytes >> 20} MiB.")
-    return load(data, title)
+    return load(data, title, plain=plain)
 
 
-def load(data: bytes, name: str, kind: type[UsageError] = UsageError) -> object:
+def load(data: bytes, name: str, kind: type[UsageError] = UsageError, *, plain: bool = False) -> object:
     """Parses a YAML document.
 
     Args:
         data: the document; the caller must bound its size.
         name: the name that messages use for it.
         kind: the class of the error to raise.
+        plain: whether `yes`, `22:22` and `2026-01-02` are text, as in YAML 1.2 and in Docker Compose.
 
     Raises:
         UsageError: the document is not YAML, repeats a key, or has a mapping or sequence that contains itself.
     """
     try:
-        return yaml.load(data, _Loader)  # noqa: S506 -- a SafeLoader
+        return yaml.load(data, _PlainLoader if plain else _Loader)  # noqa: S506 -- SafeLoaders
     except yaml.MarkedYAMLError as error:
         at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         reason = (error.problem or error.context or "no reason given")[:200]
@@ -94,3 +96,25 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
         if merges and len(node.value) > _MAXIMUM_MERGED_KEYS:
             raise yaml.MarkedYAMLError(problem="a merge has too many keys", problem_mark=node.start_mark)
+
+
+class _PlainLoader(_Loader):
+    """Takes for text what YAML 1.1 alone takes for a truth value, a number of base 60 or a date."""
+
+
+def _plain_bool(loader: _PlainLoader, node: yaml.ScalarNode) -> object:
+    return loader.construct_yaml_bool(node) if node.value.lower() in ("true", "false") else node.value
+
+
+def _plain_int(loader: _PlainLoader, node: yaml.ScalarNode) -> object:
+    return node.value if ":" in node.value else loader.construct_yaml_int(node)
+
+
+def _plain_float(loader: _PlainLoader, node: yaml.ScalarNode) -> object:
+    return node.value if ":" in node.value else loader.construct_yaml_float(node)
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:bool", _plain_bool)
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _plain_int)
+_PlainLoader.add_constructor("tag:yaml.org,2002:float", _plain_float)
+_PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)

@@ -42,7 +42,8 @@ BREAKDOWN_CHARACTERS = 4000
 Create = Callable[[Session, Environment], Environment]
 
 
-def _create_alone(session: Session, environment: Environment) -> Environment:
+def create_alone(session: Session, environment: Environment) -> Environment:
+    """Creates the machines of one recorded environment, in a stack of its own."""
     [created] = create_machines(session, [environment])
     return created
 
@@ -90,7 +91,7 @@ def bring_up(
     family: TaskFamily,
     task: str,
     allowed: tuple[Destination, ...],
-    create: Create = _create_alone,
+    create: Create = create_alone,
 ) -> Environment:
     """Brings up an environment that this command looks after, in the first place where the cloud has capacity."""
     try:
@@ -107,7 +108,7 @@ def bring_up(
 
 
 def launch(
-    session: Session, planned: Plan, identity: str, phases: Phases, create: Create = _create_alone
+    session: Session, planned: Plan, identity: str, phases: Phases, create: Create = create_alone
 ) -> Environment:
     """Brings up an environment that this process looks after: reservation, machines, isolation, start.
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
 from provisioner.environment.isolation_proof import prove_isolation
-from provisioner.errors import HostError, UsageError
+from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.machines import renewal, reservations
 from provisioner.machines.boot import boot_machines
-from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.create import record_environment
 from provisioner.machines.kept import end_kept
 from provisioner.machines.locking import creation_lock, environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
+from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from provisioner.ttl import words
 
@@ -24,8 +26,11 @@ from provisioner.ttl import words
 LEAST_LEFT = timedelta(minutes=5)
 
 
-def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
+def freeze(session: Session, environment: Environment, name: str, *, attended: bool = False) -> Snapshot:
     """Freezes an environment under a name. The environment itself goes on.
+
+    Args:
+        attended: whether this process removes the snapshot, or leaves it to the sweep.
 
     Raises:
         UsageError: it is not up, is about to end, or the name is taken.
@@ -41,13 +46,23 @@ def freeze(session: Session, environment: Environment, name: str) -> Snapshot:
         _require_freezable(session, current)
         needs = session.cloud.snapshot_needs(current)
         with best_effort(session.progress, f"Ending the connections kept to {current.id}"):
-            end_kept(session, current)  # a copy would go on with its half of them
-        session.progress.note(f"Freezing {current.id}; its machines pause for a moment")
+            end_kept(session, current)  # a copy would keep its half of them
         frozen_at = now()
-        session.cloud.freeze(current, directory)
-        snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs)
-        store.finish(snapshot, session.environments.key_path(current.id, "controller").parent)
+        with Phases(session.progress).phase("freeze"):
+            session.cloud.freeze(current, directory)
+        snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs, attended=attended)
+        with contextlib.ExitStack() as undo:
+            if attended:  # before there is a snapshot that a sweep would remove
+                session.leases.take(_lease(name), store.lease(name), lambda: None)
+                undo.callback(session.leases.release, _lease(name))
+            store.finish(snapshot, session.environments.key_path(current.id, "controller").parent)
+            undo.pop_all()
     return snapshot
+
+
+def _lease(name: str) -> str:
+    """Returns how a process's leases name that of a snapshot: no environment's id has a space."""
+    return f"snapshot {name}"
 
 
 def _require_freezable(session: Session, environment: Environment) -> None:
@@ -77,6 +92,21 @@ def up(session: Session, name: str) -> Environment:
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
+    return lifecycle.left_to_operator(session, bring_up(session, name))
+
+
+def bring_up(session: Session, name: str, create: lifecycle.Create = lifecycle.create_alone) -> Environment:
+    """Brings up a copy of a frozen environment, as `up` does, that this process looks after.
+
+    Args:
+        create: creates the machines of a recorded environment.
+
+    Returns:
+        the copy's record, with status `ready`.
+
+    Raises:
+        ProvisionerError: it failed; everything that was created has been destroyed.
+    """
     store = SnapshotStore(session.home)
     snapshot = store.load(name)
     _require_alike(session, snapshot)
@@ -90,11 +120,10 @@ def up(session: Session, name: str) -> Environment:
                 with store.held(name):
                     record_environment(session, environment, task_key)
                     _require_same(store, snapshot)
-                [environment] = create_machines(session, [environment])
+                environment = create(session, environment)
             with phases.phase("renewal"):
                 renewal.renew(session, environment)
-            environment = _made_ready(session, environment, phases)
-    return lifecycle.left_to_operator(session, environment)
+            return _made_ready(session, environment, phases)
 
 
 def _require_alike(session: Session, snapshot: Snapshot) -> None:
@@ -136,7 +165,8 @@ def _copied(session: Session, snapshot: Snapshot) -> Environment:
             "status": "creating",
             "shared_ledger": bool(session.database),
             "attended": True,
-            "batch": "",
+            "batch": session.spending.batch,
+            "label": session.label or frozen.label,
             "created_at": created_at,
             "expires_at": created_at + session.ttl,
             "usd_per_hour": None,
@@ -180,3 +210,22 @@ def remove(session: Session, name: str) -> None:
             )
 
     SnapshotStore(session.home).remove(name, require_unused)
+    session.leases.release(_lease(name))
+
+
+def leave(session: Session, name: str) -> None:
+    """Leaves an attended snapshot to the sweep, which removes it once no copy of it exists."""
+    session.leases.release(_lease(name))
+
+
+def remove_abandoned(session: Session) -> list[str]:
+    """Removes the attended snapshots whose processes have ended, unless copies of them exist; returns their names."""
+    store = SnapshotStore(session.home)
+    removed = []
+    for name in store.attended():
+        if not is_locked(store.lease(name)):
+            # A copy exists or may exist, or another process was quicker.
+            with contextlib.suppress(UsageError, DamagedRecordError):
+                remove(session, name)
+                removed.append(name)
+    return removed

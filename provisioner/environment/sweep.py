@@ -16,6 +16,7 @@ from provisioner.best_effort import describe
 from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.environment import snapshots
 from provisioner.environment.selection import launches
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import destruction_lock
@@ -230,6 +231,8 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
         session.progress.note(f"Removed the unfinished image {name}")
     for name in SnapshotStore(session.home).remove_unfinished():
         session.progress.note(f"Removed the unfinished snapshot {name}")
+    for name in snapshots.remove_abandoned(session):
+        session.progress.note(f"Removed the snapshot {name}, whose command has ended")
     discard_unused_stacks(session)
     recorded = {environment.id for environment in store.readable()} | store.unreadable().keys()
     held = [

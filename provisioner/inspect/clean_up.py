@@ -10,7 +10,7 @@ import click
 from provisioner.best_effort import describe
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
-from provisioner.environment import lifecycle
+from provisioner.environment import lifecycle, snapshots
 from provisioner.environment.selection import Selection, launches, select_for_destroy
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.inspect.configuration import Configuration
@@ -104,6 +104,8 @@ def destroy_abandoned(identity: str | None) -> None:
         print(f"{name} is already gone")
     if failures:
         raise CleanUpError(_lines(failures), next(error.exit_code for error in failures.values()))
+    for name in snapshots.remove_abandoned(session):
+        print(f"snapshot {name} removed")
     if identity is None:
         print("No other machines of ended evals are left on this controller.")
 

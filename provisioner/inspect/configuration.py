@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
+from inspect_ai.util import ComposeConfig
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -21,6 +23,7 @@ from pydantic import (
 from provisioner import strict_yaml
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
+from provisioner.inspect.compose import EXTENSION, is_compose, is_url, metadata_names, read
 from provisioner.inspect.fields import (
     CONTROL,
     PATH,
@@ -39,19 +42,9 @@ from provisioner.models import NOT_MACHINES, Role
 from provisioner.ttl import checked_ttl, parse_duration
 from provisioner.validation import lines_of, listed, shown
 
-# Inspect takes the first that is beside the task. Compose files come last: they are refused rather than ignored.
+# Inspect takes the first that is beside the task.
 FILE_NAMES = ["provisioner.yaml", "provisioner.yml"]
-COMPOSE_FILE_NAMES = ["compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"]
-COMPOSE_HINT = """Write a provisioner.yaml beside the task, which is taken instead of a compose file:
-    machines:                               # one for each service, the first for tools
-      - name: default
-        packages: [curl]                    # with `run`, in the place of image, build and Dockerfile
-        run: ["echo hello > /etc/motd"]
-        files: {/srv/data: ./data}          # volumes and COPY
-        env: {LANG: C.UTF-8}                # environment
-        services: {web: "COMMAND"}          # command, where it serves something
-    internet: none                          # or full, which is Docker's default
-docs/how-to/inspect.md#move-from-another-sandbox has a whole example."""
+COMPOSE_FILE_NAMES = ["compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml", "Dockerfile"]
 MAXIMUM_BYTES = 1 << 20
 # Of one sample. As many address blocks and probes as nobody has asked for yet.
 MOST_MACHINES = 20
@@ -148,6 +141,11 @@ class Configuration(_Section):
         allow: destinations, HOST:PORT, that machines without internet reach all the same.
         family, task: a task family's directory and task, in the place of machines and internet.
         env_file: the file with the task's secrets.
+        compose: a compose file or Dockerfile, whose services run in one machine, in the place of machines; one entry of
+            `machines` may say the machine's size, and what else is in it.
+        registry: where the images of `compose` come from: a directory of archives of `docker save`, or the address of a
+            mirror of the Docker Hub; empty for the registries that the images' names say.
+        fork: `epochs` freezes the epoch of a sample that comes up first, and has the others start as copies of it.
     """
 
     cloud: Literal["local", "aws"] = "local"
@@ -161,6 +159,9 @@ class Configuration(_Section):
     family: str = ""
     task: str = ""
     env_file: str = ""
+    compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
+    registry: str = ""
+    fork: Literal["none", "epochs"] = "none"
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -196,11 +197,13 @@ class Configuration(_Section):
             raise ValueError(error.message) from error
         return value
 
-    @field_validator("family", "env_file")
+    @field_validator("family", "env_file", "compose", "registry")
     @classmethod
-    def _is_absolute(cls, value: str, info: ValidationInfo) -> str:
+    def _is_absolute(cls, value: str | ComposeConfig, info: ValidationInfo) -> str | ComposeConfig:
         """A later eval-retry reads it from the log, in another directory."""
-        return value if not value or is_open(value, info) else joined(Path.cwd(), settled(value, info))
+        if not isinstance(value, str) or not value or is_open(value, info) or is_url(value):
+            return value
+        return joined(Path.cwd(), settled(value, info))
 
     @field_validator("machines")
     @classmethod
@@ -216,6 +219,27 @@ class Configuration(_Section):
             problem = "only the first machine may be called default" if only_first else f"{taken[0]} is reserved"
             raise ValueError(f"{problem}: choose another name")
         return value
+
+    @model_validator(mode="after")
+    def _has_a_machine_for_compose(self) -> Configuration:
+        if not self.compose:
+            if self.registry:
+                raise ValueError("`registry` belongs to a compose file: name it as `compose`")
+            return self
+        if self.family:
+            raise ValueError("`family` and `compose` exclude each other")
+        if len(self.machines) > 1:
+            raise ValueError("with `compose` there is one machine: give `machines` one entry at most")
+        for machine in self.machines:
+            if given := {"name", "user", "workdir", "env"} & machine.model_fields_set:
+                raise ValueError(f"with `compose`, each service says it: remove {min(given)} of the machine")
+        return self
+
+    @model_validator(mode="after")
+    def _can_fork(self) -> Configuration:
+        if self.fork == "epochs" and self.cloud != "local":
+            raise ValueError(f"`fork: epochs` needs `cloud: local`: environments on {self.cloud} cannot be frozen")
+        return self
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Configuration:
@@ -237,7 +261,7 @@ class Configuration(_Section):
 
 
 def configuration_of(given: BaseModel | str | None) -> Configuration:
-    """Returns the configuration that an eval names: none, a file's path, or a model.
+    """Returns the configuration that an eval names: none, a file's path, or a model, of ours or of a compose file.
 
     Raises:
         UsageError: it is not valid, or meant for another provider.
@@ -246,12 +270,27 @@ def configuration_of(given: BaseModel | str | None) -> Configuration:
         return Configuration()
     if isinstance(given, Configuration):  # perhaps of a log, where nothing was refused (from_log)
         return checked(given.model_dump(), "The sandbox's configuration")
+    if isinstance(given, ComposeConfig) or (isinstance(given, str) and is_compose(given)):
+        return _of_compose(given)
     if isinstance(given, str):
         return load(Path(given))
     raise UsageError(
         f"The sandbox provisioner cannot read a {type(given).__name__}.",
-        hint=f"Give a `Configuration` of provisioner.inspect.configuration, or a file. {COMPOSE_HINT}",
+        hint="Give a `Configuration` of provisioner.inspect.configuration, a ComposeConfig, or a file.",
     )
+
+
+def _of_compose(given: ComposeConfig | str) -> Configuration:
+    """Returns the configuration of a compose file without a configuration file: what the file's extension says."""
+    file = read(given)
+    value = {} if file.settings is None else file.settings
+    where = f"{file.where}: {EXTENSION}"
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must be a mapping, with keys such as `internet` or `allow`.")
+    if given_twice := sorted({"compose", "family", "task", "env_file"}.intersection(value)):
+        raise UsageError(f"{where}.{given_twice[0]} is not possible in a compose file.")
+    compose = given if isinstance(given, ComposeConfig) else str(Path(given).absolute())
+    return checked({**_absolute(value, file.directory), "compose": compose}, where)
 
 
 def load(path: Path) -> Configuration:
@@ -265,9 +304,8 @@ def load(path: Path) -> Configuration:
         raise UsageError(f"{path.absolute()} must be a mapping, with keys such as `machines` or `family`.")
     if "services" in value:
         raise UsageError(
-            f"{path.absolute()} is a compose file, which the sandbox provisioner does not read: "
-            "its machines run Debian, not images of Docker.",
-            hint=COMPOSE_HINT,
+            f"{path.absolute()} is a compose file, which Inspect takes for one only by another name.",
+            hint="Call it compose.yaml or NAME-compose.yaml, or name it in a provisioner.yaml as `compose`.",
         )
     return checked(_absolute(value, path.absolute().parent), str(path.absolute()))
 
@@ -307,8 +345,8 @@ def _known_keys(location: tuple[int | str, ...]) -> Iterable[str]:
 def _absolute(value: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Makes the file's paths absolute: a later eval-retry reads them from the log, in another directory."""
     found = dict(value)
-    for key in ("family", "env_file"):
-        if isinstance(found.get(key), str) and found[key]:
+    for key in ("family", "env_file", "compose", "registry"):
+        if isinstance(found.get(key), str) and found[key] and not is_url(found[key]):
             found[key] = from_here(directory, found[key])
     if isinstance(found.get("machines"), list):
         found["machines"] = [_with_absolute_files(machine, directory) for machine in found["machines"]]
@@ -333,7 +371,8 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     Raises:
         UsageError: the metadata has no such name, or what comes of it is not valid.
     """
-    text = configuration.model_dump_json()
+    model = {} if isinstance(configuration.compose, str) else {"compose": configuration.compose}
+    text = configuration.model_dump_json(exclude=set(model))
     if not REFERENCE.search(text):
         return configuration
     values = by_reference(metadata)
@@ -341,9 +380,8 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     wanted = Counter(REFERENCE.findall(text))
     if len(text) + sum(len(values.get(name, "")) * count for name, count in wanted.items()) > MAXIMUM_BYTES:
         raise UsageError(f"The configuration, with the sample's metadata, is larger than {MAXIMUM_BYTES} bytes.")
-    return checked(
-        replaced(configuration.model_dump(), values), "The configuration, with the sample's metadata,", final=True
-    )
+    value = {**replaced(configuration.model_dump(exclude=set(model)), values), **model}
+    return checked(value, "The configuration, with the sample's metadata,", final=True)
 
 
 def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -352,8 +390,15 @@ def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def references(configuration: Configuration) -> set[str]:
-    """Returns the names of the metadata that a configuration refers to."""
-    return set(REFERENCE.findall(configuration.model_dump_json()))
+    """Returns the names of the metadata that a configuration, or its compose file, refers to.
+
+    Raises:
+        UsageError: the compose file cannot be read.
+    """
+    found = set(REFERENCE.findall(configuration.model_dump_json()))
+    if not configuration.compose or found:
+        return found
+    return metadata_names(read(configuration.compose))
 
 
 def image_references(configuration: Configuration) -> set[str]:
@@ -362,7 +407,8 @@ def image_references(configuration: Configuration) -> set[str]:
         include={"family": True, "task": True, "env_file": True, "machines": True},
         exclude={"machines": {"__all__": {"name", "env"}}},
     )
-    return set(REFERENCE.findall(parts))
+    found = set(REFERENCE.findall(parts))
+    return found | metadata_names(read(configuration.compose)) if configuration.compose else found
 
 
 def schema() -> dict[str, Any]:

@@ -24,6 +24,8 @@ def of_beginning(machines: SampleMachines) -> Facts:
     price = environment.usd_per_hour
     return {
         "environment": environment.id,
+        "forked_from": environment.addresses_of or None,
+        "frozen_as": machines.frozen_as or None,
         "cloud": environment.cloud,
         "images": {role: machine.image for role, machine in environment.machines.items()},
         "machines": {role: _machine(environment, role) for role in environment.roles},

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from provisioner.family.loader import TaskFamily
 from provisioner.inspect.configuration import Machine
+from provisioner.inspect.fields import Pairs
+from provisioner.inspect.packing import LOG_SUFFIX, pack
 from provisioner.inspect.plain_family import plain_family
 
 PREFIX = "provisioner-inspect-"
@@ -28,25 +30,36 @@ YOUNG_SECONDS = 3600.0
 # What the copies of files are made from, as far as a look at the files tells.
 _Look = tuple[tuple[str, int, int, int], ...]
 
-_families: dict[tuple[Machine, str, _Look], TaskFamily] = {}
+_families: dict[tuple[Machine, str, str, Pairs, _Look], TaskFamily] = {}
 _lock = threading.Lock()
 
 
-def family_of_machine(machine: Machine, internet: str) -> TaskFamily:
+def family_of_machine(machine: Machine, internet: str, base_image: str = "", packed: Pairs = ()) -> TaskFamily:
     """Returns the family that makes a machine. It is written once, and again if files that it copies have changed.
+
+    Args:
+        base_image: as for plain_family.
+        packed: from the paths of archives in the machine to what is in them here. Unlike files of a family, they have
+            each file and link of a directory, empty directories and all modes.
 
     Raises:
         UsageError: a file that the configuration names does not exist or cannot be copied.
     """
     with _lock:
-        key = (machine, internet, _look(machine))
+        # What packing leaves out changes while the eval runs.
+        of_packed = tuple(line for line in _look(packed) if not line[0].endswith(LOG_SUFFIX))
+        key = (machine, internet, base_image, packed, (*_look(machine.files), *of_packed))
         if key not in _families:
-            _families[key] = plain_family(machine, internet, Path(tempfile.mkdtemp(dir=_directory())))
+            directory = Path(tempfile.mkdtemp(dir=_directory()))
+            with tempfile.TemporaryDirectory(dir=directory) as archives:
+                files = [(target, pack(Path(source), target, Path(archives))) for target, source in packed]
+                whole = machine.model_copy(update={"files": (*files, *machine.files)})
+                _families[key] = plain_family(whole, internet, directory, base_image)
         return _families[key]
 
 
-def _look(machine: Machine) -> _Look:
-    return tuple(sorted(line for _, source in machine.files for line in _lines_of(Path(source))))
+def _look(files: Pairs) -> _Look:
+    return tuple(sorted(line for _, source in files for line in _lines_of(Path(source))))
 
 
 def _lines_of(source: Path) -> Iterator[tuple[str, int, int, int]]:

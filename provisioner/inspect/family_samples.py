@@ -34,7 +34,7 @@ class FamilySamples:
     Args:
         directory: the family's directory.
         secrets_env_path: the file with its secrets; empty for none.
-        cloud, ttl: as in the configuration.
+        cloud, ttl, fork: as in the configuration.
         named: the tasks that are to be run; none for all.
 
     Raises:
@@ -42,13 +42,27 @@ class FamilySamples:
         ProvisionerError: its image could not be built.
     """
 
-    def __init__(self, directory: Path, secrets_env_path: str, cloud: str, ttl: str, named: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        secrets_env_path: str,
+        cloud: str,
+        ttl: str,
+        named: Sequence[str] = (),
+        fork: str = "none",
+    ) -> None:
         with before_samples(), told_in_full():
             self.family: TaskFamily = load_family(directory.expanduser().absolute())
             secrets = str(Path(secrets_env_path).expanduser().absolute()) if secrets_env_path else ""
             if secrets:
                 refuse_env_file_inside(self.family, Path(secrets))
-            common = {"family": str(self.family.directory), "cloud": cloud, "ttl": ttl, "env_file": secrets}
+            common = {
+                "family": str(self.family.directory),
+                "cloud": cloud,
+                "ttl": ttl,
+                "env_file": secrets,
+                "fork": fork,
+            }
             self._configuration = partial(_configuration, common)
             session = open_session(self._configuration("any"), Origin(self.family.name))
             # Once: it reads the whole family. Of several names, the text or the built image tells which are unknown.

@@ -52,12 +52,13 @@ def workdir(machine: Machine) -> str:
     return machine.workdir or WORKDIR
 
 
-def plain_family(machine: Machine, internet: str, directory: Path) -> TaskFamily:
+def plain_family(machine: Machine, internet: str, directory: Path, base_image: str = "") -> TaskFamily:
     """Writes a family that makes a configuration's machine, and loads it.
 
     Args:
         internet: as the configuration says.
-        directory: an empty directory for it.
+        directory: a directory for it, in which no other is.
+        base_image: the base image that it needs; empty for what the operator's settings say.
 
     Raises:
         UsageError: a file that the configuration names does not exist or cannot be copied.
@@ -68,7 +69,8 @@ def plain_family(machine: Machine, internet: str, directory: Path) -> TaskFamily
     (family / f"{FAMILY}.py").write_text(_MODULE.format(task=TASK, permissions=permissions))
     asked = {"cpus": machine.cpus, "memory_gb": machine.memory_gb, "storage_gb": machine.storage_gb}
     resources = {name: value for name, value in asked.items() if value is not None}
-    (family / "manifest.yaml").write_text(json.dumps({"tasks": {TASK: {"resources": resources}}}))
+    needs = {"base_image": base_image} if base_image else {}
+    (family / "manifest.yaml").write_text(json.dumps({**needs, "tasks": {TASK: {"resources": resources}}}))
     steps = [_shell(_packages(machine)), *_files(machine, family), _shell(_users(machine)), *map(_run, machine.run)]
     steps += _services(machine, family)
     (family / "build_steps.json").write_text(json.dumps([step for step in steps if step.get("commands", True)]))

@@ -2,7 +2,7 @@
 
 | name | why | without it |
 | --- | --- | --- |
-| sample_active | nothing public tells `sample_init` the eval's id, the epoch and the limits | 4 hours to live |
+| sample_active | nothing public tells `sample_init` the eval, the epoch and the limits | 4 hours to live, no forks |
 | registry_add | Inspect logs the arguments of the registered function, before that can change them | paths as given |
 | PrerequisiteError | what Inspect prints without a traceback | a traceback |
 """

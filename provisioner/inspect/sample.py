@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.config import load_settings
 from provisioner.costs.ledger import Entry
-from provisioner.environment import lifecycle, planning, verdicts
+from provisioner.environment import lifecycle, planning, snapshots, verdicts
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import (
@@ -31,7 +31,9 @@ from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking, shared
+from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
 from provisioner.inspect.losses import LossError
@@ -65,8 +67,11 @@ class Ending:
     phases: tuple[Phase, ...]
 
 
-def family_of(configuration: Configuration) -> tuple[TaskFamily, str]:
+def family_of(configuration: Configuration, project: Project | None = None) -> tuple[TaskFamily, str]:
     """Returns the task family that makes a configuration's machines, and its task.
+
+    Args:
+        project: the services of its compose file; None if it names none.
 
     Raises:
         UsageError: it is not valid.
@@ -76,6 +81,8 @@ def family_of(configuration: Configuration) -> tuple[TaskFamily, str]:
         if configuration.env_file:
             refuse_env_file_inside(family, Path(configuration.env_file))
         return family, configuration.task
+    if project:
+        return engine_family(project, configuration), TASK
     families: dict[Role, TaskFamily] = {
         role: replace(family_of_machine(machine, configuration.internet), hostname=machine.name)
         for role, machine in configuration.by_role.items()
@@ -124,15 +131,22 @@ class SampleMachines:
     Args:
         configuration: with the sample's metadata in it.
         origin: which sample it is.
+        metadata: the sample's, for a compose file.
+
+    Attributes:
+        snapshot: the frozen environment that the machines are a copy of; empty if they come up anew.
+        frozen_as: the name under which the machines were frozen; empty if they were not.
     """
 
-    def __init__(self, configuration: Configuration, origin: Origin) -> None:
+    def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
         self.configuration = configuration
+        self.project = project_of(configuration, metadata or {})
+        self.snapshot = self.frozen_as = ""
         # Set once Inspect cancels the launch. Machines boot in threads of their own, which must notice.
         self.cancelled = threading.Event()
         self._clearing_away = False
         self.session = replace(open_session(configuration, origin), check=self._check, shield=self._shield)
-        self._family, self._task = family_of(configuration)
+        self._family, self._task = family_of(configuration, self.project)
         self._lock = threading.Lock()
         # One for each machine: while one is waited for, calls in the others go on.
         self._connecting: dict[Role, threading.Lock] = {}
@@ -189,6 +203,11 @@ class SampleMachines:
         self.refuse_mistakes()
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
+        if self.project and self.project.online and self.configuration.internet == "none":
+            services = ", ".join(self.project.online)
+            self.session.progress.note(
+                f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
+            )
         with contextlib.suppress(ShortageError):
             planning.plan(self.session, self._family, self._task, self._allowed())
 
@@ -202,7 +221,7 @@ class SampleMachines:
             refuse_mistakes(self._family, self._task, self.session.variables)
 
     def bring_up(self) -> None:
-        """Brings the machines up, proven isolated.
+        """Brings the machines up, proven isolated: anew, or as a copy of frozen ones.
 
         Raises:
             BudgetError: they do not fit the budget now.
@@ -213,9 +232,23 @@ class SampleMachines:
             self._begun = environment
             return shared.apply_batcher().create(session, environment)
 
-        self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create=create)
+        if self.snapshot:
+            self._environment = snapshots.bring_up(self.session, self.snapshot, create)
+        else:
+            self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
         for role in self._environment.machines:
             self._connection(role)
+
+    def freeze(self) -> str:
+        """Freezes the machines, and returns the snapshot's name. This process must remove or leave the snapshot.
+
+        Raises:
+            ProvisionerError: it failed; the machines continue.
+        """
+        name = f"epochs-{self.environment.id}"
+        snapshots.freeze(self.session, self.environment, name, attended=True)
+        self.frozen_as = name
+        return name
 
     def _allowed(self) -> tuple[Destination, ...]:
         return resolve([parse_destination(text) for text in self.configuration.allow])
@@ -230,7 +263,8 @@ class SampleMachines:
         Raises:
             UnavailableError: this host never has the memory.
         """
-        sized = len(self.configuration.machines) > 1 or any(each.memory_gb for each in self.configuration.machines)
+        machines = self.configuration.machines
+        sized = self.project or len(machines) > 1 or any(each.memory_gb for each in machines)
         if self.configuration.cloud != "local" or not sized:
             return ""
         families: dict[Role, TaskFamily] = {"primary": self._family, **self._family.neighbours}

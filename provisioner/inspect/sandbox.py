@@ -24,9 +24,8 @@ from pydantic import BaseModel
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up, evidence
+from provisioner.inspect import clean_up, epochs, evidence
 from provisioner.inspect.blocking import call, end, launch
-from provisioner.inspect.bring_up import bring_up
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
@@ -222,13 +221,13 @@ class ProvisionerSandbox(SandboxEnvironment):
 
     @classmethod
     def config_files(cls) -> list[str]:
-        """Returns the names of configuration files beside a task, and of those that are refused."""
+        """Returns the names of configuration files beside a task."""
         return FILE_NAMES + COMPOSE_FILE_NAMES
 
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Says that compose files and Dockerfiles are not read."""
-        return False
+        """Says that compose files and Dockerfiles are read."""
+        return True
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
@@ -243,6 +242,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         with before_samples(), told_in_full():
             configuration = await end(partial(configuration_of, config))
         _clouds.add(configuration.cloud)
+        if configuration.fork == "epochs":
+            epochs.watch()
         if not image_references(configuration):
             return {}
         names, values = references(configuration), by_reference(metadata)
@@ -286,13 +287,13 @@ class ProvisionerSandbox(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Brings up a sample's machines, proven isolated. If it fails, nothing is left."""
+        """Brings up a sample's machines, or a copy of another epoch's, proven isolated. If it fails, none is left."""
         sample_id: str | int | None = metadata.get("__sample_id__")
         origin = origin_of_sample(task_name, sample_id)
 
         def prepared() -> SampleMachines:
             given = configuration_of(config)
-            machines = SampleMachines(with_metadata(given, metadata), origin)
+            machines = SampleMachines(with_metadata(given, metadata), origin, metadata)
             if references(given):  # task_init may not have known which family it is
                 machines.refuse_mistakes()
             return machines
@@ -301,7 +302,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             machines = await end(prepared)
         try:
             with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
-                await bring_up(machines)
+                services = await epochs.bring_up_epoch(machines, origin, sample_id, _started)
             environment = machines.environment
             transcript().info(await end(partial(evidence.of_beginning, machines)), source="provisioner")
         except BaseException as error:
@@ -310,6 +311,8 @@ class ProvisionerSandbox(SandboxEnvironment):
                 await _tell(partial(evidence.of_failure, machines, _said(error, machines)))
             raise
         clean_up.MACHINES[environment.id] = machines
+        if services:
+            return _of_machines(machines, services)
         configuration = machines.configuration
         sandboxes: dict[str, SandboxEnvironment] = {}
         for role in environment.roles:
@@ -347,6 +350,7 @@ class ProvisionerSandbox(SandboxEnvironment):
                     await _destroy(machines)
                 else:
                     await _leave(machines)
+            await epochs.end_all()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
@@ -375,6 +379,24 @@ def _can_be_variable(value: str) -> bool:
 def _default_user(environment: Environment, role: Role) -> str:
     """Returns the user of a machine, who has the directory /home/USER there."""
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
+
+
+async def _started(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
+    """Starts the services of a sample's compose file; there are none without one."""
+    if not machines.project:
+        return {}
+    from provisioner.inspect.services import start_services  # whose sandboxes are of this class
+
+    return await start_services(machines)
+
+
+def _of_machines(machines: SampleMachines, services: dict[str, SandboxEnvironment]) -> dict[str, SandboxEnvironment]:
+    """Returns the sandboxes of containers in a sample's machine, which may be a copy of the one they started in."""
+    from provisioner.inspect.services import ServiceSandbox
+
+    return {
+        name: ServiceSandbox(machines, service.as_type(ServiceSandbox).container) for name, service in services.items()
+    }
 
 
 def _machines(sandbox: SandboxEnvironment) -> SampleMachines:

@@ -28,6 +28,7 @@ def task_family(
     cloud: str = "local",
     ttl: str = "",
     nan_is_zero: bool = True,
+    fork: str = "none",
 ) -> Task:
     """Runs a task family's tasks, each sample in virtual machines of its own.
 
@@ -38,6 +39,7 @@ def task_family(
         cloud: `local` or `aws`.
         ttl: the machines' time to live; empty: by the sample's time limit.
         nan_is_zero: whether a score of NaN counts as 0.
+        fork: `epochs` has the epochs of a sample start as copies of the one that comes up first.
     """
     with before_samples():
         if not family:
@@ -47,7 +49,7 @@ def task_family(
     # The command line reads arguments as YAML: a name may have become a number.
     given = task if isinstance(task, list) else [task]
     named = [name.strip() for names in given for name in str(names).split(",") if name.strip()]
-    samples = FamilySamples(Path(family), secrets_env_path, cloud, ttl, named)
+    samples = FamilySamples(Path(family), secrets_env_path, cloud, ttl, named, fork)
     return Task(
         name=samples.family.name,
         version=samples.family.manifest.version or 0,

@@ -32,12 +32,14 @@ class Snapshot(Record):
         frozen_at: the moment from which copies resume.
         environment: the record of the environment in that moment.
         needs: what the machines' states depend on, in the cloud's own terms: copies run only where all of it is alike.
+        attended: whether the process that made it removes it. If that process has ended, a sweep does.
     """
 
     name: str
     frozen_at: AwareDatetime
     environment: Environment
     needs: dict[str, str]
+    attended: bool = False
 
 
 class SnapshotStore:
@@ -125,6 +127,19 @@ class SnapshotStore:
             with contextlib.suppress(UsageError):  # removed in this moment
                 snapshots.append(self.load(path.parent.name))
         return sorted(snapshots, key=lambda snapshot: (snapshot.frozen_at, snapshot.name))
+
+    def attended(self) -> list[str]:
+        """Returns the names of the attended snapshots whose records can be read."""
+        names = []
+        for path in self._home.snapshots.glob(f"[!.]*/{RECORD}"):
+            with contextlib.suppress(UsageError, InfrastructureError):
+                if self.load(path.parent.name).attended:
+                    names.append(path.parent.name)
+        return sorted(names)
+
+    def lease(self, name: str) -> Path:
+        """Returns the file that a process locks while it attends to a snapshot."""
+        return self._home.locks / f"lease-snapshot-{name}"
 
     def disk_bytes(self, name: str) -> int:
         """Returns the disk space that a snapshot occupies, in bytes."""

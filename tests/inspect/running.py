@@ -8,9 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import anyio
+from inspect_ai.util import SandboxEnvironment
+
 from provisioner.costs.ledger import Ledger
+from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 
@@ -72,3 +78,14 @@ def wait(process: subprocess.Popen[str], is_so: Callable[[], bool]) -> None:
 def wait_for(home: Home, process: subprocess.Popen[str], status: str) -> None:
     """Waits until the eval's environment has come so far."""
     wait(process, lambda: any(kept.status == status for kept in EnvironmentStore(home).readable()))
+
+
+def brought_up(configuration: Configuration, metadata: dict[str, str]) -> dict[str, SandboxEnvironment]:
+    """Brings up a sample's sandboxes, as Inspect does."""
+    anyio.run(ProvisionerSandbox.task_init, "compose", configuration)
+    return anyio.run(ProvisionerSandbox.sample_init, "compose", configuration, metadata)
+
+
+def ended(configuration: Configuration, sandboxes: dict[str, SandboxEnvironment]) -> None:
+    """Ends a sample, as Inspect does."""
+    anyio.run(partial(ProvisionerSandbox.sample_cleanup, "compose", configuration, sandboxes, interrupted=False))

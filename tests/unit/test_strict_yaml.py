@@ -64,6 +64,12 @@ def test_what_is_refused(text: str, says: str) -> None:
     assert caught.value.message.isprintable()
 
 
+def test_plain_text_is_no_truth_value_number_of_base_60_or_date() -> None:
+    text = b"a: [yes, off, 22:22, 1:2.5, 2026-01-02, true, False, 12, 0.5]"
+    assert load(text, "it", plain=True) == {"a": ["yes", "off", "22:22", "1:2.5", "2026-01-02", True, False, 12, 0.5]}
+    assert load(text, "it") != load(text, "it", plain=True)
+
+
 def test_a_file_is_read_up_to_its_bound_and_named_by_its_full_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -23,9 +24,12 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.machines import reservations
+from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
+from provisioner.store.environments import RECORD
+from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, up
@@ -196,3 +200,76 @@ def test_a_snapshot_stays_as_long_as_copies_need_it(session: Session, snapshot: 
     lifecycle.destroy(session, copy)
     snapshots.remove(session, "saved")
     assert SnapshotStore(session.home).all() == []
+
+
+def test_a_copy_counts_to_the_batch_and_has_the_label_of_its_own_command(session: Session, snapshot: Snapshot) -> None:
+    spending = session.spending.model_copy(update={"batch": "inspect-eval"})
+    copy = snapshots.up(replace(session, spending=spending, label="eval 1 (epoch 2)"), "saved")
+    assert (copy.batch, copy.label) == ("inspect-eval", "eval 1 (epoch 2)")
+    [entry] = session.ledger.entries(environment=copy.id)
+    assert entry.batch == "inspect-eval"
+
+
+def test_a_copy_can_stay_in_the_care_of_its_process_and_share_a_stack(session: Session, snapshot: Snapshot) -> None:
+    batcher = ApplyBatcher("copies", 1)
+    copy = snapshots.bring_up(session, "saved", batcher.create)
+    assert (copy.attended, copy.status) == (True, "ready")
+    assert copy.stack.startswith("copies-")
+    assert is_locked(session.environments.lease(copy.id))
+    lifecycle.destroy(session, copy)
+
+
+def test_many_copies_come_up_at_once(session: Session, snapshot: Snapshot) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(lambda _: snapshots.bring_up(session, "saved"), range(4)))
+    assert len({copy.id for copy in copies}) == 4
+    assert {copy.status for copy in copies} == {"ready"}
+
+
+def test_an_attended_snapshot_is_its_process_s_until_it_is_removed_or_left(session: Session, pair: Environment) -> None:
+    lease = SnapshotStore(session.home).lease("ours")
+    assert snapshots.freeze(session, pair, "ours", attended=True).attended
+    assert snapshots.remove_abandoned(session) == []
+    snapshots.remove(session, "ours")
+    assert not is_locked(lease)
+    snapshots.freeze(session, pair, "ours", attended=True)
+    snapshots.leave(session, "ours")
+    assert snapshots.remove_abandoned(session) == ["ours"]
+    assert SnapshotStore(session.home).all() == []
+
+
+def test_an_abandoned_snapshot_stays_while_copies_need_it_or_may_need_it(session: Session, pair: Environment) -> None:
+    snapshots.freeze(session, pair, "ours", attended=True)
+    snapshots.leave(session, "ours")
+    copy = snapshots.up(session, "ours")
+    assert snapshots.remove_abandoned(session) == []
+    lifecycle.destroy(session, copy)
+    record = session.environments.directory(pair.id) / RECORD
+    kept = record.read_bytes()
+    record.write_text("{")
+    assert snapshots.remove_abandoned(session) == []
+    record.write_bytes(kept)
+    damaged = SnapshotStore(session.home).path("damaged")
+    damaged.mkdir()
+    (damaged / "snapshot.json").write_text("{")
+    assert snapshots.remove_abandoned(session) == ["ours"]
+    assert damaged.exists()
+
+
+def test_a_snapshot_that_nobody_attends_is_never_abandoned(session: Session, snapshot: Snapshot) -> None:
+    assert snapshots.remove_abandoned(session) == []
+    assert SnapshotStore(session.home).load("saved") == snapshot
+
+
+def test_no_lease_is_left_of_an_attended_snapshot_that_fails(
+    session: Session, pair: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotStore, "finish", refuse)
+        with pytest.raises(OSError, match="no space left"):
+            snapshots.freeze(session, pair, "ours", attended=True)
+    assert not is_locked(SnapshotStore(session.home).lease("ours"))
+    assert list(session.home.snapshots.iterdir()) == []

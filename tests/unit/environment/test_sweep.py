@@ -12,13 +12,15 @@ from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.environment import snapshots
 from provisioner.environment.sweep import find, judge, sweep
 from provisioner.machines import reservations
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
 from provisioner.store.home import UNFINISHED, Home
+from provisioner.store.snapshots import SnapshotStore
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.fakes.world import created, environment, told_of
+from tests.unit.fakes.world import created, environment, told_of, up
 
 HERE = "home-1"
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -122,6 +124,18 @@ def test_a_snapshot_whose_making_was_cut_short_is_removed(session: Session) -> N
     assert sweep(session, lambda _: session, None) == []
     assert list(session.home.snapshots.iterdir()) == []
     assert told_of(session).notes == [f"Removed the unfinished snapshot {UNFINISHED}saved"]
+
+
+def test_an_attended_snapshot_whose_process_has_ended_is_removed(session: Session) -> None:
+    running = up(session, environment())
+    for name in ("left", "used"):
+        snapshots.freeze(session, running, name, attended=True)
+    snapshots.leave(session, "left")
+    told = told_of(session)
+    told.notes.clear()
+    sweep(session, lambda _: session, None, older_than=HOUR)
+    assert told.notes == ["Removed the snapshot left, whose command has ended"]
+    assert [each.name for each in SnapshotStore(session.home).all()] == ["used"]
 
 
 def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:

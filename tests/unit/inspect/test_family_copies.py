@@ -54,6 +54,17 @@ def test_changed_files_are_copied_again(tmp_path: Path) -> None:
     assert (again.directory / "files" / "0" / "one").read_text() == "another text"
 
 
+def test_a_log_that_grows_in_a_packed_directory_changes_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "run.eval").write_text("1")
+    packed = (("/opt/context0.tar", str(tmp_path / "eval")),)
+    first = family_of_machine(Machine(), "none", packed=packed)
+    (tmp_path / "eval" / "run.eval").write_text("1, 2")
+    assert family_of_machine(Machine(), "none", packed=packed) is first
+    (tmp_path / "eval" / "Dockerfile").write_text("FROM x")
+    assert family_of_machine(Machine(), "none", packed=packed) is not first
+
+
 def test_what_lies_behind_a_link_is_copied_again_once_it_has_changed(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1")
     (tmp_path / "link").symlink_to(tmp_path / "text")

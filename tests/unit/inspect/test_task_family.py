@@ -13,6 +13,7 @@ from inspect_ai._eval.loader import load_tasks, resolve_task_args
 from inspect_ai._util.config import parse_cli_args
 
 from provisioner.inspect import entry_points
+from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.failures import BadInputError
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
@@ -42,6 +43,15 @@ def test_the_arguments_that_a_log_keeps_make_the_task_again_in_another_directory
     monkeypatch.chdir("/")
     again = _only(load_tasks(["provisioner/task_family"], kept))
     assert [sample.id for sample in again.dataset] == ["main"]
+
+
+def test_a_familys_epochs_are_forked_if_its_argument_says_so(fam: Path) -> None:
+    [sample] = entry_points.task_family(family=str(fam), task="main", fork="epochs").dataset
+    assert sample.sandbox is not None
+    assert isinstance(sample.sandbox.config, Configuration)
+    assert sample.sandbox.config.fork == "epochs"
+    with pytest.raises(BadInputError, match="cannot be frozen"):
+        entry_points.task_family(family=str(fam), fork="epochs", cloud="aws")
 
 
 def test_a_replay_keeps_absolute_paths_too(fam: Path, tmp_path: Path) -> None:

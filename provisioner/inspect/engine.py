@@ -1,0 +1,229 @@
+"""Makes a machine with a Docker Engine of a compose project: packages, copies, and the commands that fetch its images.
+
+The engine is Debian 13's, with Compose 2: Debian 12's is older than Inspect's own docker sandbox allows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+import tarfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+from provisioner import strict_json
+from provisioner.errors import UsageError
+from provisioner.family.files import MAXIMUM_TOTAL_BYTES
+from provisioner.family.loader import TaskFamily
+from provisioner.inspect.compose import is_url, read, variables_of
+from provisioner.inspect.compose_project import DIRECTORY, Project, translated
+from provisioner.inspect.configuration import Configuration, Machine, by_reference
+from provisioner.inspect.family_copies import family_of_machine
+from provisioner.validation import shown
+
+BASE_IMAGE = "debian-13"
+# The same for every project, so that one layer serves all. apparmor has the profile of the engine's containers.
+PACKAGES = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "apparmor")
+ARCHIVES = f"{DIRECTORY}/images"
+_DAEMON = "/etc/docker/daemon.json"
+# An archive of `docker save` names its images at its end, beside at most some hundred layers.
+_MOST_MEMBERS = 100_000
+_MOST_PIECE_BYTES = 1 << 20
+_MOST_ARCHIVES = 1000
+_MOST_UNPACKED_BYTES = 8 * MAXIMUM_TOTAL_BYTES
+# Copies of them are files of the machine's image before they are unpacked, and layers after that.
+_DISK_PER_ARCHIVE = 4
+_BASE_DISK_GIB = 12.0
+
+
+def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Project | None:
+    """Returns the services of a configuration's compose file; None if it names none.
+
+    Args:
+        metadata: the sample's.
+
+    Raises:
+        UsageError: the file is not valid, or says what cannot be carried over.
+    """
+    if not configuration.compose:
+        return None
+    file = read(configuration.compose)
+    return translated(file, variables_of(file, by_reference(metadata)))
+
+
+def engine_family(project: Project, configuration: Configuration) -> TaskFamily:
+    """Returns the family that makes the machine of a configuration's compose file.
+
+    Raises:
+        UsageError: a file cannot be copied, or an image that is in archives alone is in none.
+    """
+    given = configuration.by_role["primary"]
+    machine = machine_of(project, given, configuration.registry)
+    packed = tuple((f"{DIRECTORY}/{name}.tar", source) for name, source in project.sources)
+    family = family_of_machine(machine, configuration.internet, BASE_IMAGE, packed)
+    return replace(family, hostname=given.name)
+
+
+def machine_of(project: Project, machine: Machine, registry: str) -> Machine:
+    """Returns the machine in which a project's containers run.
+
+    Args:
+        machine: what the configuration says of it beside the project.
+        registry: a mirror's URL, or a directory of archives; empty for none.
+
+    Raises:
+        UsageError: an image that is in archives alone is in none.
+    """
+    mirror = registry if is_url(registry) else ""
+    archives = [] if mirror or not registry else _needed(Path(registry), project)
+    found = {image for _, images in archives for image in images}
+    if missing := sorted(image for image in project.local if _full(image) not in found):
+        where = f"no archive in {registry} has it" if registry and not mirror else "`registry` names no directory"
+        raise UsageError(
+            f"{shown(missing[0])} is marked x-local, and {where}.",
+            hint="Write it with `docker save --output DIRECTORY/NAME.tar IMAGE`, and set `registry: DIRECTORY`.",
+        )
+    files = [*machine.files]
+    files += [(f"{ARCHIVES}/{number}.tar", str(path)) for number, (path, _) in enumerate(archives)]
+    gib = sum(path.stat().st_size for path, _ in archives) / (1 << 30)
+    return machine.model_copy(
+        update={
+            "cpus": machine.cpus or project.cpus,
+            "memory_gb": machine.memory_gb or project.memory_gb,
+            "storage_gb": machine.storage_gb or _BASE_DISK_GIB + _DISK_PER_ARCHIVE * gib,
+            "packages": (*PACKAGES, *machine.packages),
+            "files": tuple(files),
+            "run": (*machine.run, _script(project, mirror, with_archives=bool(archives))),
+        }
+    )
+
+
+def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
+    """Returns the commands that bring the images into the engine, and leave nothing else."""
+    build = f"{DIRECTORY}/build.json"
+    builds = [*json.loads(project.build)["services"]]
+    lines = [f"install -d -m 0700 {DIRECTORY}"]
+    # Copies arrive as archives, which keep links, modes and empty directories.
+    lines += [
+        f"tar -xf {DIRECTORY}/{name}.tar -C {DIRECTORY} && rm {DIRECTORY}/{name}.tar" for name, _ in project.sources
+    ]
+    if mirror:
+        host = mirror.partition("://")[2].partition("/")[0]
+        insecure = {"insecure-registries": [host]} if mirror.startswith("http://") else {}
+        daemon = json.dumps({"registry-mirrors": [mirror], **insecure})
+        lines += ["mkdir -p /etc/docker", f"printf %s {shlex.quote(daemon)} > {_DAEMON}", "systemctl restart docker"]
+    lines.append("systemctl start docker")
+    if with_archives:
+        lines.append(f'for archive in {ARCHIVES}/*.tar; do docker load --input "$archive"; rm "$archive"; done')
+    if builds:
+        lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
+        # One at a time: several at once have failed on an emulated CPU, where builds begin late for BuildKit.
+        lines += [f"docker compose -f {build} build {name}" for name in builds]
+        lines += [f"rm {build}", "docker builder prune --all --force > /dev/null"]
+    for image in map(shlex.quote, project.images):
+        lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
+    if mirror:
+        lines.append(f"rm {_DAEMON}")
+    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd"]
+    return "\n".join(lines)
+
+
+def _needed(directory: Path, project: Project) -> list[tuple[Path, tuple[str, ...]]]:
+    """Returns the archives with images that a project uses, and the names of all their images."""
+    if not directory.is_dir():
+        raise UsageError(f"`registry` {directory} is neither a directory of archives nor the address of a mirror.")
+    paths = sorted(path for path in directory.iterdir() if re.search(r"\.(tar|tgz|tar\.gz)$", path.name))
+    if len(paths) > _MOST_ARCHIVES:
+        raise UsageError(f"`registry` {directory} has {len(paths)} archives; at most {_MOST_ARCHIVES} are read.")
+    archives = [(path, images_in(path)) for path in paths]
+    wanted = {_full(image) for image in project.images}
+
+    def is_needed(image: str) -> bool:
+        return image in wanted or any(name in project.dockerfiles for name in _spellings(image))
+
+    needed = [(path, images) for path, images in archives if any(is_needed(image) for image in images)]
+    size = sum(path.stat().st_size for path, _ in needed)
+    if size > MAXIMUM_TOTAL_BYTES:
+        raise UsageError(
+            f"`registry` {directory}: the archives of this file's images have {size / (1 << 30):.1f} GiB, and at most "
+            f"{MAXIMUM_TOTAL_BYTES >> 30} GiB can be copied into a machine."
+        )
+    return needed
+
+
+class _Pieces:
+    """Reads an archive in pieces that have a bound: a header of it may name any size, and be read as a whole.
+
+    Args:
+        file: the archive, uncompressed.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.tell = file.tell
+
+    def read(self, size: int) -> bytes:
+        """Reads up to so many bytes.
+
+        Raises:
+            tarfile.ReadError: they are more than an image's description has.
+        """
+        if size > _MOST_PIECE_BYTES:
+            raise tarfile.ReadError(f"a header has more than {_MOST_PIECE_BYTES} bytes")
+        return self._file.read(size)
+
+    def seek(self, position: int) -> int:
+        """Goes to a position, for which all before it is uncompressed.
+
+        Raises:
+            tarfile.ReadError: it lies further than any archive goes that can be loaded.
+        """
+        if position > _MOST_UNPACKED_BYTES:
+            raise tarfile.ReadError(f"it has more than {_MOST_UNPACKED_BYTES >> 30} GiB")
+        return self._file.seek(position)
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes]:
+    is_zipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_zipped else file
+
+
+def images_in(archive: Path) -> tuple[str, ...]:
+    """Returns the names of the images in an archive of `docker save`.
+
+    Raises:
+        UsageError: it is no such archive.
+    """
+    try:
+        with (
+            archive.open("rb") as raw,
+            _unzipped(raw) as file,
+            tarfile.open(fileobj=cast(IO[bytes], _Pieces(file)), mode="r:") as opened,
+        ):
+            for number, member in enumerate(opened):
+                if number >= _MOST_MEMBERS:
+                    break
+                if member.name == "manifest.json" and member.isreg() and member.size <= _MOST_PIECE_BYTES:
+                    manifest = opened.extractfile(member)
+                    value = strict_json.parse(manifest.read() if manifest else b"[]", limit_bytes=_MOST_PIECE_BYTES)
+                    return tuple(_full(str(tag)) for image in value for tag in image["RepoTags"] or ())
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{archive} is no archive of `docker save`: {shown(str(error))}.") from error
+    raise UsageError(f"{archive} is no archive of `docker save`: it has no manifest.json.")
+
+
+def _full(image: str) -> str:
+    """Returns an image's name with its tag, and without what the Docker Hub's may leave out."""
+    name = re.sub(r"^(docker\.io/)?(library/)?", "", image)
+    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _spellings(image: str) -> Iterable[str]:
+    """Returns the ways in which a Dockerfile may name an image."""
+    return (image, image.removesuffix(":latest"))

@@ -1,0 +1,177 @@
+"""Shows that a compose file's services run in a real machine by the rules of Docker, and pass Inspect's checks.
+
+The file has a private network, volumes, a health check that another service waits for, and limits. The one image that
+is needed comes from an archive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
+from inspect_ai.util._sandbox import self_check
+
+from provisioner.inspect import blocking
+from provisioner.inspect.configuration import configuration_of
+from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.services import ServiceSandbox
+from provisioner.store.home import Home
+from tests.inspect.images import DOCKERFILE, registry_of_archives
+from tests.inspect.running import brought_up, ended
+
+CHECKS = [name for name in dir(self_check) if name.startswith("test_")]
+# The users of the service that Inspect's checks run in: root on asyncio, another on trio; or each on each.
+PAIRS = [("asyncio", "web"), ("trio", "agent")]
+if os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
+    PAIRS = [(loop, service) for loop in ("asyncio", "trio") for service in ("web", "agent")]
+
+# All in one file: a machine takes a minute to boot where there is no KVM.
+COMPOSE = """
+services:
+  web:
+    build: .
+    command: [bash, -c, "cp /shared/ready /seen; sleep infinity"]
+    init: true
+    volumes: ["./data:/srv/data:ro", "shared:/shared"]
+    networks: [inner]
+    depends_on: {store: {condition: service_healthy}}
+    environment: {LEVEL: "${SAMPLE_METADATA_LEVEL}", PORT: 80}
+  agent:
+    build: .
+    user: agent
+    working_dir: /home/agent
+    command: sleep infinity
+    x-default: true
+    networks: [inner]
+    mem_limit: 256m
+    cpus: 0.5
+  store:
+    image: debian:12
+    x-local: true
+    command: [bash, -c, "sleep 5; echo ready > /shared/ready; sleep infinity"]
+    healthcheck: {test: [CMD, test, -s, /shared/ready], interval: 1s, timeout: 30s, retries: 100}
+    volumes: ["shared:/shared"]
+    networks: [inner]
+  alone:
+    image: debian:12
+    x-local: true
+    command: sleep infinity
+    network_mode: none
+  done:
+    image: debian:12
+    x-local: true
+    command: "true"
+networks: {inner: {internal: true}}
+volumes: {shared: }
+"""
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("compose"),
+]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The event loop that a test runs on."""
+    return str(getattr(request, "param", "asyncio"))
+
+
+@pytest.fixture(scope="module")
+def services(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxEnvironment]]:
+    """The services of a sample, as Inspect gets them."""
+    directory = tmp_path_factory.mktemp("eval")
+    (directory / "Dockerfile").write_text(DOCKERFILE)
+    (directory / "compose.yaml").write_text(COMPOSE)
+    (directory / "data").mkdir()
+    (directory / "data" / "note").write_text("from the eval's directory")
+    configuration = configuration_of(str(directory / "compose.yaml")).model_copy(
+        update={"registry": registry_of_archives()}
+    )
+    found = brought_up(configuration, {"level": "3"})
+    try:
+        yield found
+    finally:
+        ended(configuration, found)
+
+
+async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = None) -> str:
+    done = await sandbox.exec(["bash", "-c", command], user=user, timeout=120)
+    return done.stdout.strip() or done.stderr.strip()
+
+
+@pytest.mark.anyio
+async def test_each_service_that_runs_is_a_sandbox_and_the_marked_one_the_default(
+    services: dict[str, SandboxEnvironment],
+) -> None:
+    assert list(services) == ["agent", "web", "store", "alone"]
+
+
+@pytest.mark.anyio
+async def test_containers_are_as_their_file_and_image_say(services: dict[str, SandboxEnvironment]) -> None:
+    assert await _said(services["web"], "id -un; pwd; cat /built; echo $COLOUR $LEVEL $PORT") == (
+        "root\n/srv/work\nbuilt\nred 3 80"
+    )
+    assert await _said(services["agent"], "id -un; pwd") == "agent\n/home/agent"
+    assert await _said(services["agent"], "id -un", user="root") == "root"
+    assert "init" in await _said(services["web"], "cat /proc/1/comm")
+
+
+@pytest.mark.anyio
+async def test_volumes_are_copies_of_the_evals_directory_and_the_engines_own(
+    services: dict[str, SandboxEnvironment],
+) -> None:
+    assert await services["web"].read_file("/srv/data/note") == "from the eval's directory"
+    assert "Read-only" in await _said(services["web"], "echo x > /srv/data/note")
+    assert await _said(services["web"], "cat /shared/ready") == "ready"
+
+
+@pytest.mark.anyio
+async def test_a_service_starts_after_the_one_that_it_needs_is_healthy(services: dict[str, SandboxEnvironment]) -> None:
+    assert await _said(services["web"], "cat /seen") == "ready"
+
+
+@pytest.mark.anyio
+async def test_services_reach_each_other_by_name_and_nothing_else(services: dict[str, SandboxEnvironment]) -> None:
+    assert await _said(services["web"], "getent hosts store > /dev/null && echo found") == "found"
+    assert await _said(services["alone"], "getent hosts store > /dev/null || echo lost") == "lost"
+    assert await _said(services["alone"], "cat /proc/net/dev | grep -c eth0 || true") == "0"
+    outside = "timeout 10 bash -c 'exec 3<>/dev/tcp/1.1.1.1/53' 2> /dev/null && echo out || echo kept in"
+    for name in ("web", "agent", "alone"):
+        assert await _said(services[name], outside) == "kept in"
+
+
+@pytest.mark.anyio
+async def test_limits_are_the_containers_and_the_machine_has_room(services: dict[str, SandboxEnvironment]) -> None:
+    limits = await _said(services["agent"], "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max")
+    assert limits.split() == [str(256 << 20), "50000", "100000"]
+    environment = services["agent"].as_type(ProvisionerSandbox).machines.environment
+    assert environment.machines["primary"].distribution == "debian-13"
+    assert all(probe.reached == probe.expected for probe in environment.probes)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("anyio_backend", "service"), PAIRS, indirect=["anyio_backend"])
+async def test_inspects_check_passes_in_a_service(
+    services: dict[str, SandboxEnvironment], service: str, check: str
+) -> None:
+    try:
+        await getattr(self_check, check)(services[service])
+    except TimeoutError:  # an emulated CPU of a busy host gets the ten seconds that Inspect gives each command again
+        await getattr(self_check, check)(services[service])
+
+
+@pytest.mark.anyio
+async def test_a_container_that_ends_is_unavailable_and_the_others_go_on(
+    services: dict[str, SandboxEnvironment],
+) -> None:
+    store = services["store"].as_type(ServiceSandbox)
+    kill = ["docker", "kill", store.container.identity]
+    await blocking.call(lambda: store.machines.on("primary", lambda connection: connection.run(kill)))
+    with pytest.raises(SandboxUnavailableError, match="The container of the service store does not run: 'exited"):
+        await store.exec(["true"])
+    assert await _said(services["web"], "echo on") == "on"

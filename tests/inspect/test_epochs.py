@@ -1,0 +1,149 @@
+"""Shows that the epochs of a sample start from one environment that ran, and are environments of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.event import InfoEvent
+from inspect_ai.log import EvalSample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+
+from provisioner.costs.ledger import Ledger
+from provisioner.inspect.configuration import Configuration
+from provisioner.store.environments import EnvironmentStore
+from provisioner.store.home import Home
+from provisioner.store.snapshots import SnapshotStore
+
+EPOCHS = 3
+# start() draws a word, and starts a process that counts.
+FAMILY = """
+import subprocess, uuid
+from pathlib import Path
+
+class TaskFamily:
+    standard_version = "0.5.0"
+
+    @staticmethod
+    def get_tasks():
+        return {"main": {}}
+
+    @staticmethod
+    def get_instructions(t):
+        return ""
+
+    @staticmethod
+    def start(t):
+        Path("/home/agent/word").write_text(str(uuid.uuid4()))
+        count = "n=$((n + 1)); echo $n > /root/.count; mv /root/.count /root/count; sleep 0.2"
+        Path("/root/count.sh").write_text("n=0; while :; do " + count + "; done")
+        subprocess.run(["systemd-run", "--unit=counter", "sh", "/root/count.sh"], check=True)
+"""
+OWN = "cat /proc/sys/kernel/random/boot_id; cat /etc/ssh/ssh_host_ed25519_key; head -c 16 /dev/urandom | base64"
+COUNTS = """
+before=$(cat /root/count)
+for _ in $(seq 100); do
+    [ "$(cat /root/count)" = "$before" ] || exit 0
+    sleep 0.2
+done
+exit 1
+"""
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("evals"),
+    pytest.mark.filterwarnings("default"),  # Inspect's own deprecations
+]
+
+
+async def _said(command: str, user: str = "root") -> str:
+    done = await sandbox().exec(["bash", "-c", command], user=user, timeout=120)
+    assert done.success, done
+    return done.stdout.strip()
+
+
+class _Meeting:
+    """Lets epochs go on once all of them have come."""
+
+    def __init__(self) -> None:
+        self._come, self._all = 0, anyio.Event()
+
+    async def wait(self) -> None:
+        self._come += 1
+        if self._come == EPOCHS:
+            self._all.set()
+        await self._all.wait()
+
+
+@solver
+def compare(home: Home, seen: dict[int, dict[str, Any]]) -> Solver:
+    """Looks at what an epoch has of the frozen machine, and changes a file while the other epochs run."""
+    meetings: list[_Meeting] = []
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if not meetings:
+            meetings.extend((_Meeting(), _Meeting(), _Meeting()))
+        await _said("test ! -e /home/agent/mark")
+        await _said(f"echo {state.epoch} > /home/agent/mark", user="agent")
+        await meetings[0].wait()
+        assert await _said("cat /home/agent/mark") == str(state.epoch)
+        await _said(COUNTS)
+        seen[state.epoch] = {"word": await _said("cat /home/agent/word"), "own": await _said(OWN)}
+        await meetings[1].wait()
+        assert len(SnapshotStore(home).all()) == 1
+        running = [kept for kept in EnvironmentStore(home).readable() if kept.batch]
+        assert len(running) == EPOCHS
+        assert all(probe.reached == probe.expected for kept in running for probe in kept.probes)
+        assert all(kept.probes for kept in running)
+        await meetings[2].wait()
+        return state
+
+    return solve
+
+
+def test_three_epochs_start_from_one_environment_and_see_nothing_of_each_other(home: Home, tmp_path: Path) -> None:
+    family = tmp_path / "forked"
+    family.mkdir()
+    (family / "forked.py").write_text(FAMILY)
+    configuration = Configuration(family=str(family), task="main", fork="epochs")
+    seen: dict[int, dict[str, Any]] = {}
+    task = Task(
+        dataset=[Sample(input="hello", sandbox=SandboxEnvironmentSpec("provisioner", configuration))],
+        solver=compare(home, seen),
+    )
+    [log] = eval(
+        task, model="mockllm/model", epochs=EPOCHS, max_samples=EPOCHS, max_sandboxes=EPOCHS, log_dir=str(tmp_path)
+    )
+    assert log.status == "success", log.error
+    samples = log.samples or []
+    assert [sample.error for sample in samples] == [None] * EPOCHS
+    assert len({each["word"] for each in seen.values()}) == 1
+    boots, keys, drawn = zip(*(_parts(each["own"]) for each in seen.values()), strict=True)
+    for each in (boots, keys, drawn):
+        assert len(set(each)) == EPOCHS
+    began = [_beginning(sample) for sample in samples]
+    [first] = [each for each in began if each["frozen_as"]]
+    assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * (EPOCHS - 1)
+    assert "renewal" not in first["phases"]
+    assert all("renewal" in each["phases"] and "start" not in each["phases"] for each in began if each is not first)
+    assert [kept for kept in EnvironmentStore(home).readable() if kept.batch] == []
+    assert SnapshotStore(home).all() == []
+    assert Ledger(home.ledger).entries(unsettled=True) == []
+
+
+def _beginning(sample: EvalSample) -> dict[str, Any]:
+    """Returns the first event of the sample's machines."""
+    infos = [event for event in sample.events if isinstance(event, InfoEvent) and event.source == "provisioner"]
+    assert isinstance(infos[0].data, dict)
+    return infos[0].data
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    lines = text.splitlines()
+    return lines[0], "\n".join(lines[1:-1]), lines[-1]

@@ -1,0 +1,101 @@
+"""Tests what is read of an eval's compose file, and how its variables are replaced."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from inspect_ai.util import ComposeConfig
+
+from provisioner.errors import UsageError
+from provisioner.inspect.compose import interpolated, is_compose, metadata_names, read, variables_of
+
+VARIABLES = {"SET": "here", "EMPTY": "", "SAMPLE_METADATA_LEVEL": "3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$SET/${SET}", "here/here"),
+        ("${MISSING}", ""),
+        ("${MISSING-a b}", "a b"),
+        ("${EMPTY-a}", ""),
+        ("${EMPTY:-a}", "a"),
+        ("${SET:+yes}${MISSING+no}", "yes"),
+        ("${EMPTY?said}", ""),
+        ("$$SET", "$SET"),
+        ("level ${SAMPLE_METADATA_LEVEL}", "level 3"),
+        ("${SAMPLE_METADATA_OTHER:-none}", "none"),
+    ],
+)
+def test_variables_are_replaced_by_the_rules_of_compose(text: str, expected: str) -> None:
+    assert interpolated({"a": [text]}, VARIABLES) == {"a": [expected]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${EMPTY:?is not set}", "services.web.command.0 needs EMPTY, which is not there. is not set"),
+        ("${SAMPLE_METADATA_MY_FLAG}", "services.web.command.0 needs the sample's metadata 'my_flag'"),
+        ("costs 5$", "Write $$ for $."),
+        ("${A:-${B}}", "inside of another's default"),
+    ],
+)
+def test_a_variable_that_cannot_be_replaced_is_named_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        interpolated({"services": {"web": {"command": [text]}}}, VARIABLES)
+
+
+def test_variables_come_from_the_file_beside_it_then_this_process_then_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("A=file\nB=file\n")
+    (tmp_path / "compose.yaml").write_text("services: {web: {image: $A}}")
+    monkeypatch.setenv("B", "process")
+    found = variables_of(read(str(tmp_path / "compose.yaml")), {"C": "sample"})
+    assert (found["A"], found["B"], found["SAMPLE_METADATA_C"]) == ("file", "process", "sample")
+
+
+def test_metadata_that_a_file_refers_to_is_known_before_there_is_a_sample(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text("services: {web: {image: 'x:${SAMPLE_METADATA_TAG}', command: [$SAMPLE_METADATA_FLAG, $OTHER]}}")
+    assert metadata_names(read(str(path))) == {"TAG", "FLAG"}
+
+
+def test_a_dockerfile_alone_is_the_service_that_inspects_docker_sandbox_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian:12")
+    file = read(str(tmp_path / "Dockerfile"))
+    assert file.document["services"]["default"]["build"] == {"context": ".", "dockerfile": "Dockerfile"}
+    assert file.document["services"]["default"]["network_mode"] == "none"
+    assert file.directory == tmp_path
+
+
+def test_a_model_of_inspects_has_the_paths_of_where_the_eval_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ComposeConfig.model_validate({"services": {"a": {"image": "x", "x-default": True, "x-local": True}}})
+    file = read(model)
+    assert file.document["services"]["a"] == {"image": "x", "x-default": True, "x-local": True}
+    assert file.directory == tmp_path
+
+
+@pytest.mark.parametrize("text", ["services: {}", "services: [a]", "- a", "machines: []"])
+def test_a_file_without_services_is_no_compose_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "compose.yaml").write_text(text)
+    with pytest.raises(UsageError, match="is no compose file"):
+        read(str(tmp_path / "compose.yaml"))
+
+
+def test_aliases_that_stand_for_very_much_are_refused(tmp_path: Path) -> None:
+    levels = "\n".join(f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 7))
+    (tmp_path / "compose.yaml").write_text(f"services: {{a: {{image: x}}}}\nx-a:\n  - &a0 [x]\n{levels}")
+    with pytest.raises(UsageError, match="says more than 100000 values"):
+        read(str(tmp_path / "compose.yaml"))
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "web-compose.yaml", "Dockerfile", "x.Dockerfile"])
+def test_compose_files_are_known_by_their_names(name: str) -> None:
+    assert is_compose(f"/somewhere/{name}")
+    assert not is_compose("/somewhere/provisioner.yaml")

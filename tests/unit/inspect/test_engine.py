@@ -1,0 +1,166 @@
+"""Tests what a machine with a Docker Engine is made of."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import UsageError
+from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.engine import engine_family, images_in, machine_of, project_of
+from provisioner.inspect.plain_family import TASK
+
+
+def _archive(directory: Path, name: str, *images: str) -> Path:
+    """Writes what `docker save` would, without layers."""
+    directory.mkdir(exist_ok=True)
+    manifest = json.dumps([{"Config": "c.json", "RepoTags": list(images), "Layers": []}]).encode()
+    with tarfile.open(directory / name, "w") as archive:
+        member = tarfile.TarInfo("manifest.json")
+        member.size = len(manifest)
+        archive.addfile(member, io.BytesIO(manifest))
+    return directory / name
+
+
+def _configuration(tmp_path: Path, text: str, **more: str) -> Configuration:
+    (tmp_path / "app").mkdir(exist_ok=True)
+    (tmp_path / "app" / "Dockerfile").write_text("FROM debian:12\n")
+    (tmp_path / "compose.yaml").write_text(text)
+    return configuration_of(str(tmp_path / "compose.yaml")).model_copy(update=more)
+
+
+def _script(configuration: Configuration) -> str:
+    project = project_of(configuration, {})
+    assert project
+    return machine_of(project, configuration.by_role["primary"], configuration.registry).run[-1]
+
+
+def test_the_machines_family_has_an_engine_of_debian_13_and_the_copies(tmp_path: Path) -> None:
+    configuration = _configuration(tmp_path, "services: {web: {build: ./app}}")
+    project = project_of(configuration, {})
+    assert project
+    family = engine_family(project, configuration)
+    assert family.manifest.base_image == "debian-13"
+    assert family.manifest.resources(TASK).memory_gb == 2
+    steps = json.loads((family.directory / "build_steps.json").read_text())
+    assert "docker.io docker-cli docker-compose docker-buildx" in steps[0]["commands"][1]
+    assert steps[1]["destination"] == "/opt/sandbox/context0.tar"
+    with tarfile.open(family.directory / steps[1]["source"]) as archive:
+        assert archive.getnames() == ["context0", "context0/Dockerfile"]
+
+
+def test_the_script_is_a_shells(tmp_path: Path) -> None:
+    text = "services: {web: {build: {context: ./app, args: {A: \"it's $$x\"}}}, db: {image: 'postgres:16'}}"
+    script = _script(_configuration(tmp_path, text, registry="http://mirror.example:5000"))
+    subprocess.run(["bash", "-n", "-c", script], check=True)
+    assert '"insecure-registries": ["mirror.example:5000"]' in script
+    assert "docker image inspect postgres:16 > /dev/null 2>&1 || docker pull postgres:16" in script
+    assert "docker compose -f /opt/sandbox/build.json build web\n" in script
+
+
+def test_images_are_built_one_at_a_time(tmp_path: Path) -> None:
+    lines = _script(_configuration(tmp_path, "services: {a: {build: ./app}, b: {build: ./app}}")).splitlines()
+    builds = [line.rpartition(" ")[2] for line in lines if line.startswith("docker compose")]
+    assert builds == ["a", "b"]
+
+
+def test_nothing_is_built_where_all_images_are_pulled(tmp_path: Path) -> None:
+    script = _script(_configuration(tmp_path, "services: {db: {image: 'postgres:16'}}"))
+    assert "build" not in script.replace("builder", "")
+    assert "daemon.json" not in script
+
+
+def test_only_archives_with_images_that_a_file_or_a_dockerfile_names_are_copied(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    base = _archive(images, "base.tar", "debian:12")
+    used = _archive(images, "used.tar", "mine:latest")
+    _archive(images, "other.tar", "unused:1")
+    (images / "notes.txt").write_text("not an archive")
+    text = "services: {web: {build: ./app}, db: {image: docker.io/library/mine, x-local: true}}"
+    configuration = _configuration(tmp_path, text, registry=str(images))
+    project = project_of(configuration, {})
+    assert project
+    machine = machine_of(project, configuration.by_role["primary"], configuration.registry)
+    assert [source for _, source in machine.files] == [str(base), str(used)]
+    assert "docker load" in machine.run[-1]
+
+
+def test_a_local_image_that_is_in_no_archive_is_named(tmp_path: Path) -> None:
+    configuration = _configuration(tmp_path, "services: {db: {image: mine, x-local: true}}")
+    with pytest.raises(UsageError, match="'mine' is marked x-local, and `registry` names no directory"):
+        _script(configuration)
+    _archive(tmp_path / "images", "other.tar", "other:1")
+    with pytest.raises(UsageError, match="'mine' is marked x-local, and no archive in"):
+        _script(configuration.model_copy(update={"registry": str(tmp_path / "images")}))
+
+
+def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_a_compressed_archive_names_its_images(tmp_path: Path) -> None:
+    plain = _archive(tmp_path, "x.tar", "mine:1")
+    (tmp_path / "x.tgz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert images_in(tmp_path / "x.tgz") == ("mine:1",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no archive",
+        b"",
+        gzip.compress(_header("layer.tar", 100))[:-20],
+        _header("pax", 3 << 30, tarfile.XHDTYPE),
+        gzip.compress(_header("layer.tar", 1 << 40) + _header("manifest.json", 1)),
+        _header("manifest.json", 3) + b"[1]".ljust(512, b"\0"),
+        _header("manifest.json", 2) + b"[1".ljust(512, b"\0"),
+    ],
+    ids=["text", "empty", "half", "huge header", "huge layer", "no list", "half list"],
+)
+def test_what_is_no_archive_of_docker_save_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tar").write_bytes(content)
+    with pytest.raises(UsageError, match=r"x\.tar is no archive of `docker save`"):
+        images_in(tmp_path / "x.tar")
+
+
+def test_a_registry_that_is_neither_directory_nor_address_is_named(tmp_path: Path) -> None:
+    configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "missing"))
+    with pytest.raises(UsageError, match="neither a directory of archives nor the address of a mirror"):
+        _script(configuration)
+
+
+def test_archives_that_no_machine_has_room_for_are_named(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "images", "base.tar", "x:latest")
+    os.truncate(archive, 9 << 30)
+    configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "images"))
+    with pytest.raises(UsageError, match=r"`registry` .*images: the archives of this file's images have 9\.0 GiB"):
+        _script(configuration)
+
+
+def test_a_registry_of_too_many_archives_is_named(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(1001):
+        (tmp_path / "images" / f"{number}.tar").touch()
+    configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "images"))
+    with pytest.raises(UsageError, match="images has 1001 archives; at most 1000 are read"):
+        _script(configuration)
+
+
+def test_the_machines_own_settings_are_kept(tmp_path: Path) -> None:
+    text = "services: {web: {image: x}}\nx-provisioner: {machines: [{memory_gb: 8, packages: [jq], run: ['true']}]}"
+    configuration = _configuration(tmp_path, text)
+    project = project_of(configuration, {})
+    assert project
+    machine = machine_of(project, configuration.by_role["primary"], "")
+    assert machine.memory_gb == 8
+    assert machine.packages[-1] == "jq"
+    assert machine.run[0] == "true"

@@ -1,0 +1,320 @@
+"""Tests that the epochs of a sample start from one frozen environment, in evals on a fake cloud with a mock model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.event import InfoEvent
+from inspect_ai.log import EvalLog, EvalSample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+
+from provisioner.environment import lifecycle, snapshots, sweep
+from provisioner.errors import CapacityError
+from provisioner.inspect import clean_up, epochs
+from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.epochs import Services, bring_up_epoch
+from provisioner.inspect.origin import Origin
+from provisioner.inspect.sample import SampleMachines
+from provisioner.inspect.sandbox import ProvisionerSandbox, _of_machines
+from provisioner.inspect.services import Container, ServiceSandbox
+from provisioner.session import Session
+from provisioner.store.locks import is_locked
+from provisioner.store.snapshots import SnapshotStore
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.inspect.conftest import Configured
+from tests.waiting import BOUND_SECONDS, until_in_loop
+
+pytestmark = pytest.mark.filterwarnings("default")  # Inspect's own deprecations
+ORIGIN = Origin("task", "eval", "1")
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "asyncio"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud, configured: Configured, anyio_backend: str) -> None:
+    """Has Inspect run on the event loop, without its pause of up to a second before each sample."""
+    cloud.guest_defaults["programs"] = dict.fromkeys(("/bin/sh", "bash", "true"), b"")
+    monkeypatch.setenv("INSPECT_ASYNC_BACKEND", anyio_backend)
+    monkeypatch.setattr(ProvisionerSandbox, "default_concurrency", classmethod(lambda _: None))
+    monkeypatch.setattr(epochs, "_forks", {})
+    monkeypatch.setattr(epochs, "_epochs", {})
+
+
+BOTH = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
+
+
+@solver
+def doing(work: Callable[[TaskState], None]) -> Solver:
+    """Does something in each epoch, and works in the machine."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        work(state)
+        assert (await sandbox().exec(["true"])).success
+        return state
+
+    return solve
+
+
+def _evaluated(
+    tmp_path: Path,
+    configuration: Configuration,
+    work: Callable[[TaskState], None] = lambda _: None,
+    *,
+    samples: int = 1,
+    **settings: Any,
+) -> EvalLog:
+    spec = SandboxEnvironmentSpec("provisioner", configuration)
+    task = Task(dataset=[Sample(input="x", id=n) for n in range(samples)], solver=doing(work), sandbox=spec)
+    [log] = eval(
+        task, model="mockllm/model", log_dir=str(tmp_path / "logs"), display="none", **{"epochs": 3, **settings}
+    )
+    return log
+
+
+def _beginning(sample: EvalSample) -> dict[str, Any]:
+    [event, *_] = [each for each in sample.events if isinstance(each, InfoEvent) and each.source == "provisioner"]
+    assert isinstance(event.data, dict)
+    return event.data
+
+
+def _assert_nothing_left(session: Session, cloud: FakeCloud) -> None:
+    assert cloud.existing() == []
+    assert session.environments.all() == []
+    assert session.ledger.entries(unsettled=True) == []
+    assert SnapshotStore(session.home).all() == []
+
+
+@BOTH
+def test_one_epoch_comes_up_and_the_others_are_copies_of_it(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
+) -> None:
+    log = _evaluated(tmp_path, configured(fork="epochs"))
+    assert log.status == "success", log.error
+    began = [_beginning(sample) for sample in log.samples or []]
+    [first] = [each for each in began if each["frozen_as"]]
+    copies = [each for each in began if each is not first]
+    assert [(each["forked_from"], each["frozen_as"]) for each in copies] == [(first["environment"], None)] * 2
+    assert first["forked_from"] is None
+    assert list(cloud.frozen) == [first["frozen_as"]]
+    assert len({each["environment"] for each in began}) == 3
+    assert all(each["isolation"]["proven"] for each in began)
+    for each in began:
+        assert ("start" in cloud.machine(each["environment"]).guest.operations) == (each is first)
+        [entry] = session.ledger.entries(environment=each["environment"])
+        assert entry.batch == f"inspect-{log.eval.eval_id}"
+        record = session.environments.record(each["environment"])
+        assert record is not None
+        assert record.gone_at is not None
+    labels = {record.label for each in began if (record := session.environments.record(each["environment"]))}
+    assert len(labels) == 3
+    _assert_nothing_left(session, cloud)
+
+
+def test_samples_share_nothing_and_a_snapshot_goes_with_the_last_epoch_of_its_sample(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
+) -> None:
+    seen: dict[tuple[object, int], int] = {}
+
+    def count(state: TaskState) -> None:
+        seen[state.sample_id, state.epoch] = len(SnapshotStore(session.home).all())
+
+    log = _evaluated(tmp_path, configured(fork="epochs"), count, samples=2, epochs=2, max_samples=1)
+    assert seen == {(0, 1): 1, (1, 1): 2, (0, 2): 2, (1, 2): 1}
+    of: dict[object, set[str]] = {}
+    for sample in log.samples or []:
+        began = _beginning(sample)
+        of.setdefault(sample.id, set()).add(began["forked_from"] or began["environment"])
+    assert [len(origins) for origins in of.values()] == [1, 1]
+    assert of[0] != of[1]
+    _assert_nothing_left(session, cloud)
+
+
+def test_an_only_epoch_is_not_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
+) -> None:
+    log = _evaluated(tmp_path, configured(fork="epochs"), epochs=1)
+    assert [_beginning(sample)["frozen_as"] for sample in log.samples or []] == [None]
+    assert cloud.frozen == {}
+    _assert_nothing_left(session, cloud)
+
+
+def test_an_epoch_that_cannot_be_frozen_fails_alone_and_the_next_is_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze, refusals = SampleMachines.freeze, ["no room"]
+
+    def refuse_once(machines: SampleMachines) -> str:
+        if refusals:
+            raise CapacityError(refusals.pop())
+        return freeze(machines)
+
+    monkeypatch.setattr(SampleMachines, "freeze", refuse_once)
+    log = _evaluated(tmp_path, configured(fork="epochs"), fail_on_error=False)
+    samples = log.samples or []
+    [failed] = [sample.error for sample in samples if sample.error]
+    assert "no room" in failed.message
+    began = [_beginning(sample) for sample in samples if not sample.error]
+    [first] = [each["environment"] for each in began if each["frozen_as"]]
+    assert [each["forked_from"] for each in began if not each["frozen_as"]] == [first]
+    _assert_nothing_left(session, cloud)
+
+
+def test_an_epoch_that_is_tried_again_is_a_copy_as_well(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
+) -> None:
+    tried: list[int] = []
+
+    def fail_once(state: TaskState) -> None:
+        tried.append(state.epoch)
+        if tried.count(2) == 1 and state.epoch == 2:
+            raise ValueError("not yet")
+
+    log = _evaluated(tmp_path, configured(fork="epochs"), fail_once, epochs=2, max_samples=1, retry_on_error=1)
+    assert log.status == "success", log.error
+    assert tried == [1, 2, 2]
+    assert len(cloud.frozen) == 1
+    _assert_nothing_left(session, cloud)
+
+
+def test_copies_that_stay_keep_their_snapshot_until_a_sweep_or_clean_up_after_them(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _evaluated(tmp_path, configured(fork="epochs"), epochs=2, sandbox_cleanup=False)
+    [snapshot] = SnapshotStore(session.home).all()
+    sweep.sweep(session, lambda _: session, None)
+    assert SnapshotStore(session.home).all() == [snapshot]
+    for environment in session.environments.all():
+        lifecycle.destroy(session, environment)
+    clean_up.destroy_abandoned(None)
+    assert f"snapshot {snapshot.name} removed" in capsys.readouterr().out
+    _assert_nothing_left(session, cloud)
+
+
+def _machines(configuration: Configuration) -> SampleMachines:
+    return SampleMachines(configuration, ORIGIN)
+
+
+async def _nothing(_: SampleMachines) -> Services:
+    return {}
+
+
+async def _up(configuration: Configuration, sample_id: str | int = 1, origin: Origin = ORIGIN) -> SampleMachines:
+    machines = await anyio.to_thread.run_sync(partial(_machines, configuration))
+    await bring_up_epoch(machines, origin, sample_id, _nothing)
+    return machines
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured
+) -> None:
+    configuration, up = configured(fork="epochs"), []
+    began = anyio.Event()
+
+    async def never(_: SampleMachines) -> Services:
+        began.set()
+        await anyio.sleep_forever()
+        return {}
+
+    first, second = _machines(configuration), _machines(configuration)
+    with anyio.fail_after(BOUND_SECONDS):
+        async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
+            cancelled.start_soon(bring_up_epoch, first, ORIGIN, 1, never)
+            await began.wait()
+
+            async def wait() -> None:
+                await bring_up_epoch(second, ORIGIN, 1, _nothing)
+                up.append(second)
+
+            group.start_soon(wait)
+            await until_in_loop(lambda: epochs._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
+            assert up == []
+            cancelled.cancel_scope.cancel()
+    assert (second.snapshot, second.frozen_as) == ("", f"epochs-{second.environment.id}")
+    third = await _up(configuration)
+    assert third.snapshot == second.frozen_as
+    for machines in (first, second, third):
+        machines.destroy()
+    await epochs.end_all()
+    _assert_nothing_left(session, cloud)
+
+
+@pytest.mark.anyio
+async def test_services_start_once_and_each_copy_has_sandboxes_of_its_own(configured: Configured) -> None:
+    started: list[SampleMachines] = []
+    container = Container("web", "0123456789ab", "app", "/srv")
+
+    async def start(machines: SampleMachines) -> Services:
+        started.append(machines)
+        return {"web": ServiceSandbox(machines, container)}
+
+    epochs_of_it = [_machines(configured(fork="epochs")) for _ in range(2)]
+    for machines in epochs_of_it:
+        services = await bring_up_epoch(machines, ORIGIN, 1, start)
+        web = _of_machines(machines, services)["web"].as_type(ServiceSandbox)
+        assert (web.machines, web.container) == (machines, container)
+    assert started == epochs_of_it[:1]
+    for machines in epochs_of_it:
+        machines.destroy()
+    await epochs.end_all()
+
+
+@BOTH
+@pytest.mark.anyio
+async def test_the_end_of_a_run_destroys_what_ctrl_c_has_left_and_then_what_was_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = [await _up(configured(fork="epochs")) for _ in range(2)]
+    assert [machines.snapshot for machines in running] == ["", running[0].frozen_as]
+    monkeypatch.setattr(clean_up, "MACHINES", {machines.environment.id: machines for machines in running})
+    await ProvisionerSandbox.task_cleanup("shutdown", None, True)
+    assert not is_locked(SnapshotStore(session.home).lease(running[0].frozen_as))
+    _assert_nothing_left(session, cloud)
+
+
+@pytest.mark.anyio
+async def test_another_sample_eval_or_configuration_is_never_a_copy(session: Session, configured: Configured) -> None:
+    forking = configured(fork="epochs")
+    others = [
+        await _up(forking),
+        await _up(forking, "1"),
+        await _up(forking, origin=Origin("task", "other", "1")),
+        await _up(configured(fork="epochs", ttl="3h")),
+    ]
+    assert len({machines.frozen_as for machines in others}) == 4
+    assert {machines.snapshot for machines in others} == {""}
+    for machines in others:
+        machines.destroy()
+    await epochs.end_all()
+
+
+@pytest.mark.anyio
+async def test_without_an_eval_s_id_each_epoch_comes_up_anew(configured: Configured, cloud: FakeCloud) -> None:
+    machines = await _up(configured(fork="epochs"), origin=Origin("task"))
+    assert (machines.frozen_as, cloud.frozen) == ("", {})
+    machines.destroy()
+
+
+@pytest.mark.anyio
+async def test_what_a_killed_eval_has_frozen_is_removed_by_the_sweep(
+    session: Session, cloud: FakeCloud, configured: Configured
+) -> None:
+    machines = await _up(configured(fork="epochs"))
+    machines.destroy()
+    sweep.sweep(session, lambda _: session, None)
+    assert len(SnapshotStore(session.home).all()) == 1  # this process may still need it
+    snapshots.leave(machines.session, machines.frozen_as)  # as the kernel does for a process that ended
+    sweep.sweep(session, lambda _: session, None)
+    _assert_nothing_left(session, cloud)

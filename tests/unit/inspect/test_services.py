@@ -1,0 +1,280 @@
+"""Tests how a compose file's services start, and how their calls end, by what the engine says of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
+
+from provisioner.errors import TaskError
+from provisioner.inspect import services
+from provisioner.inspect.compose_project import Project
+from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.sample import SampleMachines
+from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.services import Container, ServiceSandbox, start
+from provisioner.remote.exchange import Completed
+from provisioner.remote.ssh import Connection
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.inspect.conftest import Configured
+
+ID = "0123456789abcdef"
+PROJECT = Project(("web", "db"), "{}", '{"services": {}}', (), frozenset(), (), "", 1, 2, ())
+
+
+class _Machine:
+    """Answers each command as the test says, and keeps what it was given."""
+
+    def __init__(self, answer: Callable[[list[str]], Completed] = lambda _: Completed(0, b"", b"")) -> None:
+        self._answer = answer
+        self.calls: list[list[str]] = []
+        self.inputs: list[bytes] = []
+        self.files: dict[str, bytes] = {}
+        self.environment = SimpleNamespace(id="eval-1", machines={})
+
+    def on(self, _: str, work: Callable[[Any], Any]) -> Any:
+        return work(self)
+
+    def run(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> Completed:
+        self.calls.append(list(argv))
+        self.inputs.append(stdin)
+        done = self._answer(list(argv))
+        for listen, data in ((options.get("on_stdout"), done.stdout), (options.get("on_stderr"), done.stderr)):
+            if listen:
+                listen(data)
+        return done
+
+    def write_file(self, path: str, data: bytes, **_: Any) -> None:
+        self.files[path] = data
+
+
+def _says(exit_code: int = 0, stdout: str = "", stderr: str = "") -> Completed:
+    return Completed(exit_code, stdout.encode(), stderr.encode())
+
+
+def _engine(states: Mapping[str, Mapping[str, Any]], config: str = '{"user": "", "directory": ""}') -> _Machine:
+    """A machine whose Compose says these states of services."""
+
+    def answer(argv: list[str]) -> Completed:
+        if "ps" in argv:
+            lines = [json.dumps({"Service": name, "ID": ID, **state}) for name, state in states.items()]
+            return _says(0, "\n".join(lines))
+        if argv[:2] == ["docker", "inspect"]:
+            return _says(0, "\n".join([config] * len(argv[4:])))
+        return _says(1 if "up" in argv else 0, "", "what is said" if {"up", "logs"} & set(argv) else "")
+
+    return _Machine(answer)
+
+
+pytestmark = pytest.mark.anyio
+
+RUNNING = {"State": "running", "Health": "", "ExitCode": 0}
+
+
+def test_services_that_run_are_sandboxes_with_the_users_and_directories_of_their_containers() -> None:
+    machine = _engine(
+        {"db": RUNNING, "web": {**RUNNING, "Health": "healthy"}}, '{"user": "app:1", "directory": "/srv"}'
+    )
+    web, db = start(PROJECT, cast(Connection, machine))
+    assert (web.service, db.service) == ("web", "db")
+    assert (web.user, web.directory, web.identity) == ("app:1", "/srv", ID)
+    assert machine.files == {"/opt/sandbox/compose.json": PROJECT.run.encode()}
+    [up] = [call for call in machine.calls if "up" in call]
+    assert {"--no-build", "--wait"} < set(up)
+
+
+def test_a_service_that_has_done_its_work_is_no_sandbox_and_no_error() -> None:
+    machine = _engine({"web": RUNNING, "db": {"State": "exited", "ExitCode": 0}})
+    assert [container.service for container in start(PROJECT, cast(Connection, machine))] == ["web"]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"State": "exited", "ExitCode": 3}, "The service db is not up: exited, exit code 3."),
+        ({"State": "running", "Health": "unhealthy", "ExitCode": 0}, "The service db is not up: running, unhealthy"),
+        (None, "The service db is not up: it has no container."),
+    ],
+    ids=["failed", "unhealthy", "missing"],
+)
+def test_a_service_that_is_not_up_is_named_with_its_last_words(state: Mapping[str, Any] | None, said: str) -> None:
+    machine = _engine({"web": RUNNING, **({"db": state} if state else {})})
+    with pytest.raises(TaskError, match=re.escape(said)) as raised:
+        start(PROJECT, cast(Connection, machine))
+    assert "what is said" in str(raised.value.details)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"Service": "web", "ID": "$(reboot)"}'], ids=["half", "list", "no id"])
+def test_a_machine_that_lies_about_its_containers_is_not_believed(line: str) -> None:
+    machine = _Machine(lambda argv: _says(0, line if "ps" in argv else ""))
+    with pytest.raises(TaskError, match=r"no JSON|no service's state"):
+        start(PROJECT, cast(Connection, machine))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"user": "a\\u0000b", "directory": ""}',
+        '{"user": "", "directory": "srv"}',
+        '{"user": "%s"}' % ("x" * 300),
+        "[]",
+    ],
+    ids=["null", "relative", "half", "list"],
+)
+def test_a_machine_that_lies_about_a_containers_user_or_directory_is_not_believed(config: str) -> None:
+    machine = _engine({"web": RUNNING, "db": RUNNING}, config)
+    with pytest.raises(TaskError, match="does not describe the container of web"):
+        start(PROJECT, cast(Connection, machine))
+
+
+def _sandbox(machine: _Machine, user: str = "") -> ServiceSandbox:
+    return ServiceSandbox(cast(SampleMachines, machine), Container("web", ID, user, "/srv"))
+
+
+async def test_a_command_runs_in_the_container_as_the_call_says() -> None:
+    machine = _Machine(lambda _: _says(0, "out", "err"))
+    done = await _sandbox(machine).exec(["ls", "-l"], input="in", cwd="sub", env={"A": "b"}, user="app", timeout=9)
+    assert (done.stdout, done.stderr) == ("out", "err")
+    options = ["--workdir", "/srv/sub", "--interactive", "--user", "app", "--env", "A=b"]
+    assert machine.calls == [["docker", "exec", *options, ID, "/usr/bin/timeout", "-k", "5s", "9s", "ls", "-l"]]
+    assert machine.inputs == [b"in"]
+    await _sandbox(machine).exec(["pwd"])
+    assert machine.calls[1] == ["docker", "exec", "--workdir", "/srv", ID, "pwd"]
+
+
+async def test_a_command_that_runs_out_of_time_is_an_error_with_its_output() -> None:
+    with pytest.raises(TimeoutError) as raised:
+        await _sandbox(_Machine(lambda _: _says(124, "half", " of it"))).exec(["x"], timeout=1)
+    assert raised.value.truncated_output == "half of it"  # type: ignore[attr-defined]
+
+
+OCI = 'OCI runtime exec failed: exec failed: unable to start container process: exec: "x": '
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        _says(126, f"{OCI}permission denied: unknown\r\n"),
+        _says(126, "", "/usr/bin/timeout: failed to run command 'x': Permission denied\n"),
+        _says(126, "", "timeout: can't execute 'x': Permission denied\n"),
+    ],
+    ids=["engine", "GNU", "BusyBox"],
+)
+async def test_a_program_that_may_not_be_executed_is_an_error(said: Completed) -> None:
+    with pytest.raises(PermissionError):
+        await _sandbox(_Machine(lambda _: said)).exec(["x"], timeout=5)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        _says(127, f"{OCI}executable file not found in $PATH: unknown\r\n"),
+        _says(126, 'OCI runtime exec failed: exec failed: chdir to cwd ("/no") permission denied: unknown\r\n'),
+        _says(1, "", "Error response from daemon: unable to find user x: no matching entries in passwd file\n"),
+    ],
+    ids=["program", "directory", "user"],
+)
+async def test_a_command_that_could_not_be_started_is_a_result(said: Completed) -> None:
+    machine = _Machine(lambda argv: said if "exec" in argv else _says(0, "running, exit code 0"))
+    done = await _sandbox(machine).exec(["x"])
+    assert (done.returncode, done.stdout) == (127, "")
+    assert "x" in done.stderr
+
+
+async def test_words_of_the_command_itself_are_not_taken_for_the_engines() -> None:
+    said = _says(126, f"first line\n{OCI}permission denied: unknown\n")
+    assert (await _sandbox(_Machine(lambda _: said)).exec(["x"])).returncode == 126
+
+
+@pytest.mark.parametrize(
+    "said",
+    [_says(1, "", "Error response from daemon: container 01 is not running\n"), _says(137)],
+    ids=["said", "died"],
+)
+async def test_a_container_that_is_gone_is_unavailable_and_one_that_runs_is_not(said: Completed) -> None:
+    def answer(state: str) -> _Machine:
+        return _Machine(lambda argv: said if "exec" in argv else _says(0, state))
+
+    with pytest.raises(SandboxUnavailableError, match="The container of the service web does not run"):
+        await _sandbox(answer("exited, exit code 137")).exec(["x"])
+    assert not (await _sandbox(answer("running, exit code 0")).exec(["x"])).success
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("cat: x: No such file or directory", FileNotFoundError),
+        ("Permission denied", PermissionError),
+        ("tee: x: Is a directory", IsADirectoryError),
+        ("File too large", OutputLimitExceededError),
+        ("mkdir: cannot create directory 'x': Not a directory", NotADirectoryError),
+        ("something else", OSError),
+    ],
+)
+async def test_a_file_that_cannot_be_read_or_written_is_the_error_that_inspect_expects(
+    words: str, kind: type[Exception]
+) -> None:
+    sandbox = _sandbox(_Machine(lambda _: _says(1, "", f"{words}\n")))
+    with pytest.raises(kind):
+        await sandbox.read_file("x")
+    with pytest.raises(kind):
+        await sandbox.write_file("x", "text")
+
+
+async def test_files_are_the_containers_and_relative_to_its_directory() -> None:
+    machine = _Machine(lambda _: _says(0, "text"))
+    assert await _sandbox(machine, "app").read_file("a b") == "text"
+    await _sandbox(machine, "app").write_file("/x/y", b"data")
+    read, write = machine.calls
+    assert read[-3:] == ["/srv/a b", "*", str(100 << 20)]
+    assert write[-3:] == ["/x/y", "*", "/x"]
+    assert machine.inputs == [b"", b"data"]
+    await _sandbox(machine, "0:0").read_file("a")
+    assert machine.calls[2][-2] == "?r*"
+
+
+async def test_a_person_gets_a_shell_in_the_container() -> None:
+    connection = await _sandbox(_Machine()).connection(user="app")
+    shell = f"docker exec --interactive --tty --user app {ID} /bin/sh"
+    assert connection.command == f"provisioner exec eval-1 --user root --terminal -- {shell}"
+    assert connection.container == ID
+
+
+@pytest.fixture
+def compose(configured: Configured, tmp_path: Path) -> Configuration:
+    """The configuration of a compose file, on the fake cloud."""
+    (tmp_path / "compose.yaml").write_text("services: {db: {image: x, network_mode: none}, web: {image: y}}")
+    return configuration_of(str(tmp_path / "compose.yaml"))
+
+
+async def test_a_samples_services_are_its_sandboxes_and_its_end_is_its_machines(
+    cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(services, "start", lambda *_: [Container("db", ID, "", "/"), Container("web", ID, "", "/")])
+    await ProvisionerSandbox.task_init("startup", compose)
+    assert "No internet for web, which have it in Docker" in caplog.text
+    sandboxes = await ProvisionerSandbox.sample_init("task", compose, {})
+    assert list(sandboxes) == ["db", "web"]
+    assert len(cloud.existing()) == 1
+    await ProvisionerSandbox.sample_cleanup("task", compose, sandboxes, interrupted=False)
+    assert cloud.existing() == []
+
+
+async def test_a_sample_whose_service_does_not_start_says_why_and_leaves_nothing(
+    cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[Container]:
+        raise services.ServicesError("The service web is not up.", details="its last words")
+
+    monkeypatch.setattr(services, "start", refuse)
+    with pytest.raises(TaskError, match="not up") as raised:
+        await ProvisionerSandbox.sample_init("task", compose, {})
+    assert "its last words" in str(raised.value)
+    assert "The cloud says" not in str(raised.value)  # as of a machine that is lost
+    assert cloud.existing() == []
