@@ -303,7 +303,7 @@ def test_a_compose_file_says_under_its_extension_what_a_configuration_file_would
     assert configuration.machines[0].files == (("/a", str(tmp_path / "b")),)
     for wrong, said in (
         ("[1]", "x-provisioner must be a mapping"),
-        ("{internt: full}", "internt: unknown key; perhaps internet?"),
+        ("{interned: full}", "interned: unknown key; perhaps internet?"),
         ("{compose: x}", "x-provisioner.compose is not possible"),
     ):
         path.write_text(f"services: {{a: {{image: x}}}}\nx-provisioner: {wrong}")
