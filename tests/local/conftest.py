@@ -22,6 +22,8 @@ from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
 from provisioner.session import Session
 from provisioner.store.environments import new_id
+from tests.kept import keepers
+from tests.waiting import until
 
 FAMILIES = Path(__file__).parent / "families"
 TOKEN = "tok-3f9a1c77e2-not-for-agents"
@@ -107,6 +109,7 @@ def environment_of(session: Session, family: str, task: str, allowed: tuple[Dest
             yield Lab(session, environment, logins)
     finally:
         lifecycle.destroy(session, environment)
+    until(lambda: not keepers(session.environments.directory(environment.id)))
 
 
 @pytest.fixture(scope="session")

@@ -18,18 +18,16 @@ import pytest
 
 from provisioner.environment import operations
 from provisioner.errors import TaskError
-from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.destroy import destroy_machines
-from provisioner.models import Environment
+from provisioner.machines.kept import connect_kept
 from provisioner.remote import transfer
+from provisioner.remote.kept_connection import KeptConnection
 from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.terminal_program import resize
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.kept import keepers
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.unit.fakes.copies import file, frame, tree
-from tests.waiting import until
 
 pytestmark = pytest.mark.vm
 # An HTTP server that starts in no time on an emulated CPU. It listens when the command that starts it ends.
@@ -69,21 +67,15 @@ def test_exec_passes_output_and_exit_code_on(lab: Lab) -> None:
     assert (as_root["exit_code"], as_root["stdout"]) == (0, "0\n")
 
 
-def test_later_commands_go_over_the_connection_of_the_first_until_the_environment_is_destroyed(
-    lab: Lab, created: Environment
-) -> None:
-    home, directory = lab.session.home, lab.session.environments.directory(created.id)
-    for boot in boot_machines(lab.session, created).values():
-        boot.close()
-    first = provisioner(home, "exec", created.id, "--user", "root", "--", "sh", "-c", "echo $$; cat", stdin="in\n")
-    assert (first.returncode, first.stdout.split()[1:], first.stderr) == (0, ["in"], "")
-    [keeper] = keepers(directory)
-    later = provisioner(home, "exec", created.id, "--user", "root", "--", "sh", "-c", "echo out; exit 3")
-    assert (later.returncode, later.stdout, later.stderr) == (3, "out\n", "")
-    assert keepers(directory) == [keeper]
-    destroy_machines(lab.session, created)
-    until(lambda: not keepers(directory))
-    assert not directory.exists()
+def test_exec_goes_over_a_connection_that_openssh_keeps(lab: Lab) -> None:
+    with connect_kept(lab.session, lab.environment, "primary") as connection:
+        assert isinstance(connection, KeptConnection)
+        assert connection.run(["sh", "-c", "cat; exit 3"], stdin=b"in\n").stdout == b"in\n"
+        assert keepers(lab.session.environments.directory(lab.environment.id))
+    done = provisioner(
+        lab.session.home, "exec", lab.environment.id, "--", "sh", "-c", "echo out; cat; exit 3", stdin="in\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\nin\n", "")
 
 
 def test_exec_passes_input_on_and_makes_terminals(lab: Lab) -> None:
