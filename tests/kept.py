@@ -1,8 +1,21 @@
-"""Finds the processes in which OpenSSH keeps connections to machines."""
+"""Helps tests of connections to machines that OpenSSH keeps, and finds the processes that it keeps them in."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
+
+from provisioner.machines import kept
+from provisioner.remote import kept_connection
+from tests.waiting import BOUND_SECONDS
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets OpenSSH and machines take their time: on a busy host, a command would connect by itself."""
+    for name in ("START_SECONDS", "ANSWER_SECONDS", "LOCAL_SECONDS", "IDLE_SECONDS"):
+        monkeypatch.setattr(kept_connection, name, int(BOUND_SECONDS))
+    monkeypatch.setattr(kept, "START_SECONDS", BOUND_SECONDS)
 
 
 def keepers(directory: Path) -> list[int]:

@@ -13,7 +13,6 @@ from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.machines import renewal, reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import record_environment
-from provisioner.machines.kept import end_kept
 from provisioner.machines.locking import creation_lock, environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
@@ -45,8 +44,6 @@ def freeze(session: Session, environment: Environment, name: str, *, attended: b
     with store.making(name, wait) as directory, environment_lock(session, environment) as current:
         _require_freezable(session, current)
         needs = session.cloud.snapshot_needs(current)
-        with best_effort(session.progress, f"Ending the connections kept to {current.id}"):
-            end_kept(session, current)  # a copy would keep its half of them
         frozen_at = now()
         with Phases(session.progress).phase("freeze"):
             session.cloud.freeze(current, directory)
@@ -224,8 +221,11 @@ def remove_abandoned(session: Session) -> list[str]:
     removed = []
     for name in store.attended():
         if not is_locked(store.lease(name)):
-            # A copy exists or may exist, or another process was quicker.
-            with contextlib.suppress(UsageError, DamagedRecordError):
+            with (
+                best_effort(session.progress, f"Removing the snapshot {name}"),
+                # A copy exists or may exist, or another process was quicker.
+                contextlib.suppress(UsageError, DamagedRecordError),
+            ):
                 remove(session, name)
                 removed.append(name)
     return removed

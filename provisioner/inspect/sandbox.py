@@ -74,7 +74,7 @@ class ProvisionerSandbox(SandboxEnvironment):
     Args:
         machines: the sample's machines.
         role: which of them.
-        user: who runs commands and owns files, unless a call says otherwise.
+        user: the user that runs commands and owns files, unless a call says otherwise.
         directory: the directory of relative paths.
         variables: of each command.
     """
@@ -193,7 +193,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         return str(PurePosixPath(self._directory) / path) if path else path
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Returns how a person logs in: as root, if the user has no login of their own. Asks nobody."""
+        """Returns how a person logs in: as root, if the user has no login. Does no I/O."""
         machine = "" if self._role == "primary" else f" --machine {self._role}"
         asked = user or self._user
         try:

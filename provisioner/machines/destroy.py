@@ -52,9 +52,6 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     session = session.steady()
     ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
     environments = tuple(_marked(session, environment, "destroying") for environment in environments)
-    for environment in environments:
-        with best_effort(session.progress, f"Ending the connections kept to {environment.id}"):
-            end_kept(session, environment)
     stack = stack_of(session, environments[0])
     failure: BaseException | None = None
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
@@ -92,6 +89,8 @@ def _conclude(session: Session, environment: Environment, *, ran: bool) -> str:
         what could not be done; empty if all was.
     """
     environment = environment.model_copy(update={"gone_at": now()})
+    with best_effort(session.progress, f"Ending the connections kept to {environment.id}"):
+        end_kept(session, environment)
     problem = ""
     step = "its reservation is not settled"
     try:

@@ -1,7 +1,7 @@
 """Reaches machines that are up over connections which stay for later commands, and ends those connections.
 
-Nothing depends on them: what does not work is done over a connection of its own, and one that nobody ends ends by
-itself.
+Nothing depends on them. A command that cannot use one opens a connection of its own. An unused connection ends after a
+minute, unless the machine holds a call open.
 """
 
 from __future__ import annotations

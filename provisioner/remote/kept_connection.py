@@ -1,7 +1,7 @@
 """Makes calls over a connection to a machine's exec server that OpenSSH keeps open for later commands.
 
 OpenSSH's client does all of it: a process in the background, which listens on a Unix socket and asks the machine's sshd
-for a channel to the exec server whenever somebody connects. Only that process parses what sshd sends, without secrets
+for a channel to the exec server for each connection to it. Only that process parses what sshd sends, without secrets
 and within limits. It offers the machine nothing.
 """
 
@@ -34,10 +34,10 @@ LOOK_SECONDS = 0.02
 # For what OpenSSH does by itself, and for the machine's answer whether it is still there.
 LOCAL_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
-# What the process may cost, whatever the machine sends. It needs 1 MiB, and 2 MiB for a call whose output nobody takes;
+# What the process may cost, whatever the machine sends. It needs 1 MiB, and 2 MiB for a call whose output is not taken;
 # in so much processor time it moves tens of gigabytes.
 MEMORY_BYTES = 64 << 20
-CPU_SECONDS = 300
+CPU_SECONDS = 900
 
 
 class KeptChannel:
@@ -75,7 +75,7 @@ class KeptChannel:
         return self._stream.send(data, socket.MSG_DONTWAIT)
 
     def cut(self) -> None:
-        """Ends it for whoever uses it, perhaps in another thread."""
+        """Ends it for the call that uses it, perhaps in another thread."""
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
 
@@ -93,7 +93,7 @@ class KeptChannel:
 class KeptConnection(Calls):
     """Makes calls over a connection that OpenSSH keeps. Use as a context manager, which does not end that connection.
 
-    Nothing is known of it but that somebody listens at `path`: see `answers`.
+    That OpenSSH listens at `path` says nothing of the machine: see `answers`.
 
     Args:
         path: OpenSSH's socket.
@@ -119,7 +119,7 @@ class KeptConnection(Calls):
     def answers(self) -> bool:
         """Returns whether the machine's exec server answers a small call, within a few seconds.
 
-        Only then does a call that fails differ from one that never reached the machine: OpenSSH takes it in any case.
+        OpenSSH accepts every connection, even if the machine is gone. So the machine is asked before a command is sent.
         """
         try:
             self.read_file("/", 0, timeout_seconds=ANSWER_SECONDS)
@@ -152,7 +152,7 @@ class KeptConnection(Calls):
 
 
 def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, check: Callable[[], None]) -> None:
-    """Has OpenSSH open a connection, and keep it until nobody has used it for a minute, or the machine is gone.
+    """Has OpenSSH open a connection, and keep it until it has been unused for a minute, or the machine is gone.
 
     The process has nothing of this one's: no terminal, no output, no session and no environment that could hold
     secrets. It works in the directory of its sockets, since OpenSSH takes no long paths.
@@ -160,7 +160,7 @@ def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, ch
     Args:
         login: the user, the machine and the keys.
         known_hosts: the file for the machine's host key, ENVIRONMENT/keys/known_hosts_ROLE.
-        path: where it listens. A socket that is there is removed: it must be one on which nobody listens.
+        path: where it listens. A socket that is there is removed: no process may be listening on it.
         server: the exec server's socket in the machine.
         check: called repeatedly; an exception that it raises ends the attempt.
 
@@ -242,7 +242,7 @@ def _options(login: Login, path: Path) -> list[str]:
         f"ControlPersist={IDLE_SECONDS}",
         "ExitOnForwardFailure=yes",
         "ServerAliveInterval=10",
-        "ServerAliveCountMax=3",
+        "ServerAliveCountMax=30",
         f"ConnectTimeout={START_SECONDS:.0f}",
         "BatchMode=yes",
         "PreferredAuthentications=publickey",

@@ -26,10 +26,12 @@ def ssh_command(login: Login, known_hosts: Path, *more: str) -> list[str]:
     """
     alias = f"{known_hosts.parent.parent.name}-{known_hosts.name.removeprefix('known_hosts_')}"
     _write(known_hosts, f"{alias} {login.host_key}\n")
-    argv = ["ssh", "-F", "none", "-i", str(login.private_key), "-p", str(login.endpoint.port)]
+    # OpenSSH expands % in the paths of files.
+    key, hosts = (str(path).replace("%", "%%") for path in (login.private_key, known_hosts))
+    argv = ["ssh", "-F", "none", "-i", key, "-p", str(login.endpoint.port)]
     options = [
         f"HostKeyAlias={alias}",
-        f'UserKnownHostsFile="{known_hosts}"',
+        f'UserKnownHostsFile="{hosts}"',
         "StrictHostKeyChecking=yes",
         "IdentitiesOnly=yes",
         "LogLevel=ERROR",

@@ -22,7 +22,7 @@ from provisioner.remote.kept_connection import KeptConnection, end_connection, k
 from provisioner.remote.keys import ed25519_key_pair
 from provisioner.signals import go_on
 from tests.attacks.hostile_sshd import MEMORY_MIB, logged_in, message, send
-from tests.kept import keepers
+from tests.kept import be_patient, keepers
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.remote.test_ssh import login_to
@@ -38,7 +38,7 @@ def silent_paramiko(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    monkeypatch.setattr(kept_connection, "IDLE_SECONDS", 1)
+    be_patient(monkeypatch)
     monkeypatch.setattr(kept_connection, "CPU_SECONDS", 1)
     with logged_in(lambda _: 0) as server:
         yield server

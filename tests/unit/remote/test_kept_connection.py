@@ -13,7 +13,7 @@ from provisioner.remote.calls import SOCKET
 from provisioner.remote.kept_connection import KeptConnection, end_connection, keep_connection
 from provisioner.remote.transfer import download, upload
 from provisioner.signals import go_on
-from tests.kept import keepers
+from tests.kept import be_patient, keepers
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.remote.test_ssh import login_to, sh
 from tests.waiting import until
@@ -22,7 +22,8 @@ Stop = type("Stop", (Exception,), {})
 
 
 @pytest.fixture
-def server() -> Iterator[Sshd]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    be_patient(monkeypatch)
     with Sshd() as server:
         yield server
 
