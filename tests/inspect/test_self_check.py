@@ -71,13 +71,16 @@ def test_there_are_at_least_as_many_checks_as_when_they_were_counted() -> None:
 
 
 def case(loop: str, user: str, check: str) -> Any:
-    """Returns a check's parameters, marked if no sandbox with that default user passes it, and if it is a story."""
-    marks = []
-    if user == "root" and check in NOT_FOR_ROOT:
-        marks.append(pytest.mark.xfail(reason="root may read and write everything", strict=True))
+    """Returns a check's parameters, marked if no sandbox with that default user passes it."""
+    fails = pytest.mark.xfail(reason="root may read and write everything", strict=True)
+    return pytest.param(loop, user, check, marks=[fails] if user == "root" and check in NOT_FOR_ROOT else [])
+
+
+def story(loop: str, user: str, check: str) -> Any:
+    """Returns a check's parameters, marked if scripts/test runs it."""
     if (loop, user) == ("asyncio", "agent") and check in STORY:
-        marks.append(pytest.mark.story)
-    return pytest.param(loop, user, check, marks=marks)
+        return pytest.param(loop, user, check, marks=pytest.mark.story)
+    return case(loop, user, check)
 
 
 @pytest.mark.story
@@ -88,7 +91,7 @@ def test_all_checks_that_are_named_here_exist() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("anyio_backend", "user", "check"),
-    [case(*pair, check) for pair, check in product(PAIRS, CHECKS)],
+    [story(*pair, check) for pair, check in product(PAIRS, CHECKS)],
     indirect=["anyio_backend"],
 )
 async def test_inspects_check_passes(machines: dict[str, SandboxEnvironment], user: str, check: str) -> None:
