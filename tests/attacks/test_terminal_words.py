@@ -187,7 +187,7 @@ def test_exec_of_a_command_that_never_started_by_the_machines_account(
     with Sshd(program) as server:
         session = SimpleNamespace()
         monkeypatch.setattr(machine_commands, "environment_session", lambda _: (session, environment()))
-        monkeypatch.setattr(machine_commands, "connect", lambda *_: Connection(login_to(server, tmp_path)))
+        monkeypatch.setattr(machine_commands, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
         os.dup2(writer, 2)
         try:
             done = machine_commands.execute("env", ["true"])
