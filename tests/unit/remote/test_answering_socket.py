@@ -32,12 +32,13 @@ def connect(answers: list[bytes | None], seconds: float = BOUND_SECONDS) -> byte
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for answer in answers:
-                stream = stack.enter_context(listener.accept()[0])
-                streams.append(stream)
-                if answer is not None:
-                    stream.sendall(answer)
-                    stream.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the test is over, and has closed the sockets
+                for answer in answers:
+                    stream = stack.enter_context(listener.accept()[0])
+                    streams.append(stream)
+                    if answer is not None:
+                        stream.sendall(answer)
+                        stream.shutdown(socket.SHUT_WR)
 
         threading.Thread(target=serve, daemon=True).start()
         endpoint = Endpoint(host="127.0.0.1", port=listener.getsockname()[1])
