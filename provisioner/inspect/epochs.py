@@ -18,7 +18,7 @@ from inspect_ai.util import SandboxEnvironment
 
 from provisioner.best_effort import describe
 from provisioner.environment import snapshots
-from provisioner.errors import UsageError
+from provisioner.errors import CapacityError, UsageError
 from provisioner.inspect.blocking import end, launch
 from provisioner.inspect.bring_up import bring_up
 from provisioner.inspect.origin import Origin
@@ -143,8 +143,15 @@ def _is_over(fork: _Fork) -> bool:
 
 
 def _freeze(fork: _Fork, machines: SampleMachines) -> None:
-    """Freezes machines. Others start from them even if this epoch was cancelled meanwhile."""
-    name = machines.freeze()
+    """Freezes machines. Others start from them even if this epoch was cancelled meanwhile.
+
+    A host without room for a snapshot fails no epoch: the next one comes up anew, and tries again.
+    """
+    try:
+        name = machines.freeze()
+    except CapacityError as error:
+        _log.warning("The epochs of sample %s come up anew for now. %s", fork.sample_id, describe(error))
+        return
     fork.session, fork.snapshot = machines.session, name
 
 

@@ -130,12 +130,15 @@ def start(home: Home) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]
         directory = home.environments / name / "primary"
         directory.mkdir(parents=True)
         (directory / disk.SHARE).write_text(str(MIB))
-        (directory / disk.OVERLAY).write_bytes(b"x" * (used_mib * MIB))
         (directory / "expires_at").write_text(str(time.time() + 3600))
         process = subprocess.Popen([sys.executable, "-c", QEMU], cwd=directory, stdout=subprocess.PIPE)
         processes.append(process)
         assert process.stdout
         assert process.stdout.readline() == b"up\n"
+        # It has its whole disk at once, and only now: until then, the machine that is above its share would have to go.
+        whole = directory / "whole"
+        whole.write_bytes(b"x" * (used_mib * MIB))
+        whole.rename(directory / disk.OVERLAY)
         root = str(Path(__file__).parents[2])
         argv = [sys.executable, "-c", WATCHDOG, str(flooder)]
         processes.append(subprocess.Popen(argv, cwd=directory, env={"PYTHONPATH": root}))

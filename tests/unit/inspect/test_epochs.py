@@ -17,7 +17,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from provisioner.environment import lifecycle, snapshots, sweep
-from provisioner.errors import CapacityError
+from provisioner.errors import CapacityError, InfrastructureError, ProvisionerError
 from provisioner.inspect import clean_up, epochs
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.epochs import Services, bring_up_epoch
@@ -152,22 +152,47 @@ def test_an_only_epoch_is_not_frozen(
 def test_an_epoch_that_cannot_be_frozen_fails_alone_and_the_next_is_frozen(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    freeze, refusals = SampleMachines.freeze, ["no room"]
-
-    def refuse_once(machines: SampleMachines) -> str:
-        if refusals:
-            raise CapacityError(refusals.pop())
-        return freeze(machines)
-
-    monkeypatch.setattr(SampleMachines, "freeze", refuse_once)
+    _fail_the_first_freeze(monkeypatch, InfrastructureError("QEMU failed"))
     log = _evaluated(tmp_path, configured(fork="epochs"), fail_on_error=False)
     samples = log.samples or []
     [failed] = [sample.error for sample in samples if sample.error]
-    assert "no room" in failed.message
+    assert "QEMU failed" in failed.message
     began = [_beginning(sample) for sample in samples if not sample.error]
     [first] = [each["environment"] for each in began if each["frozen_as"]]
     assert [each["forked_from"] for each in began if not each["frozen_as"]] == [first]
     _assert_nothing_left(session, cloud)
+
+
+def test_a_full_disk_fails_no_epoch_and_the_next_one_is_frozen(
+    session: Session,
+    cloud: FakeCloud,
+    configured: Configured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _fail_the_first_freeze(monkeypatch, CapacityError("The disk of this host has no room for a snapshot."))
+    log = _evaluated(tmp_path, configured(fork="epochs"))
+    assert log.status == "success", log.error
+    began = [_beginning(sample) for sample in log.samples or []]
+    assert sorted((bool(each["frozen_as"]), bool(each["forked_from"])) for each in began) == [
+        (False, False),
+        (False, True),
+        (True, False),
+    ]
+    assert "sample 0 come up anew for now. The disk of this host has no room" in caplog.text
+    _assert_nothing_left(session, cloud)
+
+
+def _fail_the_first_freeze(monkeypatch: pytest.MonkeyPatch, error: ProvisionerError) -> None:
+    freeze, errors = SampleMachines.freeze, [error]
+
+    def fail_once(machines: SampleMachines) -> str:
+        if errors:
+            raise errors.pop()
+        return freeze(machines)
+
+    monkeypatch.setattr(SampleMachines, "freeze", fail_once)
 
 
 def test_an_epoch_that_is_tried_again_is_a_copy_as_well(
