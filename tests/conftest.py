@@ -9,11 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler.loadgroup import LoadGroupScheduling
 
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import load_settings
@@ -48,21 +46,6 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Makes test ids words: a value that is not a short, plain text gets its argument's name and a number."""
     plain = not isinstance(val, str | bytes) or (isinstance(val, str) and re.fullmatch(r"[ -~]{0,60}", val))
     return None if plain else argname
-
-
-class FilesOfUnitTests(LoadGroupScheduling):
-    """Gives a worker a whole file of unit tests at a time: at each report, pytest-xdist counts all that it has given."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        """Returns what a test is given out with: its group, its file, or only itself."""
-        group = super()._split_scope(nodeid)
-        return nodeid.split("::")[0] if group == nodeid and nodeid.startswith("tests/unit/") else group
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
-    """Replaces the scheduler of scripts/test."""
-    return FilesOfUnitTests(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -239,7 +239,10 @@ def test_scoring_that_was_cut_short_is_done_anew_and_counts_once(
     assert [entry.score for entry in known.score_log] == [0.1]
 
 
-def test_a_step_says_how_many_scores_there_were_although_it_has_fewer(attempt: Attempt) -> None:
+def test_a_step_says_how_many_scores_there_were_although_it_has_fewer(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "DESTROY_PAUSES", ())
     entry = ScoreLogEntry(score=0.1, message={}, details={}, scored_at=now(), elapsed_seconds=1)
     recorded(attempt, score_log=(entry,) * 1200)
     ended = attempt.end()

@@ -104,7 +104,10 @@ def shell(home: Path, name: str) -> Iterator[Shell]:
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "name",
+    ["bash", pytest.param("zsh", marks=pytest.mark.campaign), pytest.param("fish", marks=pytest.mark.campaign)],
+)
 def test_the_shell_completes_tasks_environments_clouds_and_files(home: Path, name: str) -> None:
     with shell(home, name) as typed:
         assert typed.runs(f"provisioner up my_family ma{TAB}--keep") == ["up", "my_family", "main_task", "--keep"]

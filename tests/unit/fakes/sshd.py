@@ -107,6 +107,7 @@ class Sshd:
         with contextlib.suppress(OSError):
             while True:
                 stream, _ = self._listener.accept()
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as OpenSSH does
                 if not self.is_up():
                     stream.close()
                     continue
