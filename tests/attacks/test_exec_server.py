@@ -20,6 +20,7 @@ from tests.attacks.hostile_sshd import MEMORY_MIB, attacked, key_file, logged_in
 from tests.unit.fakes.exec_call import Call, header
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.remote.test_ssh import login_to
+from tests.waiting import BOUND_SECONDS
 
 PIECE = bytes(60_000)
 
@@ -68,7 +69,7 @@ VIOLATIONS = {
 @pytest.mark.parametrize("attack", VIOLATIONS)
 def test_an_exec_server_that_breaks_its_protocol_loses_the_connection(tmp_path: Path, attack: str) -> None:
     with logged_in(VIOLATIONS[attack]) as server:
-        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=30)
+        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=BOUND_SECONDS)
     assert outcome.error == "TaskError", outcome
     assert "exec server" in outcome.message
     assert outcome.message.isprintable()

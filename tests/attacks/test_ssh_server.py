@@ -103,7 +103,7 @@ FLOODS = {
 @pytest.mark.parametrize("flood", FLOODS)
 def test_an_sshd_that_sends_what_no_honest_one_sends_loses_the_connection(tmp_path: Path, flood: str) -> None:
     with logged_in(FLOODS[flood]) as server:
-        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=30)
+        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=BOUND_SECONDS)
     assert outcome.error == "TaskError"
     assert "breaks the rules of SSH" in outcome.message
     assert outcome.mib < MEMORY_MIB
@@ -178,7 +178,11 @@ def test_an_sshd_that_never_opens_a_channel_is_not_waited_for(
     monkeypatch.setattr(sshd._Server, "check_channel_request", wait)
     with logged_in(silence) as server:
         outcome = attacked(
-            server.port, key_file(tmp_path), server.host_key, timeout_seconds=60, answer_seconds=ANSWER_SECONDS
+            server.port,
+            key_file(tmp_path),
+            server.host_key,
+            timeout_seconds=BOUND_SECONDS,
+            answer_seconds=ANSWER_SECONDS,
         )
     assert outcome.error in ("NotStartedError", "MachineLostError"), outcome
 
@@ -195,7 +199,7 @@ def test_output_for_a_command_that_is_over_cannot_occupy_the_controller(tmp_path
             send(call, message(MSG_CHANNEL_DATA, first[0].channel.remote_chanid, b"x"))
 
     with logged_in(program) as server:
-        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=30, times=2)
+        outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=BOUND_SECONDS, times=2)
     assert outcome.error == "TaskError"
 
 
@@ -281,6 +285,11 @@ def test_an_honest_sshd_stays_far_below_every_limit(tmp_path: Path) -> None:
 
     with Sshd(program) as server:
         outcome = attacked(
-            server.port, key_file(tmp_path), server.host_key, timeout_seconds=60, stdin_bytes=1 << 20, times=10
+            server.port,
+            key_file(tmp_path),
+            server.host_key,
+            timeout_seconds=BOUND_SECONDS,
+            stdin_bytes=1 << 20,
+            times=10,
         )
     assert outcome.error is None, outcome

@@ -17,7 +17,7 @@ FAMILIES = Path(__file__).parent / "families"
 @pytest.mark.parametrize(
     ("family", "summary"),
     [
-        pytest.param("relative_import", "1 passed, 1 skipped", id="relative import", marks=pytest.mark.story),
+        pytest.param("relative_import", "1 passed, 1 skipped", id="relative import"),
         pytest.param("both_scorings", "1 passed", id="both scorings"),
     ],
 )

@@ -27,7 +27,7 @@ from provisioner.remote.terminal_program import resize
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.unit.fakes.copies import file, frame, tree
-from tests.waiting import until
+from tests.waiting import BOUND_SECONDS, until
 
 pytestmark = pytest.mark.vm
 # An HTTP server that starts in no time on an emulated CPU. It listens when the command that starts it ends.
@@ -97,7 +97,7 @@ def test_exec_passes_input_on_and_makes_terminals(lab: Lab) -> None:
         os.write(ours, b"it\r")
         while "got it" not in shown:
             shown += os.read(ours, 1 << 16).decode()
-        assert process.wait(120) == 9
+        assert process.wait(BOUND_SECONDS) == 9
         assert termios.tcgetattr(theirs) == before
         os.close(ours)
         os.close(theirs)
@@ -110,10 +110,10 @@ def test_forward_brings_a_port_here_until_ctrl_c(lab: Lab) -> None:
             assert process.stdout
             address = process.stdout.readline().split()[0]
             for _ in range(3):
-                with urllib.request.urlopen(f"http://{address}/", timeout=60) as answered:
+                with urllib.request.urlopen(f"http://{address}/", timeout=BOUND_SECONDS) as answered:
                     assert answered.status == 200
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=BOUND_SECONDS)
             assert process.returncode == 130, errors
             with pytest.raises(urllib.error.URLError, match="refused"):
                 urllib.request.urlopen(f"http://{address}/", timeout=10)

@@ -21,9 +21,9 @@ import pytest
 from provisioner.clouds.local import egress_rules
 from provisioner.clouds.local.egress_counters import Counts, read
 from tests.unit.clouds.local import frame_maker
+from tests.waiting import BOUND_SECONDS, until
 
 SILENCE_SECONDS = 0.5
-START_SECONDS = 8.0
 
 # Joins a process's network namespace, through the user namespace that owns it (passt itself sits in a deeper one),
 # connects as passt does, sends 5 MB, ends its direction and counts what comes back.
@@ -67,7 +67,7 @@ class Machine:
         )
         question += bytes(6) + socket.inet_aton(egress_rules.GATEWAY)
         self._send(b"\xff" * 6, 0x806, question)
-        answer = self.receive(lambda frame: frame[12:14] == b"\x08\x06", START_SECONDS)
+        answer = self.receive(lambda frame: frame[12:14] == b"\x08\x06", BOUND_SECONDS)
         assert answer is not None, "no answer from the gateway"
         assert answer[6:12] == frame_maker.GATEWAY_MAC
 
@@ -122,7 +122,7 @@ class Machine:
         """Unplugs the card, as QEMU's end does, and waits for the proxy."""
         self.card.close()
         try:
-            self.proxy.wait(5)
+            self.proxy.wait(BOUND_SECONDS)
         finally:
             self.proxy.kill()
             self.proxy.wait()
@@ -188,15 +188,11 @@ def host() -> Iterator[Host]:
     host.close()
 
 
-def wait_until_gone(pid: int) -> bool:
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_an_allowlisted_destination_is_reached(host: Host) -> None:
@@ -236,10 +232,10 @@ def test_data_flows_both_ways_and_one_way_may_end_before_the_other(host: Host) -
         arguments = [str(guest.passt()), host.address, str(host.port)]
         done = subprocess.run(
             [sys.executable, "-c", SEND_FROM_INSIDE, *arguments],
-            capture_output=True, text=True, timeout=20, check=False,
+            capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
         )  # fmt: skip
         assert done.stdout == "5000000 5000000\n", done.stderr
-    served.join(5)
+    served.join(BOUND_SECONDS)
 
 
 def test_the_namespace_has_no_card_but_loopback(host: Host) -> None:
@@ -281,5 +277,5 @@ def test_no_process_outlives_another(victim: str, options: tuple[str, ...]) -> N
             guest.card.close()
         else:
             os.kill(passt if victim == "passt" else guest.proxy.pid, signal.SIGKILL)
-        assert wait_until_gone(passt)
-        assert (guest.proxy.wait(5) == 0) is (victim == "card")
+        until(lambda: is_gone(passt))
+        assert (guest.proxy.wait(BOUND_SECONDS) == 0) is (victim == "card")

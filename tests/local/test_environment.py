@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 
@@ -124,26 +125,44 @@ def test_an_aux_vms_user_agent_has_none_of_the_agents_limits(lab: Lab) -> None:
     assert "::/agent/" in lab.text("cat /proc/self/cgroup", user="agent")
 
 
+# Listens on all ports, then answers once on each by TCP and by UDP.
+LISTENER = """
+import socket, sys
+socket.setdefaulttimeout(300)
+streams = [socket.create_server(("", port)) for port in map(int, sys.argv[1:])]
+datagrams = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in streams]
+for stream, datagram in zip(streams, datagrams):
+    datagram.bind(stream.getsockname())
+print("listening", flush=True)
+for stream, datagram in zip(streams, datagrams):
+    stream.accept()[0].sendall(b"tcp")
+    data, sender = datagram.recvfrom(9)
+    datagram.sendto(data, sender)
+"""
+TALKER = """
+import socket, sys
+socket.setdefaulttimeout(300)
+for port in map(int, sys.argv[2:]):
+    stream = socket.create_connection((sys.argv[1], port))
+    print(stream.recv(9).decode())
+    datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagram.sendto(b"udp", (sys.argv[1], port))
+    print(datagram.recv(9).decode())
+"""
+
+
 @pytest.mark.parametrize(("source", "target"), [("primary", "aux"), ("aux", "primary")])
-@pytest.mark.parametrize("port", [23, 8443, 61234])
-def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target: str, port: int) -> None:
-    listener = (
-        "import socket;"
-        f"t=socket.create_server(('',{port}));u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);u.bind(('',{port}));"
-        "t.settimeout(20);u.settimeout(20);"
-        "t.accept()[0].sendall(b'tcp');d,a=u.recvfrom(9);u.sendto(d,a)"
+def test_the_machines_reach_each_other_on_any_port(lab: Lab, source: str, target: str) -> None:
+    ports = "23 8443 61234"
+    # `read` ends once all ports are listened on.
+    lab.run(
+        f"mkfifo /tmp/said && (setsid python3 -c {shlex.quote(LISTENER)} {ports} < /dev/null > /tmp/said 2>&1 &)"
+        " && read -r said < /tmp/said && rm /tmp/said",
+        target,
     )
-    lab.run(f'setsid python3 -c "{listener}" < /dev/null > /dev/null 2>&1 &', target)
     address = lab.environment.endpoints[target].private_address
-    talk = (
-        "import socket,time\n"
-        f"for _ in range(100):\n"
-        f"  try: t=socket.create_connection(('{address}',{port}),5); break\n"
-        f"  except ConnectionRefusedError: time.sleep(0.1)\n"
-        f"u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); u.settimeout(5)\n"
-        f"print(t.recv(9).decode()); u.sendto(b'udp',('{address}',{port})); print(u.recv(9).decode())"
-    )
-    assert lab.text(f'python3 -c "{talk}"', source).split() == ["tcp", "udp"]
+    talk = f"python3 -c {shlex.quote(TALKER)} {address} {ports}"
+    assert lab.text(talk, source).split() == ["tcp", "udp"] * 3
 
 
 def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:

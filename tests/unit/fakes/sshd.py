@@ -61,6 +61,7 @@ class Sshd:
         self.port: int = self._listener.getsockname()[1]
         self._transports: list[paramiko.Transport] = []
         self._calls: list[threading.Thread] = []
+        self._beginning = threading.Lock()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
@@ -92,7 +93,9 @@ class Sshd:
         self._accepting.join(BOUND_SECONDS)
         self._listener.close()
         self.cut()
-        for call in self._calls:
+        with self._beginning:
+            begun = list(self._calls)
+        for call in begun:
             call.join(BOUND_SECONDS)
         for error in self.errors:
             raise error
@@ -100,8 +103,9 @@ class Sshd:
     def begin(self, work: Callable[[], None]) -> None:
         """Carries out a call, or a command of a session, in a thread that `close` waits for."""
         thread = threading.Thread(target=work, daemon=True)
-        self._calls.append(thread)
-        thread.start()
+        with self._beginning:  # `close` joins it: it must have started
+            thread.start()
+            self._calls.append(thread)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
