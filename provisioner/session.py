@@ -21,7 +21,7 @@ from provisioner.progress import Progress, Silence, Steady
 from provisioner.recording.calls import CallLog
 from provisioner.recording.casts import Cast
 from provisioner.redaction import Redactor
-from provisioner.signals import go_on, no_shield
+from provisioner.signals import no_check, no_shield
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
@@ -68,7 +68,7 @@ class Session:
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     spending: Spending = field(default_factory=Spending)
     leases: Leases = field(default_factory=Leases)
-    check: Callable[[], None] = go_on
+    check: Callable[[], None] = no_check
     record: bool = True
     label: str = ""
     database: str = field(default="", repr=False)

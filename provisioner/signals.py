@@ -57,7 +57,7 @@ class Interrupts:
             self._shields -= 1
 
 
-def go_on() -> None:
+def no_check() -> None:
     """Does nothing: a check for processes that only signals can stop."""
 
 

@@ -268,7 +268,7 @@ class Attempt:
                     with phases.phase("images"):
                         planned = planning.plan(self.session, self.family, self.run.task, self.allowed)
                 if existing:
-                    return lifecycle.adopt(self.session, planned, existing, phases)
+                    return lifecycle.take_over(self.session, planned, existing, phases)
                 return lifecycle.launch(self.session, planned, self.id, phases, self.create)
             except BudgetError as error:
                 if not error.may_fit_later:
@@ -361,7 +361,7 @@ class Attempt:
         return result
 
     def _agent_began(self, known: Environment | None) -> bool:
-        """Whether an agent has begun, as far as anybody can tell: if the record cannot be read, one may have.
+        """Whether an agent may have begun: also True if the record cannot be read.
 
         Args:
             known: the record as it was, in case it is gone by now.

@@ -31,7 +31,9 @@ def only_of(batch: Batch) -> CheckJob:
 
     def check(job: Job) -> None:
         if job != jobs.get(job.run.key):
-            raise UsageError(f"The queue's job is not the one that {batch.id} queued: somebody else changed it.")
+            raise UsageError(
+                f"The queue's job is not the one that {batch.id} queued: another user of the database changed it."
+            )
 
     return check
 
@@ -79,7 +81,7 @@ def _require_consistent(job: Job) -> None:
     names = [*(agent.name for agent in job.suite.agents), *(entry.name for entry in job.suite.submissions)]
     key = f"{Path(run.family).name}/{run.task}/{run.agent}/{run.repetition}"
     if not _BATCH.fullmatch(job.batch) or run.key != key or names != [run.agent]:
-        raise UsageError("The job's names do not agree with each other: somebody changed it.")
+        raise UsageError("The job's names do not agree with each other: another user of the database changed it.")
 
 
 def _require_inside(path: Path, offered: tuple[Path, ...], kind: str, option: str) -> None:

@@ -40,7 +40,7 @@ class Batch(Record):
 
 
 class Job(Record):
-    """A queued run, with all that a worker has to know about it. Read from a queue, it is anybody's word: see offers.
+    """A queued run, with all that a worker has to know about it. Read from a queue, it is untrusted: see offers.
 
     Args:
         batch: the batch's id.

@@ -16,7 +16,7 @@ from dbos._error import DBOSException
 
 from provisioner import strict_json
 
-REFUSED = "The queue's row of this run is not one that provisioner wrote: it was changed by somebody else."
+REFUSED = "The queue's row of this run is not one that provisioner wrote: another user of the database changed it."
 
 _JSON = DBOSPortableJSONSerializer()
 _execute = vars(_queue)["execute_dequeued_workflow"]

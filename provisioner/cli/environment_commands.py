@@ -276,7 +276,7 @@ def destroy(
     everything: Annotated[bool, typer.Option("--all", help="Destroy all environments and image builders.")] = False,
     env_file: EnvFileOption = None,
 ) -> Result:
-    """Destroys environments, one after the other. Goes on after a failure, whatever it is."""
+    """Destroys environments, one after the other. A failure of any kind does not stop the others."""
     opened = session(env_file)
     if everything == bool(environments):
         raise UsageError("Give either the ids of environments or --all.")

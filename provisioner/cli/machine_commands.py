@@ -185,7 +185,7 @@ def _write(descriptor: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # some other program left it so; it is shared with whoever else has it open
+        except BlockingIOError:  # another program left it so; all programs that have it open share the flag
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll()

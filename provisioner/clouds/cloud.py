@@ -183,7 +183,7 @@ class Images(ABC):
         """
         return True
 
-    def adopt(self, name: str, destination: Path) -> bool:
+    def find_image(self, name: str, destination: Path) -> bool:
         """Describes in a directory an image that another controller has built. By default there are none.
 
         Returns:

@@ -180,7 +180,7 @@ class _Following:
             except LivenessLostError:
                 raise
             except InfrastructureError as error:  # the connection broke, or the cloud could not be asked
-                self._require_hope(error)
+                self._require_reachable(error)
                 self._session.progress.note(f"{error.message} The agent works on; connecting again.")
             wait(next(pauses, PAUSES_SECONDS[-1]), self._plain_session.check)
 
@@ -309,7 +309,7 @@ class _Following:
         if self._heard_at is not None and time.monotonic() - self._heard_at > SILENCE_SECONDS:
             raise MachineLostError("The machine has sent no sign of life for a minute.")
 
-    def _require_hope(self, error: InfrastructureError) -> None:
+    def _require_reachable(self, error: InfrastructureError) -> None:
         """Raises the error unless the machine may run and may still be reached in time."""
         running = runs(self._session, self._environment)
         if running is None:  # an outage of the controller's own, in which the machine may well be reachable

@@ -133,7 +133,7 @@ def launch(
             return _make_ready(session, planned, environment, phases)
 
 
-def adopt(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
+def take_over(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
     """Takes over an environment whose machines a killed process created, and in which start() has not begun.
 
     Raises:

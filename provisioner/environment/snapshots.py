@@ -1,4 +1,4 @@
-"""Freezes running environments, and brings up copies that go on from where an environment was frozen."""
+"""Freezes running environments, and brings up copies that continue from the frozen moment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
 from provisioner.ttl import words
 
-# The timer in a machine goes on with what it had left, until the copy has been told its own time to live.
+# A copy's timer continues with the time that the frozen machine had left, until the copy gets its own time to live.
 LEAST_LEFT = timedelta(minutes=5)
 
 
 def freeze(session: Session, environment: Environment, name: str, *, attended: bool = False) -> Snapshot:
-    """Freezes an environment under a name. The environment itself goes on.
+    """Freezes an environment under a name. The environment itself continues.
 
     Args:
         attended: whether this process removes the snapshot, or leaves it to the sweep.
@@ -34,7 +34,7 @@ def freeze(session: Session, environment: Environment, name: str, *, attended: b
     Raises:
         UsageError: it is not up, is about to end, or the name is taken.
         CapacityError: the host's disk has no room.
-        InfrastructureError: it failed. Nothing is left of the snapshot, and the environment goes on.
+        InfrastructureError: it failed. The snapshot is removed, and the environment continues.
     """
     store = SnapshotStore(session.home)
 
@@ -79,7 +79,7 @@ def _require_freezable(session: Session, environment: Environment) -> None:
 
 
 def up(session: Session, name: str) -> Environment:
-    """Brings up a copy of a frozen environment, which goes on from there with keys and a time to live of its own.
+    """Brings up a copy of a frozen environment, with its own keys and time to live.
 
     start() does not run again.
 
@@ -124,7 +124,7 @@ def bring_up(session: Session, name: str, create: lifecycle.Create = lifecycle.c
 
 
 def _require_alike(session: Session, snapshot: Snapshot) -> None:
-    """Requires that machines can go on here.
+    """Requires that frozen machines can resume on this host.
 
     Raises:
         HostError: something is not as it was when they were frozen.

@@ -53,7 +53,7 @@ class Orphan(Record):
     trouble: str = ""
 
 
-def judge(
+def orphan_reason(
     found: EnvironmentResources,
     record: Environment | None,
     *,
@@ -130,7 +130,8 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
             continue
         record = records.get(name)
         attended = is_locked(store.lease(name)) or is_locked(store.lock(name))
-        reason = judge(found, record, attended=attended, home=session.home.identity, at=at, older_than=older_than)
+        identity = session.home.identity
+        reason = orphan_reason(found, record, attended=attended, home=identity, at=at, older_than=older_than)
         if reason:
             orphans.append(
                 Orphan(

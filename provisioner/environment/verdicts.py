@@ -30,7 +30,7 @@ class Loss:
     words: str = ""
 
 
-def judge(machines: Mapping[Role, TerminationReason | None], *, agent_began: bool, expired: bool) -> Loss:
+def attribute_loss(machines: Mapping[Role, TerminationReason | None], *, agent_began: bool, expired: bool) -> Loss:
     """Judges the loss of a connection to an environment's machines. Pure.
 
     Args:
@@ -60,7 +60,7 @@ def ask(session: Session, environment: Environment, *, agent_began: bool) -> Los
         raise
     except ProvisionerError as error:
         return Loss("ttl" if expired else "unknown", f"The cloud could not be asked: {error.message}")
-    return judge(machines, agent_began=agent_began, expired=expired)
+    return attribute_loss(machines, agent_began=agent_began, expired=expired)
 
 
 def runs(session: Session, environment: Environment) -> bool | None:

@@ -63,7 +63,7 @@ def base_image(session: Session, base: BaseImage) -> str:
     with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             packages: tuple[str, ...] = ()
-            if not session.cloud.adopt(name, directory):
+            if not session.cloud.find_image(name, directory):
                 session.progress.note(
                     f"Building the base image for the {base.role} machine (only once; takes some minutes)"
                 )
@@ -116,7 +116,7 @@ def _build_family(
     image = Image(
         name=name, kind="family", created_at=now(), cloud=session.cloud.name, base=builder.image, family=family.name
     )
-    if session.cloud.adopt(name, directory):
+    if session.cloud.find_image(name, directory):
         session.progress.note(f"Reading the setup data of {family.title} from its image ({name})")
         adopted = replace(builder, image=name)
         return look_into(session, adopted, lambda driver, _: read_setup(session, driver)), image
@@ -239,7 +239,7 @@ def aux_image(session: Session, family: TaskFamily, spec: VMSpec, size: MachineS
 
             steps = Steps(family, spec.build_steps, _aux_account(kind), names, names(), finished=name)
             made_of = aux_inputs(family, base, spec)
-            if not session.cloud.adopt(name, directory):
+            if not session.cloud.find_image(name, directory):
                 reasons = why(session, "aux", family, made_of, done_before(session, steps))
                 session.progress.note(f"Building the aux VM's image of {family.title} ({name}){reasons or FIRST_BUILD}")
                 builder = Builder(label=family.name, base=kind, image=base, disk_gib=size.disk_gib)

@@ -1,4 +1,4 @@
-"""Brings up a sample's machines, and waits while others have what they need. Nobody waits in a launch's own thread.
+"""Brings up a sample's machines, and waits while others have what they need. No launch waits in its own thread.
 
 Launches have a bounded number of threads. Samples that wait in them for the budget would keep out those that run.
 """
@@ -79,7 +79,7 @@ async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
 
 
 def _turn() -> anyio.Lock:
-    """Returns this event loop's lock of those who look whether there is room."""
+    """Returns this event loop's lock for looking whether there is room."""
     try:
         return _turns.get()
     except LookupError:
@@ -88,7 +88,7 @@ def _turn() -> anyio.Lock:
 
 
 def _may_help(entries: list[Entry], machines: SampleMachines, *, paid: bool) -> bool:
-    """Returns whether others run that somebody will settle: what they have reserved, or their memory, is free then."""
+    """Returns whether other environments run that a process will settle: their reservation and memory are free then."""
     running = [entry for entry in entries if entry.expires_at + TEARDOWN > now()]
     if paid:
         return any(entry.reserved_micro_usd for entry in running)

@@ -51,7 +51,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DRIVE_OR_PATH = re.compile(r"[./~]")
-# The engine's own socket: as on any host of Docker, whoever has it has the machine.
+# The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 
 # For Debian, its engine and Compose; and for a service whose file says no limit.

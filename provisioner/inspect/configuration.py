@@ -46,7 +46,7 @@ from provisioner.validation import lines_of, listed, shown
 FILE_NAMES = ["provisioner.yaml", "provisioner.yml"]
 COMPOSE_FILE_NAMES = ["compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml", "Dockerfile"]
 MAXIMUM_BYTES = 1 << 20
-# Of one sample. As many address blocks and probes as nobody has asked for yet.
+# Of one sample: more address blocks and probes than any eval has needed.
 MOST_MACHINES = 20
 # Each machine's own names for itself, in its /etc/hosts.
 LOOPBACK = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
@@ -66,7 +66,7 @@ class Machine(_Section):
 
     Args:
         name: how the eval names it, as in `sandbox("NAME")`.
-        user: who runs commands and owns written files, unless a call names another user.
+        user: runs commands and owns written files, unless a call names another user.
         workdir: the directory of relative paths, made if it is not there; empty for /workspace.
         cpus, memory_gb, storage_gb: at least; memory and disk in GiB.
         packages: Debian packages.

@@ -70,7 +70,7 @@ def _lines_of(source: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _line(path: Path, *, follows: bool) -> Iterator[tuple[str, int, int, int]]:
-    with contextlib.suppress(OSError):  # whoever copies it says so
+    with contextlib.suppress(OSError):  # the copy reports it
         status = path.stat(follow_symlinks=follows)
         yield str(path), status.st_mtime_ns, status.st_size, status.st_mode
 

@@ -71,7 +71,7 @@ class FamilySamples:
             if written is not None:
                 self._refuse_unknown(named, written)
             CHECKED.add((self.family.directory, secrets))
-        # Inspect makes tasks in its event loop's own thread, and must know their samples before it goes on.
+        # Inspect makes tasks in its event loop's own thread, and must know their samples before it continues.
         with before_samples(), told_in_full(session.redactor), interruptible(session) as watched:
             with told(session.progress, "its image is ready"):
                 self._setup: SetupData = build.family_image(watched, self.family)[1]

@@ -148,7 +148,7 @@ class SampleMachines:
         self.session = replace(open_session(configuration, origin), check=self._check, shield=self._shield)
         self._family, self._task = family_of(configuration, self.project)
         self._lock = threading.Lock()
-        # One for each machine: while one is waited for, calls in the others go on.
+        # A limiter for each machine: a slow machine does not delay calls to the others.
         self._connecting: dict[Role, threading.Lock] = {}
         self._connections: dict[Role, Connection] = {}
         self._losses: dict[Role, LossError] = {}
@@ -184,7 +184,7 @@ class SampleMachines:
 
     @contextmanager
     def _shield(self) -> Iterator[None]:
-        """Lets a clean-up go on although it was a cancellation that began it."""
+        """Lets a clean-up finish although a cancellation began it."""
         before, self._clearing_away = self._clearing_away, True
         try:
             yield
@@ -348,8 +348,8 @@ class SampleMachines:
             SubmissionError: the agent's submission cannot be read.
             MachineLostError: the machine was lost, and no agent is to blame.
         """
-        self.begin_agent()  # in an eval of the operator's own, nobody else has recorded it
-        # Inspect has a submission of every sample, also where the family scores by other things, and nobody gave one.
+        self.begin_agent()  # in an eval of the operator's own, nothing else has recorded it
+        # Inspect has a submission for every sample, even if the family scores something else and the model gave none.
         is_scored = self.environment.has_score and not self.environment.has_aggregate_scores
         given = submission if is_scored else None
         self._environment, outcome = lifecycle.score(self.session, self.environment, given)

@@ -377,7 +377,7 @@ def _can_be_variable(value: str) -> bool:
 
 
 def _default_user(environment: Environment, role: Role) -> str:
-    """Returns the user of a machine, who has the directory /home/USER there."""
+    """Returns the user of a machine, whose home is /home/USER."""
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
 
 

@@ -91,7 +91,7 @@ def score() -> Tool:
     """Returns the tool that scores the work so far."""
 
     async def execute() -> str:
-        """Scores your work on the task so far. The task goes on."""
+        """Scores your work on the task so far. The task continues."""
         here = machines()
         try:
             with told_in_full(here.session.redactor):
@@ -102,7 +102,7 @@ def score() -> Tool:
             transcript().info(str(error), source="provisioner")
             if isinstance(error, LossError):
                 raise unavailable(error, "The machine does not answer.") from error
-            raise ToolError("Your work could not be scored now. The task goes on.") from error
+            raise ToolError("Your work could not be scored now. The task continues.") from error
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
         return json.dumps(outcome.visible)
 
@@ -147,17 +147,17 @@ def score_metr_task(nan_is_zero: bool = True) -> Scorer:
         nan_is_zero: whether a score of NaN counts as 0.
     """
 
-    async def judge(state: TaskState, target: Target) -> Score:
+    async def score(state: TaskState, target: Target) -> Score:
         return await _score(state, nan_is_zero)
 
-    return judge
+    return score
 
 
 @scorer(metrics=[accuracy()])
 def check_expected_score() -> Scorer:
     """Returns the scorer of replays: 1 where the family gives the expected score, else 0."""
 
-    async def judge(state: TaskState, target: Target) -> Score:
+    async def score(state: TaskState, target: Target) -> Score:
         replayed = await _score(state, nan_is_zero=True)
         expected = state.metadata["expected_score"]
         kept = {name: value for name, value in (replayed.metadata or {}).items() if name in ("warnings", *AGENT_FAILED)}
@@ -174,7 +174,7 @@ def check_expected_score() -> Scorer:
             metadata={"replay": replayed.value, "expected": expected, **kept},
         )
 
-    return judge
+    return score
 
 
 async def _score(state: TaskState, nan_is_zero: bool) -> Score:

@@ -82,7 +82,7 @@ class Container:
     Args:
         service: the service's name.
         identity: the engine's id of it.
-        user: who runs commands in it, unless a call says otherwise, as the image or the file has it; empty for root.
+        user: runs commands in it, unless a call names another user; from the image or the file; empty for root.
         directory: the directory of relative paths.
     """
 
@@ -328,7 +328,7 @@ class ServiceSandbox(ProvisionerSandbox):
         return done
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Returns how a person gets a shell in the container. Asks nobody."""
+        """Returns how a person gets a shell in the container. Asks no machine."""
         machine = await super().connection(user="root")
         identity = self.machines.environment.id
         who = ["--user", user] if user else []

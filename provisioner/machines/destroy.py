@@ -57,7 +57,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
     try:
         if without_terraform:
-            stack.rest(session.progress.note)
+            stack.await_idle(session.progress.note)
             session.cloud.remove(environments[0])
         else:
             stack.remove({environment.id for environment in environments}, session.progress.note)

@@ -1,6 +1,6 @@
 """Keeps the proof of an environment's isolation among its logs: questions, answers, and the view from outside.
 
-It is written when the proof ends, sealed with the other logs, and anybody's word when it is read back.
+It is written when the proof ends, sealed with the other logs, and untrusted when it is read back.
 """
 
 from __future__ import annotations

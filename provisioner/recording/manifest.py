@@ -1,7 +1,7 @@
 """Seals a directory of files: names, sizes and hashes, chained, so that one hash stands for all of it; and checks that.
 
 The first link is a hash of the facts, each further one of a file's entry, in which the hash of the entry before stands.
-The last one, the head, is what a published result carries. A manifest is anybody's word when it is checked: it names
+The last one, the head, is what a published result carries. A manifest is untrusted when it is checked: it names
 files in its own directory only, and no more is read of them than it says.
 """
 
@@ -28,7 +28,7 @@ LIMIT_BYTES = 4 << 20
 FILES = 5000
 # No recorded file gets as long.
 FILE_BYTES = 1 << 30
-# Of all files together: files without contents claim more than anybody could read.
+# Of all files together: a sparse file can claim more bytes than any program can read.
 TOTAL_BYTES = 64 << 30
 CHUNK_BYTES = 1 << 20
 

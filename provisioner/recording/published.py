@@ -1,6 +1,6 @@
 """Checks what was published: a directory of sealed logs, or results that carry the hashes of such directories.
 
-All of it is anybody's word: names lead nowhere but below the directories that the caller gives, and what is read is
+Anyone may have written it: names lead nowhere but below the directories that the caller gives, and what is read is
 bounded.
 """
 

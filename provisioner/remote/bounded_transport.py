@@ -1,7 +1,7 @@
 """Bounds what a hostile SSH server can cost: paramiko's transport with limits on packets, banner, window and messages.
 
 paramiko trusts a server that it has authenticated, but root in a machine holds the machine's host key. A server that
-breaks a limit loses the connection. Knows nothing of commands, and must never raise a limit for anybody.
+breaks a limit loses the connection. Knows nothing of commands, and must never raise a limit.
 """
 
 from __future__ import annotations

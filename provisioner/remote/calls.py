@@ -89,15 +89,15 @@ class Calls(ABC):
         """For each answer of sshd itself, such as to the start of a call."""
 
     @abstractmethod
-    def _open_call(self, go_on: Callable[[], None]) -> tuple[Channel, bytes]:
+    def _open_call(self, check_in_time: Callable[[], None]) -> tuple[Channel, bytes]:
         """Opens a channel for one call; returns it, and what to send on it before the request.
 
         Args:
-            go_on: called before each attempt; raises to end the wait for a server that is being started again.
+            check_in_time: called before each attempt; raises to end the wait for a server that is being started again.
 
         Raises:
             NoServerError: its server has ended for good.
-            Exception: the connection broke, sshd does not answer in time, or `go_on` raised it.
+            Exception: the connection broke, sshd does not answer in time, or `check_in_time` raised it.
         """
 
     def _close_call(self, channel: Channel) -> None:
@@ -264,13 +264,13 @@ class Calls(ABC):
         start = Deadline("The start", self._answer_seconds)
         check = callers.watched(self._check)
 
-        def go_on() -> None:
+        def check_in_time() -> None:
             check()
             deadline.require()
 
         try:
             with self._cut_off_after(2 * self._answer_seconds):
-                channel, preamble = self._open_call(go_on)
+                channel, preamble = self._open_call(check_in_time)
         except NoServerError as error:
             raise MachineLostError(f"The machine at {self._where}: {error}") from error
         except Exception as error:  # paramiko raises whatever the machine's bytes made it stumble over
@@ -301,7 +301,7 @@ def refused(where: str, program: str, violation: Exception) -> TaskError:
     rules = "SSH" if program == "sshd" else "its protocol"
     return TaskError(
         f"The {program} of the machine at {where} breaks the rules of {rules}: {violation}.",
-        hint=f"No honest {program} does that; somebody has put another in its place.",
+        hint=f"No honest {program} does that: another program has taken its place.",
     )
 
 

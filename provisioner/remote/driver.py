@@ -153,7 +153,7 @@ class _HelperStream:
         if self._received > STREAM_LIMIT_BYTES:
             raise TaskError(
                 f"{self._operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
-                hint="The helper in it cuts output at 8 MiB; somebody has put another in its place.",
+                hint="The helper in it cuts output at 8 MiB; another program has taken its place.",
             )
         self._take(data)
 
@@ -308,7 +308,7 @@ class TaskDriver:
         """Writes a file that only root can read.
 
         Raises:
-            TaskError: the machine did not write it: its disk is full, or somebody has replaced its programs.
+            TaskError: the machine did not write it: its disk is full, or its programs were replaced.
         """
         try:
             self._connection.write_file(path, data, mode=0o600)

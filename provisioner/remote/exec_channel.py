@@ -52,13 +52,13 @@ os._exit(0)
 
 
 def open_call(
-    transport: BoundedTransport, answer_seconds: float, go_on: Callable[[], None]
+    transport: BoundedTransport, answer_seconds: float, check_in_time: Callable[[], None]
 ) -> tuple[paramiko.Channel, bytes]:
     """Opens a channel for one call.
 
     Args:
         answer_seconds: how long each of sshd's answers may take.
-        go_on: called before each attempt; raises to end the wait for a server that is being started again.
+        check_in_time: called before each attempt; raises to end the wait for a server that is being started again.
 
     Returns:
         the channel, and what to send on it before the request.
@@ -66,11 +66,11 @@ def open_call(
     Raises:
         NoServerError: its server has ended for good.
         paramiko.SSHException: the connection broke, or sshd does not answer in time.
-        Exception: `go_on` raised it.
+        Exception: `check_in_time` raised it.
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
-        go_on()
+        check_in_time()
         begin = time.monotonic()
         try:
             return transport.open_unix_socket(SOCKET, answer_seconds), b""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from provisioner.errors import IsolationError, MachineLostError
 from provisioner.models import ProbeResult
-from provisioner.remote.probes import Questions, judge
+from provisioner.remote.probes import Questions, evaluate
 from provisioner.remote.ssh import Connection
 
 PROBE_SECONDS = 60
@@ -41,4 +41,4 @@ def probe(connection: Connection, asked: Questions, program: str) -> tuple[Probe
             f"The isolation of the {asked.role} machine could not be probed: {type(error).__name__}.",
             hint="Nothing of the task was started in it.",
         ) from error
-    return judge(asked, answer.stdout)
+    return evaluate(asked, answer.stdout)

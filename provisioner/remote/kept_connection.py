@@ -24,7 +24,7 @@ from provisioner.recording.calls import CallLog
 from provisioner.remote.calls import Calls
 from provisioner.remote.login import Login
 from provisioner.remote.openssh import CIPHERS, KEY_EXCHANGES, MACS, ssh_command
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 
 # How long a connection is kept that no command uses.
 IDLE_SECONDS = 60
@@ -102,7 +102,9 @@ class KeptConnection(Calls):
         calls: records what the machine is told to do; None records nothing.
     """
 
-    def __init__(self, path: Path, where: str, check: Callable[[], None] = go_on, calls: CallLog | None = None) -> None:
+    def __init__(
+        self, path: Path, where: str, check: Callable[[], None] = no_check, calls: CallLog | None = None
+    ) -> None:
         super().__init__(where, calls, check)
         self._path = path
         self._is_closed = False
@@ -144,8 +146,8 @@ class KeptConnection(Calls):
     def _answer_seconds(self) -> float:
         return LOCAL_SECONDS  # it is OpenSSH's answer
 
-    def _open_call(self, go_on: Callable[[], None]) -> tuple[KeptChannel, bytes]:
-        go_on()
+    def _open_call(self, check_in_time: Callable[[], None]) -> tuple[KeptChannel, bytes]:
+        check_in_time()
         channel = KeptChannel(_connected(self._path))
         self._channels.add(channel)
         return channel, b""

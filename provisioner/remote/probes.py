@@ -162,7 +162,7 @@ def _through(
         yield Probe(f"metadata {METADATA[0]}{via}", "metadata", METADATA[:1], card=card)
 
 
-def judge(asked: Questions, answer: bytes) -> tuple[ProbeResult, ...]:
+def evaluate(asked: Questions, answer: bytes) -> tuple[ProbeResult, ...]:
     """Compares one machine's answers with what it was asked.
 
     Args:

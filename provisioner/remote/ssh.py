@@ -20,7 +20,7 @@ from provisioner.remote.bounded_transport import BoundedTransport
 from provisioner.remote.calls import Calls, Channel, refused
 from provisioner.remote.exec_channel import close_call, open_call
 from provisioner.remote.login import Login
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from provisioner.validation import shown
 
 # For each answer of sshd itself: the handshake, the login, the start of a command.
@@ -48,7 +48,7 @@ class Connection(Calls):
         login: Login,
         wait_seconds: float = 30,
         alive: Callable[[], bool] = lambda: True,
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
         calls: CallLog | None = None,
     ) -> None:
         super().__init__(f"{login.endpoint.host}:{login.endpoint.port}", calls, check)
@@ -99,7 +99,7 @@ class Connection(Calls):
             self._transport.start_client(timeout=HANDSHAKE_SECONDS)
             host_key = self._transport.get_remote_server_key()
             if f"{host_key.get_name()} {host_key.get_base64()}" != self.login.host_key:
-                raise MachineLostError(f"{where} shows a host key that is not the machine's: refusing to go on.")
+                raise MachineLostError(f"{where} shows a host key that is not the machine's: refusing to continue.")
             key = paramiko.Ed25519Key.from_private_key_file(str(self.login.private_key))
             self._transport.auth_publickey(self.login.user, key)
         except ProvisionerError:
@@ -139,8 +139,8 @@ class Connection(Calls):
     def _answer_seconds(self) -> float:
         return HANDSHAKE_SECONDS
 
-    def _open_call(self, go_on: Callable[[], None]) -> tuple[paramiko.Channel, bytes]:
-        return open_call(self._transport, HANDSHAKE_SECONDS, go_on)
+    def _open_call(self, check_in_time: Callable[[], None]) -> tuple[paramiko.Channel, bytes]:
+        return open_call(self._transport, HANDSHAKE_SECONDS, check_in_time)
 
     def _close_call(self, channel: Channel) -> None:
         assert isinstance(channel, paramiko.Channel)

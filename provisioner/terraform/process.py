@@ -23,7 +23,7 @@ from python_terraform import IsFlagged, Terraform
 
 from provisioner import child_environment, strict_json
 from provisioner.errors import HostError, TerraformError
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from provisioner.store.locks import holders, is_locked
 from provisioner.terraform.requirements import problems, product_that_runs, terraform_program
 
@@ -75,7 +75,7 @@ def run(
     take: Take,
     patience_seconds: float,
     parallelism: int | None = None,
-    check: Callable[[], None] = go_on,
+    check: Callable[[], None] = no_check,
     cloud_variables: CloudVariables = no_variables,
     operands: Sequence[str] = (),
 ) -> int:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from provisioner import strict_json
 from provisioner.errors import TerraformError
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.locks import is_locked
 from provisioner.terraform import process
@@ -71,7 +71,7 @@ class Stack:
         self,
         directory: Path,
         patience_seconds: float = PATIENCE_SECONDS,
-        check: Callable[[], None] = go_on,
+        check: Callable[[], None] = no_check,
         cloud_variables: process.CloudVariables = process.no_variables,
     ) -> None:
         self._directory = directory
@@ -171,7 +171,7 @@ class Stack:
                 self._run("destroy", tell)
                 self._delete()
 
-    def rest(self, tell: Tell) -> None:
+    def await_idle(self, tell: Tell) -> None:
         """Waits for other controllers and ends a Terraform that outlived its own, since it may still create resources.
 
         Raises:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioner.clouds.local import disk, disk_layers, qemu, shutdown, watchdog
+from tests.waiting import BOUND_SECONDS
 
 MIB = 1 << 20
 SMALL_MIB, LARGE_MIB = 8, 3 << 10  # the larger one has more than the controller's reserve, and stays nearly empty
@@ -56,8 +57,8 @@ def running(*argv: str, pass_fds: tuple[int, ...] = ()) -> Iterator[None]:
 
 
 def wait_for_status(*statuses: str) -> str:
-    """Waits until QEMU has one of some statuses, and returns it; or what it has after a minute."""
-    deadline, status = time.monotonic() + 30, ""
+    """Waits until QEMU has one of some statuses, and returns it; or what it has in the end."""
+    deadline, status = time.monotonic() + BOUND_SECONDS, ""
     while status not in statuses and time.monotonic() < deadline:
         time.sleep(0.2)
         with contextlib.suppress(OSError, qemu.QMPError), qemu.QMP() as qmp:
@@ -72,7 +73,7 @@ def used_mib() -> float:
 
 def wait_for_growth() -> float:
     """Waits until the machine's disk is larger than the whole tmpfs was."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BOUND_SECONDS
     while used_mib() <= SMALL_MIB + 1 and time.monotonic() < deadline:
         time.sleep(0.2)
     return used_mib()

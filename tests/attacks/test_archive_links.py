@@ -93,7 +93,7 @@ def test_a_link_planted_while_the_copy_arrives_is_not_followed(
     assert not (shared / "wanted").is_symlink()
 
 
-def test_a_destination_that_is_swapped_while_the_copy_arrives_leads_nowhere(tmp_path: Path, precious: Path) -> None:
+def test_a_destination_swapped_during_a_copy_leads_nowhere(tmp_path: Path, precious: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
 
@@ -109,7 +109,7 @@ def test_a_destination_that_is_swapped_while_the_copy_arrives_leads_nowhere(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_link_of_another_user_is_not_followed_even_in_a_directory_of_theirs(tmp_path: Path, precious: Path) -> None:
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path, precious: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "out").symlink_to(precious)

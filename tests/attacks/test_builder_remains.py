@@ -63,7 +63,7 @@ def seal(tree: Path, key: str = BUILDER) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", GUEST / "seal.sh", tree, key], capture_output=True, text=True, check=False)
 
 
-def test_nothing_of_the_builder_stays_and_nothing_of_the_family_goes(tree: Path) -> None:
+def test_an_image_keeps_the_family_and_nothing_of_the_builder(tree: Path) -> None:
     done = seal(tree, f"{BUILDER} controller@builder")
     assert done.returncode == 0, done.stderr
     remaining = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() or path.is_symlink()}

@@ -22,7 +22,7 @@ def syn(address: str, port: int, source: int) -> bytes:
     return frame_maker.ipv4(6, address, plain[:16] + struct.pack("!H", summed) + plain[18:])
 
 
-def test_three_thousand_connections_take_a_bounded_number_of_descriptors() -> None:
+def test_three_thousand_connections_take_few_descriptors() -> None:
     host = Host()
     try:
         with machine("--allow", f"{host.address}/32:{host.port}") as guest:

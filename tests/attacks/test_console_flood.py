@@ -85,7 +85,7 @@ def test_the_beginning_and_the_end_of_a_flooded_console_are_kept(tmp_path: Path)
     assert len(kept) < machine_logs.LIMIT_BYTES
 
 
-def test_a_log_whose_writer_does_not_append_takes_little_of_the_disk(tmp_path: Path) -> None:
+def test_a_log_of_a_writer_at_any_offset_takes_little_disk(tmp_path: Path) -> None:
     log = tmp_path / "qemu.log"
     with log.open("wb", buffering=0) as writer:
         for _ in range(5):

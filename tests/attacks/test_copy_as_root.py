@@ -168,7 +168,7 @@ def test_no_moment_of_a_download_is_a_good_one_for_a_swap(monkeypatch: pytest.Mo
     assert swapped_before_each_call(monkeypatch, send) > 5
 
 
-def test_a_link_of_the_agents_is_not_followed_by_root_but_by_the_agent(place: Place) -> None:
+def test_root_does_not_follow_an_agents_link(place: Place) -> None:
     place.swap()
     with pytest.raises(UsageError) as raised:
         transfer.upload(ThisHost().connection, place.mine / "new", str(place.home / "work" / "new"))

@@ -242,7 +242,7 @@ DAMAGED: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["in-memory", "by-id"])
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_prevents_neither_its_own_nor_other_destructions(
+def test_a_damaged_record_prevents_no_destruction(
     session: Session, cloud: FakeCloud, damage: Callable[[str], str], by_id: bool
 ) -> None:
     env = running(session)
@@ -265,7 +265,7 @@ def test_a_damaged_record_prevents_neither_its_own_nor_other_destructions(
     assert unsettled(session) == []
 
 
-def test_a_run_whose_scoring_and_destruction_meet_a_full_disk_leaves_no_machine(
+def test_a_run_on_a_full_disk_leaves_no_machine(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:

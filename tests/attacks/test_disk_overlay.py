@@ -21,7 +21,7 @@ from provisioner.clouds.findings import TerminationReason
 from provisioner.clouds.local import disk, kvm, qemu
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
-from provisioner.environment.verdicts import judge
+from provisioner.environment.verdicts import attribute_loss
 from provisioner.errors import CapacityError
 from provisioner.models import Environment
 from provisioner.store.home import Home
@@ -81,7 +81,7 @@ def prepared(cloud: LocalCloud, *new: Environment) -> list[str]:
         return [name for name in pool.map(prepare, new) if name]
 
 
-def test_a_launch_that_does_not_fit_is_refused_before_anything_is_created(home: Home) -> None:
+def test_a_launch_that_does_not_fit_is_refused_first(home: Home) -> None:
     with pytest.raises(CapacityError) as refused:
         cloud(home, overcommit=1).prepare(environment("large"), {"primary": {}})
     assert refused.value.message == (
@@ -152,7 +152,7 @@ def start(home: Home) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]
             process.stdout.close()
 
 
-def test_a_large_disk_that_an_ended_machine_left_keeps_no_other_alive(
+def test_an_ended_machines_large_disk_keeps_no_other_alive(
     home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
 ) -> None:
     ended = home.environments / "ended" / "primary"
@@ -164,7 +164,7 @@ def test_a_large_disk_that_an_ended_machine_left_keeps_no_other_alive(
     assert (ended / disk.OVERLAY).exists()  # its environment may still want it
 
 
-def test_the_machine_that_fills_the_hosts_disk_ends_and_the_others_do_not(
+def test_the_machine_that_fills_the_disk_ends_alone(
     home: Home, start: Callable[[str, int], subprocess.Popen[bytes]]
 ) -> None:
     modest, above = start("modest", 0), start("above", 3)
@@ -197,7 +197,7 @@ def paused(home: Home, monkeypatch: pytest.MonkeyPatch) -> Callable[[Environment
     return impairment
 
 
-def test_a_machine_that_another_left_without_disk_is_the_hosts_doing(
+def test_a_machine_without_disk_through_another_is_the_hosts(
     home: Home, monkeypatch: pytest.MonkeyPatch, paused: Callable[[Environment], str]
 ) -> None:
     victim, flooder = environment("victim"), environment("flooder")
@@ -206,7 +206,7 @@ def test_a_machine_that_another_left_without_disk_is_the_hosts_doing(
     monkeypatch.setattr(disk, "_free", lambda _: 0)
     said = TerminationReason(paused(victim))
     assert said.message == "the host's disk is full: QEMU paused the machine"
-    assert judge({"primary": said}, agent_began=True, expired=False).by == "cloud"
+    assert attribute_loss({"primary": said}, agent_began=True, expired=False).by == "cloud"
     assert paused(flooder) == ""  # it is about to be ended, and to be blamed
 
 

@@ -185,7 +185,7 @@ def test_whatever_is_opened_after_the_apply_is_a_difference(
     assert account.everything() == NOTHING
 
 
-def test_an_online_environment_differs_only_in_what_its_permission_opens(
+def test_an_online_environment_differs_only_in_its_permission(
     account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "PAUSE_SECONDS", 0)

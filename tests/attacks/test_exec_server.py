@@ -67,7 +67,7 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("attack", VIOLATIONS)
-def test_an_exec_server_that_breaks_its_protocol_loses_the_connection(tmp_path: Path, attack: str) -> None:
+def test_a_broken_exec_protocol_loses_the_connection(tmp_path: Path, attack: str) -> None:
     with logged_in(VIOLATIONS[attack]) as server:
         outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=BOUND_SECONDS)
     assert outcome.error == "TaskError", outcome
@@ -87,7 +87,7 @@ STALLS = {
 
 
 @pytest.mark.parametrize("attack", STALLS)
-def test_a_call_that_the_machine_never_ends_is_ended_by_the_controller(tmp_path: Path, attack: str) -> None:
+def test_the_controller_ends_a_call_that_never_ends(tmp_path: Path, attack: str) -> None:
     with logged_in(STALLS[attack]) as server:
         outcome = attacked(server.port, key_file(tmp_path), server.host_key)
     assert outcome.error == "CommandTimeoutError", outcome

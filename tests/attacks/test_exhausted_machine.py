@@ -160,7 +160,7 @@ def test_nothing_logs_in_as_agent_while_it_is_scored(
     assert text(root, log_in) == "0::/agent/logins"
 
 
-def test_what_root_runs_at_a_login_and_its_end_has_no_environment_of_the_agents(root: Connection) -> None:
+def test_a_login_runs_roots_programs_without_the_agents_words(root: Connection) -> None:
     text(root, f"runuser -u agent -- sh -c {shlex.quote(OWN_KEY + TRACE)}")
     assert text(root, f"runuser -u agent -- {LOG_IN} id -un") == "agent"
     time.sleep(3)  # what ends the login works on
@@ -178,7 +178,7 @@ def runs_the_agents(root: Connection) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("runs_the_agents")
-def test_what_a_scoring_runs_of_the_agents_does_not_outlive_the_next(
+def test_processes_of_a_scoring_do_not_outlive_the_next(
     session: Session, environment: Environment, root: Connection
 ) -> None:
     assert lifecycle.score(session, environment, "0", keep=True)[1].score == 1.0

@@ -85,7 +85,7 @@ def refused(bucket: Bucket, stack: Stack) -> None:
     assert not bucket.loot.exists()
 
 
-def test_a_controller_that_finds_such_a_state_installs_nothing_of_it(bucket: Bucket) -> None:
+def test_a_controller_installs_nothing_of_a_foreign_state(bucket: Bucket) -> None:
     assert bucket.stack("first").apply(silent) == {"said": "done"}
     bucket.poison()
     refused(bucket, bucket.stack("second"))
@@ -98,7 +98,7 @@ def test_a_state_that_changes_between_two_steps_starts_nothing(bucket: Bucket) -
     refused(bucket, stack)
 
 
-def test_a_changed_root_is_not_initialised_with_the_state_that_it_knew(bucket: Bucket) -> None:
+def test_a_changed_root_is_initialised_without_its_old_state(bucket: Bucket) -> None:
     stack = bucket.stack("first")
     stack.apply(silent)
     bucket.poison()

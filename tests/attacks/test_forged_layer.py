@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import standstill
+from provisioner.clouds.local import pausing
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
 from provisioner.config import Settings
@@ -98,10 +98,10 @@ class Obedient:
 
 @pytest.mark.parametrize("spoil", [forge_data_file, break_tables], ids=["data-file", "tables"])
 @pytest.mark.parametrize("kept", ["image", "layer"])
-def test_a_builders_disk_that_is_not_as_qemu_makes_it_becomes_no_image(
+def test_a_builders_disk_that_qemu_did_not_make_is_refused(
     tmp_path: Path, spoil: Callable[[Path], None], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standstill, "held", lambda _: contextlib.nullcontext(Obedient()))
+    monkeypatch.setattr(pausing, "held", lambda _: contextlib.nullcontext(Obedient()))
     home = Home(tmp_path / "home")
     home.make()
     builder = environment(kind="builder")
@@ -129,7 +129,7 @@ def test_a_builders_disk_that_is_not_as_qemu_makes_it_becomes_no_image(
     assert [path.name for path in home.images.iterdir()] == [base.name]
 
 
-def test_a_layer_of_a_size_that_no_program_gets_to_the_end_of_is_refused_at_once(tmp_path: Path, image: Path) -> None:
+def test_a_layer_too_large_for_any_program_is_refused(tmp_path: Path, image: Path) -> None:
     lower, layer = tmp_path / "lower.qcow2", tmp_path / "layer.qcow2"
     create(lower, image)
     create(layer, lower)

@@ -60,7 +60,7 @@ def test_one_run_does_not_count_as_several(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_was_scored_is_not_passed_over_for_want_of_a_score(tmp_path: Path) -> None:
+def test_a_scored_run_is_not_skipped_for_want_of_a_score(tmp_path: Path) -> None:
     row = sealed(tmp_path, "env-1") | {"score": None, "recording": ""}
     assert said(results(tmp_path, row)) == [("env-1", "they carry no hash of its recording")]
 
@@ -76,7 +76,7 @@ def test_true_is_no_score(tmp_path: Path) -> None:
     assert said(results(tmp_path, row)) == [("env-1", "score is true, and was sealed as 1.0")]
 
 
-def test_results_beside_a_seal_that_does_not_name_them_are_not_covered_by_it(tmp_path: Path) -> None:
+def test_a_seal_that_names_no_results_does_not_cover_them(tmp_path: Path) -> None:
     row = sealed(tmp_path, "env-1")
     path = results(tmp_path, row)
     seal(tmp_path, {}, write_atomically, ("results.jsonl",))
@@ -92,7 +92,7 @@ def test_a_link_that_leads_to_itself_is_no_error_of_ours(provisioner: CommandLin
     assert (done.code, "its sealed logs are not here" in done.stdout) == (1, True)
 
 
-def test_links_to_one_directory_do_not_have_it_read_again_and_again(tmp_path: Path) -> None:
+def test_links_to_one_directory_are_read_once(tmp_path: Path) -> None:
     row = sealed(tmp_path, "env-0")
     (tmp_path / "env-0" / "large.log").touch()
     os.truncate(tmp_path / "env-0" / "large.log", 256 << 20)
@@ -105,7 +105,7 @@ def test_links_to_one_directory_do_not_have_it_read_again_and_again(tmp_path: Pa
     assert time.process_time() - begin < 20
 
 
-def test_sealed_files_of_terabytes_without_contents_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_empty_sealed_files_of_terabytes_are_refused(tmp_path: Path) -> None:
     entry = {"bytes": manifest.FILE_BYTES, "sha256": "0" * 64, "previous": "0" * 64}
     entries = [entry | {"name": f"{number}.log"} for number in range(1000)]
     (tmp_path / MANIFEST).write_text(json.dumps({"version": 1, "facts": {}, "entries": entries, "head": "0" * 64}))
@@ -113,7 +113,7 @@ def test_sealed_files_of_terabytes_without_contents_are_refused_before_they_are_
         load(tmp_path)
 
 
-def test_of_a_directory_whose_files_are_all_missing_a_few_are_named(tmp_path: Path) -> None:
+def test_a_few_missing_files_of_a_directory_are_named(tmp_path: Path) -> None:
     row = sealed(tmp_path, "env-1")
     for number in range(1000):
         (tmp_path / "env-1" / f"{number}.log").touch()

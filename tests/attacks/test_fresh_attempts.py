@@ -21,7 +21,7 @@ from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.environment import agent, lifecycle, operations
-from provisioner.environment.verdicts import judge, runs
+from provisioner.environment.verdicts import attribute_loss, runs
 from provisioner.errors import InfrastructureError
 from provisioner.machines import reservations
 from provisioner.models import Environment
@@ -69,7 +69,7 @@ def attacked(attempt: Attempt, action: Any) -> Attempt:
     return replace(attempt, session=replace(attempt.session, progress=Trigger(action)))
 
 
-def test_an_agent_that_kills_its_own_sshd_only_breaks_a_connection(attempt: Attempt, sshd: Sshd) -> None:
+def test_an_agent_that_kills_its_sshd_breaks_one_connection(attempt: Attempt, sshd: Sshd) -> None:
     def kill() -> None:
         sshd.cut()
         (attempt.directory / "on").touch()
@@ -102,7 +102,7 @@ def test_an_agent_that_locks_the_controller_out_has_failed(
     ],
 )
 @pytest.mark.parametrize("step", ["agent", "score"])
-def test_a_machine_that_ends_is_retried_only_with_the_clouds_words(
+def test_a_machine_that_ends_is_retried_only_on_clouds_words(
     attempt: Attempt,
     env: Environment,
     cloud: FakeCloud,
@@ -124,7 +124,7 @@ def test_a_machine_that_ends_is_retried_only_with_the_clouds_words(
     assert reason.message in failure.message
 
 
-def test_scoring_that_the_agents_remains_always_cut_short_is_the_agents_failure(
+def test_scoring_cut_short_by_an_agent_is_its_failure(
     attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
@@ -144,7 +144,7 @@ def test_scoring_whose_connection_breaks_once_is_done_again(
     assert (step.failure, step.score) == (None, 0.5)
 
 
-def test_scoring_is_done_again_if_the_cloud_cannot_be_asked_either(
+def test_scoring_is_repeated_if_the_cloud_cannot_be_asked(
     attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hiccup of the controller's own uplink cuts the connection and the cloud's API."""
@@ -166,7 +166,7 @@ def test_scoring_is_done_again_if_the_cloud_cannot_be_asked_either(
     assert (step.failure, step.score) == (None, 0.5)
 
 
-def test_scoring_that_is_killed_for_want_of_memory_is_the_agents_failure(
+def test_scoring_killed_for_memory_is_the_agents_failure(
     attempt: Attempt, env: Environment, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
@@ -199,7 +199,7 @@ def test_agents_processes_that_do_not_end_are_the_agents_failure(
 @pytest.mark.parametrize(
     ("killed", "by"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "cloud", id="crash")]
 )
-def test_a_machine_that_the_host_killed_for_want_of_memory_gets_no_fresh_attempt(
+def test_a_machine_killed_for_memory_gets_no_fresh_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, by: str
 ) -> None:
     """It dirties all its memory, on a host that has too little: that kernel ends the process with most, its QEMU."""
@@ -212,7 +212,7 @@ def test_a_machine_that_the_host_killed_for_want_of_memory_gets_no_fresh_attempt
     shutdown.prepare(directory)
     vmstat.write_text(f"oom_kill {7 + killed}\n")  # and QEMU has said nothing
     reason = LocalCloud(home, Settings()).termination_reason(env, "primary")
-    assert judge({"primary": reason}, agent_began=True, expired=False).by == by
+    assert attribute_loss({"primary": reason}, agent_began=True, expired=False).by == by
 
 
 @pytest.mark.parametrize("answer", ["x", None, [1], {"found": True}], ids=["text", "null", "list", "no_text"])
@@ -231,7 +231,7 @@ def test_an_agent_that_answers_for_its_submission_has_failed(
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_an_error_of_ours_that_an_agent_provokes_is_the_agents_failure(
+def test_our_error_that_an_agent_provokes_is_the_agents(
     attempt: Attempt,
     env: Environment,
     cloud: FakeCloud,
@@ -254,9 +254,7 @@ def damage(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("step", ["agent", "score"])
-def test_a_record_that_cannot_be_read_is_no_reason_for_a_fresh_attempt(
-    attempt: Attempt, env: Environment, step: str
-) -> None:
+def test_an_unreadable_record_gives_no_fresh_attempt(attempt: Attempt, env: Environment, step: str) -> None:
     attempt.session.environments.update(env, agent_at=now())
     damage(attempt)
     failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
@@ -264,7 +262,7 @@ def test_a_record_that_cannot_be_read_is_no_reason_for_a_fresh_attempt(
     assert (failure.outcome, failure.retry) == ("infrastructure_failed", False)
 
 
-def test_a_record_that_is_damaged_while_a_machine_is_lost_is_no_reason_for_a_fresh_attempt(
+def test_a_damaged_record_during_a_loss_gives_no_fresh_attempt(
     attempt: Attempt, env: Environment, sshd: Sshd, cloud: FakeCloud
 ) -> None:
     attempt.session.environments.update(env, agent_at=now())
@@ -280,7 +278,7 @@ def test_a_record_that_is_damaged_while_a_machine_is_lost_is_no_reason_for_a_fre
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_a_lease_that_cannot_be_taken_is_retried_only_before_the_agent_has_begun(
+def test_a_failed_lease_is_retried_only_before_the_agent(
     attempt: Attempt, env: Environment, monkeypatch: pytest.MonkeyPatch, began: bool
 ) -> None:
     def fail(*_: Any) -> None:

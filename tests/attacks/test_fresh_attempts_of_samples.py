@@ -115,7 +115,7 @@ async def test_an_agent_that_locks_the_controller_out_scores_0(cloud: FakeCloud,
 
 
 @pytest.mark.parametrize("reason", [SPOT, TerminationReason()], ids=["spot", "unknown"])
-async def test_a_machine_that_ends_otherwise_is_an_error_with_the_clouds_words(
+async def test_a_machine_that_ends_otherwise_is_an_error(
     cloud: FakeCloud, env: Environment, reason: TerminationReason
 ) -> None:
     cloud.ending = reason
@@ -151,14 +151,14 @@ def _kill(guest: Guest, monkeypatch: pytest.MonkeyPatch, operation: str, *, help
 
 
 @pytest.mark.parametrize("helper", [False, True], ids=["score", "helper"])
-async def test_scoring_that_is_killed_for_want_of_memory_is_a_score_of_0(
+async def test_scoring_killed_for_memory_is_a_score_of_0(
     guest: Guest, monkeypatch: pytest.MonkeyPatch, helper: bool
 ) -> None:
     _kill(guest, monkeypatch, "score", helper=helper)
     assert _is_the_agents(await _scored(SUBMIT))
 
 
-async def test_a_last_intermediate_score_that_decides_and_is_killed_is_a_score_of_0(
+async def test_a_killed_last_intermediate_score_is_a_score_of_0(
     sandbox: SandboxEnvironment, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environments = sandbox.as_type(ProvisionerSandbox).machines.session.environments
@@ -187,7 +187,7 @@ async def test_a_submission_that_is_no_text_is_scored(guest: Guest, answer: obje
 
 
 @pytest.mark.parametrize("has_score", [True, False], ids=["score", "aggregate_scores"])
-async def test_an_agent_that_fills_its_score_log_is_scored_with_what_is_there(
+async def test_an_agent_that_fills_its_score_log_is_scored(
     sandbox: SandboxEnvironment, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch, has_score: bool
 ) -> None:
     environments = sandbox.as_type(ProvisionerSandbox).machines.session.environments
@@ -204,7 +204,7 @@ async def test_an_agent_that_fills_its_score_log_is_scored_with_what_is_there(
     assert score.value == (0.5 if has_score else 0.75)
 
 
-async def test_an_agent_that_floods_the_search_for_its_submission_is_scored_by_what_it_said(
+async def test_an_agent_that_floods_the_search_is_scored(
     sandbox: SandboxEnvironment, guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has become root, and put another program in the place of /usr/bin/test."""
@@ -240,7 +240,7 @@ async def test_a_replay_of_a_failed_agent_is_never_right(cloud: FakeCloud, env: 
     assert (score.value, (score.metadata or {})["agent_failed"]) == (0.0, True)
 
 
-async def test_an_agent_that_breaks_the_scoring_before_its_end_only_hears_so(
+async def test_an_agent_that_breaks_early_scoring_only_hears_so(
     cloud: FakeCloud, env: Environment, guest: Guest
 ) -> None:
     guest.values["intermediate_score"] = Fails("the answer is 42")

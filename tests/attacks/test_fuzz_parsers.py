@@ -42,7 +42,7 @@ from provisioner.remote.agent_frames import AgentFrames, FrameError
 from provisioner.remote.driver import Answer, TaskDriver
 from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation
 from provisioner.remote.exec_frames import frame as exec_frame
-from provisioner.remote.probes import CanaryPorts, judge, questions
+from provisioner.remote.probes import CanaryPorts, evaluate, questions
 from provisioner.session import Session
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD
 from provisioner.store.environments import EnvironmentStore
@@ -307,7 +307,7 @@ def test_frames_of_machines() -> None:
     fuzz(st.tuples(st.lists(FRAMES, max_size=8), st.lists(st.integers(0, 400), max_size=4)), check)
 
 
-def test_streams_that_are_no_frames_end_the_connection_and_take_no_memory() -> None:
+def test_streams_without_frames_end_the_connection() -> None:
     def check(data: bytes) -> None:
         frames = FrameFilter(lambda _: None)
         try:
@@ -382,5 +382,5 @@ def test_answers_to_the_isolation_probes() -> None:
         [user, probe.name, "not reached", "timed out"] for user, probes in asked.probes.items() for probe in probes
     ]
     valid = json.dumps(["word", honest]).encode()
-    assert judge(asked, valid)
-    fuzz(damaged(valid, b'["word", []]'), _refuses(lambda answer: judge(asked, answer), IsolationError))
+    assert evaluate(asked, valid)
+    fuzz(damaged(valid, b'["word", []]'), _refuses(lambda answer: evaluate(asked, answer), IsolationError))

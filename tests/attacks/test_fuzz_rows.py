@@ -115,7 +115,7 @@ def views(tmp_path: Path) -> Views:
 def test_a_forged_row_is_one_failed_run(views: Views, forgery: dict[str, object]) -> None:
     row = views.show(ROW | forgery)
     assert row.outcome == "infrastructure_failed"
-    assert "changed by somebody else" in row.message
+    assert "another user of the database changed it" in row.message
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)

@@ -145,7 +145,7 @@ def test_nothing_of_a_family_runs(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_the_shell_that_reads_build_steps_has_no_secrets_no_rights_and_little_memory(
+def test_the_shell_for_build_steps_has_no_secrets_or_rights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A program in bash's place tells what it has."""

@@ -73,7 +73,7 @@ def test_honest_machines_pass(session: Session, cloud: FakeCloud) -> None:
     prove(session, cloud)
 
 
-def test_the_primary_machines_answers_do_not_stand_for_the_aux_vms(
+def test_each_machine_answers_for_itself(
     session: Session,
     cloud: FakeCloud,
 ) -> None:
@@ -87,7 +87,7 @@ def test_the_primary_machines_answers_do_not_stand_for_the_aux_vms(
         prove(session, cloud, primary=overheard, aux=overheard)
 
 
-def test_a_machine_that_hides_what_it_reached_is_betrayed_by_its_word_at_the_canary(
+def test_a_machine_that_hides_a_connection_is_betrayed(
     session: Session,
     cloud: FakeCloud,
 ) -> None:

@@ -20,7 +20,7 @@ from provisioner.remote import kept_connection
 from provisioner.remote.calls import SOCKET
 from provisioner.remote.kept_connection import KeptConnection, end_connection, keep_connection
 from provisioner.remote.keys import ed25519_key_pair
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from tests.attacks.hostile_sshd import MEMORY_MIB, logged_in, message, send
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.exec_call import Call
@@ -51,7 +51,7 @@ def path(server: Sshd, tmp_path: Path) -> Iterator[Path]:
     login = login_to(server, keys)
     login.private_key.chmod(0o600)
     path = tmp_path / "connection-primary"
-    keep_connection(login, keys / "known_hosts_primary", path, SOCKET, go_on)
+    keep_connection(login, keys / "known_hosts_primary", path, SOCKET, no_check)
     yield path
     server.over.set()
     end_connection(path)

@@ -55,7 +55,7 @@ def test_user_data_is_public(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
-def test_a_machine_has_no_rights_that_its_metadata_service_could_give_away() -> None:
+def test_a_machines_role_has_no_rights_to_give_away() -> None:
     # The policy denies an instance profile and tokens that are not required: test_aws_rights.py, launch-with-profile.
     module = ENVIRONMENT_MODULE.read_text()
     assert "iam_instance_profile" not in module

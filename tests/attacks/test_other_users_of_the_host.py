@@ -44,7 +44,7 @@ def test_a_home_that_others_could_enter_is_closed_with_a_note(tmp_path: Path) ->
     assert home.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_whatever_the_umask_commands_write_for_the_operator_alone(tmp_path: Path) -> None:
+def test_commands_write_for_the_operator_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for arguments in (["list"], ["costs"], ["image", "list"], ["sweep", "--dry-run"]):
         program = f"umask 0; exec {sys.executable} cli.py {' '.join(arguments)}"

@@ -113,7 +113,7 @@ def test_a_batch_works_only_on_the_jobs_of_its_own_record(site: Site) -> None:
         site.job(agent="/root/.ssh"), site.job(budget=10_000), site.job(batch="other"), site.job(key="fam/other/one/1"),
         site.job(limits={"ttl": "7d"}), site.job(directory="/"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match="somebody else changed it"):
+        with pytest.raises(UsageError, match="another user of the database changed it"):
             check(forged)
 
 

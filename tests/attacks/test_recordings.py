@@ -46,7 +46,7 @@ NAMES = {
 @pytest.mark.parametrize(
     "flood", [b"\x1b" * 65536, b"\xff" * 65536, b"aaaa" * 16384], ids=["escape", "no-utf8", "secret"]
 )
-def test_a_flood_of_output_leaves_a_bounded_recording_in_little_time(tmp_path: Path, flood: bytes) -> None:
+def test_a_flood_of_output_leaves_a_bounded_recording(tmp_path: Path, flood: bytes) -> None:
     begin = time.process_time()
     with Cast(tmp_path, "agent", Redactor({"TOKEN": "aaaa"})) as cast:
         for _ in range(320):  # 20 MiB
@@ -59,7 +59,7 @@ def test_a_flood_of_output_leaves_a_bounded_recording_in_little_time(tmp_path: P
     assert last in "om"
 
 
-def test_a_recording_of_one_endless_line_is_read_in_little_memory(tmp_path: Path) -> None:
+def test_a_recording_of_one_endless_line_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "agent-1.cast"
     with path.open("wb") as file:
         file.write(b'{"version": 2}\n[0, "o", "')
@@ -138,7 +138,7 @@ def test_no_call_of_an_agent_makes_later_ones_unreadable(provisioner: CommandLin
     assert (done.code, done.stdout.count("\n"), "cat /flag" in done.stdout) == (0, 2, True)
 
 
-def test_a_command_that_is_no_text_leaves_a_recording_that_can_be_read(tmp_path: Path) -> None:
+def test_a_command_that_is_no_text_leaves_a_readable_recording(tmp_path: Path) -> None:
     with Cast(tmp_path, "agent", Redactor({}), "cat \udcff") as cast:
         cast.output("\ud800x\n")
     assert header_of(tmp_path / "agent-1.cast").command == "cat ?"
@@ -155,7 +155,7 @@ def test_a_capture_that_is_a_link_is_not_kept(tmp_path: Path) -> None:
         read_capture(machine / "link.pcap")
 
 
-def test_packets_of_any_bytes_are_read_without_an_error_and_leave_a_bounded_table() -> None:
+def test_packets_of_any_bytes_leave_a_bounded_table() -> None:
     chance = random.Random(4)
     frames = []
     for _ in range(20_000):
@@ -178,7 +178,7 @@ def test_packets_of_any_bytes_are_read_without_an_error_and_leave_a_bounded_tabl
 
 
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, 61, 0])
-def test_lengths_and_times_that_a_capture_lies_about_lead_nowhere(length: int) -> None:
+def test_false_lengths_and_times_of_a_capture_lead_nowhere(length: int) -> None:
     header = struct.pack("=IHHiIII", 0xA1B2C3D4, 2, 4, -1, 0xFFFFFFFF, 0xFFFFFFFF, 1)
     first = struct.pack("=IIII", 0xFFFFFFFF, 0xFFFFFFFF, 60, 0) + b"\0" * 60
     capture = packets.whole(header + first + struct.pack("=IIII", 0, 0, length, length) + b"\0" * 60)
@@ -187,7 +187,7 @@ def test_lengths_and_times_that_a_capture_lies_about_lead_nowhere(length: int) -
         assert packets.table(packets.set_right(capture, last_at)) == []
 
 
-def test_a_full_capture_of_the_smallest_packets_is_read_in_seconds() -> None:
+def test_a_full_capture_is_read_in_seconds() -> None:
     syn = b"\0" * 12 + b"\x08\x00\x45\0\0\x28\0\0\0\0\x40\x06\0\0" + bytes((10, 0, 3, 15))
     count = packets.LIMIT_BYTES // (16 + 54)
     pieces = []
@@ -295,7 +295,7 @@ def test_results_that_name_no_environment_lead_nowhere(tmp_path: Path, name: Any
     assert asked == []
 
 
-def test_a_link_beside_results_does_not_lead_out_of_their_directory(provisioner: CommandLine, tmp_path: Path) -> None:
+def test_a_link_beside_results_does_not_lead_outside(provisioner: CommandLine, tmp_path: Path) -> None:
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.mkdir()
     inside.mkdir()

@@ -45,7 +45,7 @@ def test_an_open_path_is_found_however_slow_it_is(round_trip_seconds: float, los
     assert seen["heard"] == [f"tcp {WORD}", f"udp {WORD}"]
 
 
-def test_what_is_promised_may_take_longer_and_the_rest_ends_in_time() -> None:
+def test_promised_questions_may_take_longer() -> None:
     seen = probed(3.0, "none")
     reached = {name for _, name, outcome, _ in seen["answers"] if outcome == "reached"}
     assert reached == {name for name, (promised, _, _) in PROBES.items() if promised}

@@ -101,7 +101,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_an_sshd_that_sends_what_no_honest_one_sends_loses_the_connection(tmp_path: Path, flood: str) -> None:
+def test_a_dishonest_sshd_loses_the_connection(tmp_path: Path, flood: str) -> None:
     with logged_in(FLOODS[flood]) as server:
         outcome = attacked(server.port, key_file(tmp_path), server.host_key, timeout_seconds=BOUND_SECONDS)
     assert outcome.error == "TaskError"
@@ -154,7 +154,7 @@ STALLS = {
 
 
 @pytest.mark.parametrize("stall", STALLS)
-def test_a_command_that_the_machine_never_ends_is_ended_by_the_controller(tmp_path: Path, stall: str) -> None:
+def test_the_controller_ends_a_command_that_never_ends(tmp_path: Path, stall: str) -> None:
     stdin_bytes = 32 << 20 if stall in ("closed window", "nothing read") else 0
     with logged_in(STALLS[stall]) as server:
         outcome = attacked(server.port, key_file(tmp_path), server.host_key, stdin_bytes=stdin_bytes)
@@ -187,7 +187,7 @@ def test_an_sshd_that_never_opens_a_channel_is_not_waited_for(
     assert outcome.error in ("NotStartedError", "MachineLostError"), outcome
 
 
-def test_output_for_a_command_that_is_over_cannot_occupy_the_controller(tmp_path: Path) -> None:
+def test_late_output_cannot_occupy_the_controller(tmp_path: Path) -> None:
     """The attacker goes on sending output of a command that the controller has given up."""
     first: list[Call] = []
 

@@ -174,9 +174,7 @@ def shown_by_exec(data: bytes, piece_bytes: int, *, terminal: bool) -> str:
 
 
 @hostile
-def test_exec_of_a_command_that_never_started_by_the_machines_account(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exec_of_a_command_that_never_started(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def program(call: Call) -> None:
         call.say(stderr=f"{words} end\n".encode())
         call.channel.sendall(frame(EXIT, json.dumps({"errno": 2, "what": "program", "text": f"no {words}"}).encode()))

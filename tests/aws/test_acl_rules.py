@@ -48,9 +48,7 @@ def test_an_allowlist_that_no_acl_holds_is_refused(api: FaultyApi, account: Acco
     assert fault.hits
 
 
-def test_controllers_join_without_renumbering_and_the_network_forgets_others_only_when_it_is_empty(
-    api: FaultyApi, account: Account
-) -> None:
+def test_controllers_join_a_network_without_renumbering(api: FaultyApi, account: Account) -> None:
     first = joined(account, *controllers(20, 2))
     assert set(first.numbers) == first.controllers == set(controllers(20, 2))
     full = joined(account, *controllers(1, 16))
@@ -73,7 +71,7 @@ def numbers(account: Account, environment: Environment, region: str) -> dict[str
     return {row["CidrBlock"]: row["RuleNumber"] for row in acl["Entries"] if row["RuleNumber"] < 32767}
 
 
-def test_a_controller_that_joins_gets_the_next_number_in_the_acl_of_an_environment_too(
+def test_a_joining_controller_gets_the_next_acl_number(
     account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region, shipped = "ap-northeast-1", instance_catalogue.shipped

@@ -64,9 +64,7 @@ def around(account: Account, environment: Environment) -> dict[str, Any]:
     }
 
 
-def test_every_layer_lets_the_new_address_in_and_isolation_still_holds(
-    account: Account, at_home: Session, environment: MakeEnvironment
-) -> None:
+def test_every_layer_admits_the_new_address(account: Account, at_home: Session, environment: MakeEnvironment) -> None:
     wanted = [environment(at_home, aux=False, stack="both", allowed=allowed) for allowed in ((), ALLOWED)]
     records = create_machines(at_home, wanted)
     before = [around(account, record) for record in records]
@@ -87,7 +85,7 @@ def test_every_layer_lets_the_new_address_in_and_isolation_still_holds(
 
 
 @pytest.mark.parametrize("at_home", [THIRD_REGION], indirect=True)  # where no other controller has come
-def test_an_acl_without_room_for_the_new_address_forgets_the_old_one(
+def test_an_acl_without_room_forgets_the_oldest_address(
     account: Account, at_home: Session, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = instance_catalogue.shipped  # without prices there
@@ -119,9 +117,7 @@ def test_a_renewal_of_the_lease_notices(
     assert moved.cloud.isolation_differences(record) == UNHARDENED
 
 
-def test_the_own_address_is_looked_up_again_and_the_last_one_counts_if_it_cannot_be(
-    account: Account, api: FaultyApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_own_address_is_looked_up_again(account: Account, api: FaultyApi, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[frozenset[str] | HostError] = [frozenset([CONTROLLER]), HostError("no answer"), frozenset([MOVED])]
 
     def look(_: tuple[str, ...]) -> frozenset[str]:

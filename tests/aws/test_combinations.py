@@ -24,7 +24,7 @@ def switch_metadata_off(account: Account, environment: Environment) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("market", ["on-demand", "spot"])
-def test_all_permissions_with_and_without_an_aux_vm_are_isolated_as_promised_and_go(
+def test_every_permission_is_isolated_as_promised(
     api: FaultyApi, account: Account, environment: MakeEnvironment, market: str
 ) -> None:
     session = account.session(spot=market == "spot")

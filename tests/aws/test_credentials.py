@@ -54,7 +54,7 @@ def configured(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path / ".aws" / "config"
 
 
-def test_terraform_gets_what_boto3_found_renewed_at_each_command_and_never_in_a_file(
+def test_terraform_gets_boto3s_credentials_and_no_file(
     api: FaultyApi, account: Account, configured: Path, environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     session = _session_of_a_program(account, configured, tmp_path)
@@ -93,7 +93,7 @@ def test_an_apply_continues_with_renewed_credentials(
     assert account.everything() == NOTHING
 
 
-def test_an_apply_whose_session_ends_before_its_state_is_in_s3_is_not_repeated_and_all_of_it_goes(
+def test_an_apply_whose_session_ends_is_not_repeated(
     api: FaultyApi, account: Account, configured: Path, environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     account.client("s3").create_bucket(Bucket="provisioner-tests-state")
@@ -110,7 +110,7 @@ def test_an_apply_whose_session_ends_before_its_state_is_in_s3_is_not_repeated_a
     assert account.everything() == NOTHING
 
 
-def test_an_apply_whose_session_ends_for_good_asks_for_a_login_and_all_of_it_goes_after_that(
+def test_an_apply_whose_session_is_over_asks_for_a_login(
     api: FaultyApi, account: Account, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the only one")

@@ -55,7 +55,7 @@ def test_a_missing_right_is_named_with_the_policy(api: FaultyApi, account: Accou
     assert "aws policy" in problem["remedy"]
 
 
-def test_without_the_role_nothing_is_created_and_it_says_who_can_help(
+def test_without_the_role_nothing_is_created(
     api: FaultyApi, account: Account, environment: MakeEnvironment, tmp_path: Path
 ) -> None:
     iam = account.client("iam")
@@ -90,9 +90,7 @@ def test_without_credentials_it_says_how_to_log_in(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
 
 
-def test_expired_credentials_stop_a_run_before_anything_is_created(
-    api: FaultyApi, account: Account, tmp_path: Path
-) -> None:
+def test_expired_credentials_stop_a_run_before_creation(api: FaultyApi, account: Account, tmp_path: Path) -> None:
     api.inject(Fault("GetCallerIdentity", "ExpiredToken", status="403 Forbidden"))
     family = Path(__file__).parents[1] / "contract" / "families" / "echo"
     home = Home(tmp_path / "home")

@@ -34,9 +34,7 @@ def created(session: Session, environment: MakeEnvironment) -> Iterator[Environm
     destroy_machines(session, created)
 
 
-def test_the_printed_policy_allows_all_that_is_tried_and_nothing_is_done(
-    session: Session, created: Environment, account: Account
-) -> None:
+def test_the_printed_policy_allows_all_that_is_tried(session: Session, created: Environment, account: Account) -> None:
     before = account.everything()
     assert session.cloud.missing_rights(created) == []
     assert account.everything() == before

@@ -103,7 +103,7 @@ def test_spot_comes_first_and_on_demand_after_it(
     destroy_machines(session, created)
 
 
-def test_a_spot_request_that_cannot_be_cancelled_keeps_nothing_alive(
+def test_a_spot_request_that_cannot_end_keeps_nothing_alive(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session(spot=True)
@@ -139,7 +139,7 @@ def test_a_spot_request_that_stays_is_named_with_the_reason(
     assert account.everything() == NOTHING  # all that costs money is gone
 
 
-def test_without_capacity_anywhere_all_places_are_tried_and_named(
+def test_without_capacity_all_places_are_tried_and_named(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     api.inject(Fault("RunInstances", "InsufficientInstanceCapacity", status="500 Error"))
@@ -174,7 +174,7 @@ def test_a_key_pair_that_is_not_found_at_once_is_made_again(
     assert [note for note in account.progress.notes if "does not show a new resource everywhere yet" in note]
 
 
-def test_stacks_that_start_together_take_turns_at_ec2s_rate_and_all_come_up_however_it_throttles(
+def test_stacks_keep_to_ec2s_rate_and_all_come_up(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     stacks = [[environment(session, aux=False, stack=name) for _ in range(5)] for name in ("one", "other")]
@@ -279,7 +279,7 @@ def test_an_account_without_a_role_for_spot_is_told_what_to_do(
     destroy_machines(session, session.environments.find(record.id))
 
 
-def test_an_allowlist_whose_subnet_another_controller_has_taken_gets_another(
+def test_an_allowlist_whose_subnet_is_taken_gets_another(
     account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     create_shared_network(session, account.record(session, REGION))
@@ -295,7 +295,7 @@ def test_an_allowlist_whose_subnet_another_controller_has_taken_gets_another(
     assert any("another environment has taken its subnet" in note for note in account.progress.notes)
 
 
-def test_a_machine_that_ends_at_its_launch_points_at_the_key_of_its_disk(
+def test_a_machine_that_ends_at_launch_points_at_its_disks_key(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     api.modes.without_key = True
@@ -304,9 +304,7 @@ def test_a_machine_that_ends_at_its_launch_points_at_the_key_of_its_disk(
     assert "kms:CreateGrant" in (caught.value.hint or "")
 
 
-def test_a_region_that_a_policy_has_closed_is_not_swept_and_named(
-    api: FaultyApi, account: Account, session: Session
-) -> None:
+def test_a_region_that_a_policy_closes_is_not_swept(api: FaultyApi, account: Account, session: Session) -> None:
     assert "eu-west-3" in (session.cloud.open_regions(account.progress.note) or [])
     api.inject(Fault("DescribeInstances", "UnauthorizedOperation", status="403 Forbidden", region="eu-west-3"))
     regions = session.cloud.open_regions(account.progress.note)
@@ -326,7 +324,7 @@ def test_a_region_that_a_policy_has_closed_is_not_swept_and_named(
         session.cloud.survey(None)
 
 
-def test_what_is_gone_and_so_has_no_tags_to_judge_by_is_not_taken_for_a_lack_of_rights(
+def test_resources_without_tags_are_no_lack_of_rights(
     api: FaultyApi, account: Account, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = account.record(session, REGION)
@@ -348,9 +346,7 @@ def test_what_is_gone_and_so_has_no_tags_to_judge_by_is_not_taken_for_a_lack_of_
     assert account.everything() == NOTHING
 
 
-def test_a_machine_that_is_not_reached_names_the_addresses_that_are_let_in(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_a_machine_out_of_reach_names_the_admitted_addresses(account: Account, environment: MakeEnvironment) -> None:
     session = account.session(controller_cidrs=())
     record = environment(session, aux=False).model_copy(update={"placement": {"controllers": "203.0.113.10/32"}})
     assert "Only 203.0.113.10/32 is let in" in (session.cloud.unreachable_hint(record) or "")
@@ -365,7 +361,7 @@ def test_any_other_failure_is_terraforms(
         create(session, environment(session, aux=False))
 
 
-def test_a_region_without_quota_is_left_for_the_next_that_the_operator_allows(
+def test_a_region_without_quota_is_left_for_the_next(
     api: FaultyApi, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # moto has none of Debian's, and of many in one region the newest is one by chance.

@@ -66,7 +66,7 @@ def harden(session: Session, record: Environment, recorders: dict[Role, Recorder
     session.cloud.harden(record, cast("dict[Role, Connection]", recorders))
 
 
-def test_every_machine_is_prepared_for_later_boots_before_its_metadata_service_is_off(
+def test_every_machine_is_prepared_before_metadata_is_off(
     api: FaultyApi, account: Account, environment: tuple[Session, Environment]
 ) -> None:
     session, record = environment
@@ -87,7 +87,7 @@ def test_every_machine_is_prepared_for_later_boots_before_its_metadata_service_i
     assert [option["HttpEndpoint"] for option in options] == ["disabled", "disabled"]
 
 
-def test_an_aux_vm_that_cannot_be_prepared_is_an_error_and_all_services_stay_on(
+def test_an_aux_vm_that_cannot_be_prepared_is_an_error(
     api: FaultyApi, environment: tuple[Session, Environment]
 ) -> None:
     session, record = environment

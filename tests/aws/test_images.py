@@ -40,9 +40,7 @@ def builder(account: Account) -> Iterator[str]:
     ec2.terminate_instances(InstanceIds=[instance_id])
 
 
-def test_an_image_is_captured_although_ec2_shows_neither_the_stop_nor_the_image_yet(
-    api: FaultyApi, account: Account, builder: str
-) -> None:
+def test_an_image_is_captured_although_ec2_shows_it_late(api: FaultyApi, account: Account, builder: str) -> None:
     opened = Api(None, REGION)
     made = images.create(opened, REGION, builder, "family-late", TAGS)
     assert images.exists(opened, made)
@@ -69,9 +67,7 @@ def discard(session: Session, made: images.Ami, name: str) -> None:
     session.cloud.discard(directory)
 
 
-def test_a_snapshot_that_its_image_still_uses_is_deleted_when_it_can_be(
-    api: FaultyApi, account: Account, builder: str
-) -> None:
+def test_a_snapshot_in_use_is_deleted_later(api: FaultyApi, account: Account, builder: str) -> None:
     session = account.session()
     made = images.create(Api(None, REGION), REGION, builder, "family-in-use", TAGS)
     fault = api.inject(Fault("DeleteSnapshot", "InvalidSnapshot.InUse", times=2))
@@ -93,9 +89,7 @@ def test_a_snapshot_whose_image_is_gone_already_is_deleted(api: FaultyApi, accou
     assert kept not in snapshots(account) == []
 
 
-def test_an_image_that_failed_does_not_keep_its_name_from_the_next(
-    api: FaultyApi, account: Account, builder: str
-) -> None:
+def test_a_failed_image_keeps_its_name_for_the_next(api: FaultyApi, account: Account, builder: str) -> None:
     opened = Api(None, REGION)
     failed = images.create(opened, REGION, builder, "family-failed", TAGS)
     ec2_backends[ACCOUNT][REGION].amis[failed.id].state = "failed"
@@ -155,7 +149,7 @@ def test_a_region_without_an_ami_of_debian_13_is_named(account: Account) -> None
         session.cloud.base_image(BaseImage(role="primary", distribution="debian-13"), session.progress)
 
 
-def test_a_builder_that_never_stops_and_an_image_that_never_shows_are_errors(
+def test_a_builder_that_never_stops_is_an_error(
     api: FaultyApi, account: Account, builder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "SEEN_SECONDS", 1.0)

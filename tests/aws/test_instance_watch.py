@@ -64,7 +64,7 @@ def test_all_environments_of_a_region_share_their_looks(
     assert api.throttle.refused == []
 
 
-def test_all_environments_that_boot_share_the_rate_at_which_consoles_are_read(
+def test_booting_environments_share_the_rate_for_consoles(
     api: FaultyApi, session: Session, running: list[Environment]
 ) -> None:
     api.throttle.reset()
@@ -146,14 +146,14 @@ def test_a_machine_of_the_record_that_is_not_shown_yet_remains(account: Account)
     assert session.cloud.remaining(record) == []
 
 
-def test_a_machine_of_the_record_that_is_not_shown_yet_is_removed(account: Account) -> None:
+def test_a_recorded_machine_that_is_not_shown_yet_is_removed(account: Account) -> None:
     session = account.session()
     record = launched(account, session)
     session.cloud.remove(record)
     assert state_of(account, record) == "terminated"
 
 
-def test_what_may_have_been_created_just_now_is_looked_for_until_it_would_be_shown(account: Account) -> None:
+def test_new_resources_are_looked_for_until_visible(account: Account) -> None:
     session = account.session()
     record = launched(account, session)
     assert isinstance(session.cloud, AwsCloud)
@@ -161,9 +161,7 @@ def test_what_may_have_been_created_just_now_is_looked_for_until_it_would_be_sho
     assert state_of(account, record) == "terminated"
 
 
-def test_a_machine_that_cannot_be_terminated_yet_is_terminated_when_it_can(
-    api: FaultyApi, account: Account, session: Session
-) -> None:
+def test_a_machine_is_terminated_as_soon_as_it_can_be(api: FaultyApi, account: Account, session: Session) -> None:
     record = launched(account, session)
     api.new.reset()
     fault = api.inject(Fault("TerminateInstances", "InvalidInstanceID.NotFound", times=2))

@@ -117,7 +117,7 @@ def test_a_session_of_aws_login_is_used_as_it_is(logins: Logins, api: FaultyApi)
     assert logins.service.renewed == 0
 
 
-def test_a_session_of_aws_login_that_ends_is_renewed_and_kept_for_the_next_command(logins: Logins) -> None:
+def test_an_aws_login_session_is_renewed_and_kept(logins: Logins) -> None:
     logins.log_in("login", now() - timedelta(hours=2))
     found = opened()
     assert token_of(found) == "login-session-1"
@@ -131,9 +131,7 @@ def test_a_session_of_aws_login_that_ends_is_renewed_and_kept_for_the_next_comma
     assert logins.service.refusals == []
 
 
-def test_a_controller_that_runs_on_renews_its_session_of_aws_login(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_controller_renews_its_aws_login_session(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.aws.sign_in.LOGIN_SECONDS", 300)  # boto3 renews what ends within ten minutes
     logins.log_in("login", now() - timedelta(hours=2))
     found = opened()
@@ -181,9 +179,7 @@ def test_a_session_of_aws_login_needs_its_own_key(logins: Logins) -> None:
     assert logins.service.renewed == 0
 
 
-def test_an_installation_without_the_package_for_aws_login_is_said_to_be_incomplete(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_for_aws_login_is_reported(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(botocore.credentials, "EC", None)
     logins.log_in("login", now() + timedelta(hours=1))
     with pytest.raises(HostError, match="botocore\\[crt\\]") as caught:

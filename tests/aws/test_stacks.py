@@ -71,7 +71,7 @@ def public(cidrs: list[str]) -> list[str]:
 
 @pytest.mark.story
 @pytest.mark.xdist_group("account")
-def test_offline_online_and_allowlisted_side_by_side_each_get_what_they_were_promised(
+def test_each_permission_side_by_side_gets_what_was_promised(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
@@ -174,9 +174,7 @@ def test_everything_is_tagged_encrypted_and_of_the_right_size(account: Account, 
     assert account.everything() == NOTHING
 
 
-def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_twenty_environments_of_one_stack_are_strangers(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
     records = created(session, *[environment(session, stack="twenty", aux=False) for _ in range(20)])
     by_id = {record.id: instances(account, record)["primary"] for record in records}
@@ -203,7 +201,7 @@ def test_twenty_environments_take_one_stack_and_are_strangers_to_each_other(
     assert account.everything() == NOTHING
 
 
-def test_the_network_is_found_again_by_tag_and_grows_only_where_its_state_is(api: FaultyApi, account: Account) -> None:
+def test_the_network_is_found_by_tag_and_grows_at_its_state(api: FaultyApi, account: Account) -> None:
     region = "eu-west-1"
     first, second = account.session("first", (region,)), account.session("second", (region,))
 

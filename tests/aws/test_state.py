@@ -93,7 +93,7 @@ def test_two_controllers_on_one_stack_do_not_harm_each_other(
     assert account.everything() == NOTHING
 
 
-def test_a_state_that_the_other_of_terraform_and_opentofu_has_written_is_taken_over(
+def test_a_state_of_terraform_or_opentofu_is_taken_over(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     [record] = create_machines(session, [environment(session, aux=False)])
@@ -111,7 +111,7 @@ def test_a_state_that_the_other_of_terraform_and_opentofu_has_written_is_taken_o
     destroy_machines(session, record)
 
 
-def test_a_state_that_could_not_be_written_is_handed_in_before_the_next_step(
+def test_an_unwritten_state_is_handed_in_before_the_next_step(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
 ) -> None:
     record = environment(session, aux=False)

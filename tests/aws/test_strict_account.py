@@ -71,7 +71,7 @@ def code(error: pytest.ExceptionInfo[ClientError]) -> str:
     return str(error.value.response["Error"]["Code"])
 
 
-def test_launches_beyond_the_rate_are_refused_in_one_region_alone(url: str) -> None:
+def test_launches_beyond_the_rate_are_refused_in_one_region(url: str) -> None:
     busy, idle = (operator(url, region=region) for region in ("eu-west-2", "eu-west-1"))
 
     def launch(ec2: Any) -> str:
@@ -266,7 +266,7 @@ def test_an_account_of_the_free_plan_launches_some_types_only(api: FaultyApi) ->
     api.reset()
 
 
-def test_an_instance_whose_disk_has_a_closed_key_ends_as_it_starts(api: FaultyApi) -> None:
+def test_an_instance_whose_disk_has_a_closed_key_ends(api: FaultyApi) -> None:
     ec2 = inspector(api.url, "ec2")
     api.modes.without_key = True
     [instance] = ec2.run_instances(ImageId=AMI, MinCount=1, MaxCount=1)["Instances"]
@@ -286,7 +286,7 @@ def test_an_instance_whose_disk_has_a_closed_key_ends_as_it_starts(api: FaultyAp
         ("sts", "get_caller_identity", "ExpiredToken"),
     ],
 )
-def test_a_session_that_has_ended_is_refused_in_each_services_words(
+def test_an_ended_session_is_refused_in_each_services_words(
     api: FaultyApi, service: str, call: str, expected: str
 ) -> None:
     def ask(token: str) -> None:

@@ -117,7 +117,7 @@ def test_a_sweep_removes_orphans_only(account: Account, environment: MakeEnviron
     assert session.ledger.entries(unsettled=True) == []
 
 
-def test_a_schedule_that_is_all_that_is_left_goes_once_no_environment_could_be_so_old(account: Account) -> None:
+def test_an_old_schedule_alone_is_removed(account: Account) -> None:
     session, other = account.session(), account.session("other")
     schedules.require_group(Api(None, REGION), REGION)
     name = "tests-main-abcdef"
@@ -150,7 +150,7 @@ create_machines(session, [make_environment(session, aux=False)])
 
 @pytest.mark.xdist_group("account")
 @pytest.mark.parametrize("victim", [pytest.param("controller", marks=pytest.mark.story), "terraform"])
-def test_killed_in_the_middle_of_an_apply_nothing_is_left_after_a_sweep(
+def test_killed_during_an_apply_nothing_is_left_after_a_sweep(
     account: Account, environment: MakeEnvironment, victim: str
 ) -> None:
     session = account.session()

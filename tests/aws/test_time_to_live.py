@@ -45,9 +45,7 @@ def tags_of(account: Account, ids: list[str]) -> list[dict[str, str]]:
 
 @pytest.mark.story
 @pytest.mark.xdist_group("account")
-def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_the_schedule_ends_machines_at_the_limit(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
     record = create(session, environment(session))
     scheduler = account.client("scheduler")
@@ -99,9 +97,7 @@ def test_the_schedule_ends_the_machines_at_the_limit_and_moves_with_it(
     assert account.everything() == NOTHING
 
 
-def test_a_machine_that_ended_long_ago_does_not_keep_the_other_past_its_limit(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_a_machine_that_ended_does_not_extend_the_other(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
     record = create(session, environment(session))
     # The agent switches the aux VM off, and an hour passes.
@@ -115,9 +111,7 @@ def test_a_machine_that_ended_long_ago_does_not_keep_the_other_past_its_limit(
     assert account.everything() == NOTHING
 
 
-def test_every_machine_carries_its_own_timer_and_ends_when_it_is_off(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_every_machine_carries_its_own_timer(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
     record = create(session, environment(session))
     ec2 = account.client()
@@ -130,9 +124,7 @@ def test_every_machine_carries_its_own_timer_and_ends_when_it_is_off(
     destroy_machines(session, record)
 
 
-def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
-    account: Account, environment: MakeEnvironment
-) -> None:
+def test_a_launch_reserves_the_worst_and_settles_the_actual(account: Account, environment: MakeEnvironment) -> None:
     session = account.session()
     record = create(session, environment(session))
     [held] = session.ledger.entries(unsettled=True)
@@ -148,7 +140,7 @@ def test_a_launch_is_held_at_its_worst_and_settled_at_what_it_was(
     assert now() - settled.ended_at < timedelta(minutes=1)
 
 
-def test_without_an_answer_of_the_cloud_nothing_is_called_destroyed(
+def test_without_the_clouds_answer_nothing_is_destroyed(
     api: FaultyApi, account: Account, environment: MakeEnvironment
 ) -> None:
     session = account.session()
@@ -190,7 +182,7 @@ def test_an_image_builder_has_a_limit_too(account: Account, environment: MakeEnv
     assert account.everything() == NOTHING
 
 
-def test_a_plan_prices_everything_and_what_does_not_fit_is_never_created(account: Account) -> None:
+def test_a_plan_prices_everything_and_creates_only_what_fits(account: Account) -> None:
     session = account.session()
     guess = str(ROOT / "examples" / "number_guess")
     planned = answer(session.home, "plan", guess, "easy", "--cloud", "aws", "--region", REGION, "--ttl", "2h")

@@ -37,9 +37,7 @@ def opened(account: Account, *, spot: bool = False, regions: tuple[str, ...] = (
     return session
 
 
-def test_machines_that_no_quota_holds_are_refused_before_anything_is_created(
-    account: Account, quotas: dict[tuple[str, str], int]
-) -> None:
+def test_machines_beyond_every_quota_are_refused_first(account: Account, quotas: dict[tuple[str, str], int]) -> None:
     quotas[REGION, ON_DEMAND] = 1
     with pytest.raises(UnavailableError, match=r"need 2 vCPUs of Standard instances, and the account's quota .* is 1"):
         opened(account).cloud.choose(Resources(), None)

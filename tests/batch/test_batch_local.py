@@ -124,7 +124,7 @@ def test_four_runs_whose_controller_is_killed_once_end_once_each(home: Home, tmp
     assert_nothing_left(home)
 
 
-def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(home: Home, tmp_path: Path) -> None:
+def test_a_suite_with_killed_controllers_ends_each_run_once(home: Home, tmp_path: Path) -> None:
     moments: list[Callable[[], bool]] = [
         # While Terraform creates, which it then goes on with by itself; while an agent works; and once some runs have
         # ended and others are on their way.
@@ -192,7 +192,7 @@ def test_a_suite_whose_controller_is_killed_again_and_again_ends_each_run_once(h
     assert len(exported["logs"]) == len({(row["family"], row["agent"]) for row in rows})
 
 
-def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home: Home, tmp_path: Path) -> None:
+def test_ctrl_c_clears_away_and_a_resumed_batch_can_end(home: Home, tmp_path: Path) -> None:
     limits = {"ttl": "20m", "agent": "10m"}
     hanging_first = agents()[::-1]
     path = suite(tmp_path, families=ONE_TASK, agents=hanging_first, concurrency=1, repetitions=1, limits=limits)
@@ -217,7 +217,7 @@ def test_ctrl_c_clears_away_what_runs_and_a_resumed_batch_can_be_cancelled(home:
     assert [row["outcome"] for row in rows] == ["cancelled"] * 3
 
 
-def test_cancelling_by_force_removes_what_a_killed_controller_has_left(home: Home, tmp_path: Path) -> None:
+def test_cancelling_by_force_removes_what_was_left(home: Home, tmp_path: Path) -> None:
     process = started(home, "run", str(suite(tmp_path, families=ONE_TASK, concurrency=1, repetitions=1)))
     wait_for(lambda: any(record["endpoints"] for record in records(home)), process)
     process.kill()

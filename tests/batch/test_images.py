@@ -17,9 +17,7 @@ from tests.homes import new_home
 pytestmark = [pytest.mark.xdist_group("workers"), pytest.mark.timeout(1800)]
 
 
-def test_another_controller_of_the_account_finds_the_images_by_their_tags_and_builds_none(
-    account: AccountOfMany, prepared: Home, tmp_path: Path
-) -> None:
+def test_another_controller_finds_images_by_tags(account: AccountOfMany, prepared: Home, tmp_path: Path) -> None:
     many.write_suite(tmp_path, "none", "sleep 1")  # and its family
     variables = many.variables(account.url, new_home(tmp_path / "home").root, tmp_path)
     built = subprocess.run(

@@ -72,9 +72,7 @@ class Eval:
         return log
 
 
-def test_samples_share_a_stack_and_an_image_that_is_built_once_and_the_operator_sees_whose_they_are(
-    account: AccountOfMany, prepared: Home, tmp_path: Path
-) -> None:
+def test_samples_share_a_stack_and_an_image(account: AccountOfMany, prepared: Home, tmp_path: Path) -> None:
     running = Eval(account, prepared, tmp_path, "three_at_once", family=f"{FAMILY}# without an image\n")
     records = running.ready(3)
     assert len({record["stack"] for record in records}) == 1
@@ -95,9 +93,7 @@ def test_samples_share_a_stack_and_an_image_that_is_built_once_and_the_operator_
     assert many.records(running.home.root) == []
 
 
-def test_a_sample_that_budget_or_account_refuse_is_tried_again_and_leaves_nothing(
-    account: AccountOfMany, prepared: Home, tmp_path: Path
-) -> None:
+def test_a_sample_that_was_refused_leaves_nothing(account: AccountOfMany, prepared: Home, tmp_path: Path) -> None:
     account.happen("no-quota", "us-east-1")
     try:
         running = Eval(account, prepared, tmp_path, "refused", "--retry-on-error", "1", "--no-fail-on-error")

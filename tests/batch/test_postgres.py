@@ -56,7 +56,7 @@ def test_a_ledger_of_the_first_version_keeps_its_reservations(ledger: PostgresLe
         assert [one.reserved_micro_usd for one in ledger.entries()] == [15_000_000]
 
 
-def test_it_reserves_settles_extends_and_refuses_as_the_file_does(ledger: PostgresLedger) -> None:
+def test_it_does_what_the_ledger_file_does(ledger: PostgresLedger) -> None:
     assert ledger.entries() == []
     ledger.reserve(entry("one", 15_000_000), BUDGET)
     with pytest.raises(BudgetError, match=r"15\.0000 USD reserved \+ 6\.0000 USD") as refused:
@@ -89,9 +89,7 @@ def launch(url: str, names: list[str], results: Any, start: Any) -> None:
             results.put(False)
 
 
-def test_controllers_on_one_ledger_never_overshoot_and_its_table_is_made_once(
-    ledger: PostgresLedger, database: str
-) -> None:
+def test_controllers_on_one_ledger_never_overshoot(ledger: PostgresLedger, database: str) -> None:
     context = multiprocessing.get_context("spawn")
     results, start = context.Queue(), context.Event()
     groups = [[f"{process}-{number}" for number in range(15)] for process in range(4)]

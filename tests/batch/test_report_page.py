@@ -90,7 +90,7 @@ def pixels(page: Page, picture: bytes) -> dict[str, int]:
     ("scheme", "paper"), [("light", (252, 252, 251)), ("dark", (25, 25, 24))], ids=["light", "dark"]
 )
 @pytest.mark.parametrize("cloud", ["local", "aws"])
-def test_the_page_is_drawn_without_a_complaint_and_without_a_request(
+def test_the_page_is_drawn_without_complaints_or_requests(
     browser: Browser, page_files: dict[str, Path], cloud: str, scheme: str, paper: tuple[int, int, int], width: int
 ) -> None:
     page = opened(browser, page_files[cloud], scheme, width)

@@ -82,9 +82,7 @@ def site(tmp_path: Path, account: AccountOfMany, prepared: Home) -> Iterator[Sit
         yield Site(tmp_path, account.url, database)
 
 
-def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_and_budget(
-    site: Site, prepared: Home
-) -> None:
+def test_a_killed_workers_runs_are_ended_by_the_other(site: Site, prepared: Home) -> None:
     held = many.reserved_micro_usd(prepared)
     budget = held * (AT_ONCE + 1)
     suite = site.suite("second", RUNS, budget=str(budget / 1_000_000))
@@ -129,7 +127,7 @@ def test_when_one_of_two_workers_is_killed_the_other_ends_its_runs_within_limit_
     assert site.most_counted <= budget
 
 
-def test_a_worker_that_is_interrupted_clears_away_and_hands_its_runs_back(site: Site) -> None:
+def test_an_interrupted_worker_hands_its_runs_back(site: Site) -> None:
     worker = site.start_worker("two")
     owner = site.start("one", "run", site.suite("handed", 6), "--json")
     try:
@@ -153,7 +151,7 @@ def test_a_worker_that_is_interrupted_clears_away_and_hands_its_runs_back(site: 
     assert many.instances(site.url) == []
 
 
-def test_what_does_not_fit_the_budget_waits_for_the_others_or_is_refused(site: Site, prepared: Home) -> None:
+def test_a_run_beyond_the_budget_waits_or_is_refused(site: Site, prepared: Home) -> None:
     tight = str(many.reserved_micro_usd(prepared) * 1.5 / 1_000_000)
     told = site.told("one", "run", site.suite("tight", 2, budget=tight))
     assert told["outcomes"] == {"scored": 2}

@@ -37,7 +37,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield open_session({})
 
 
-def test_an_environment_lives_is_scored_ends_at_its_limit_and_leaves_nothing(session: Session) -> None:
+def test_an_environment_lives_is_scored_and_leaves_nothing(session: Session) -> None:
     environment = lifecycle.up(session, load_family(HERE / "families" / "echo"), "main")
     live_and_end(session, environment, _assert_booting_told_nothing_that_matters)
 

@@ -28,11 +28,11 @@ def test_the_tutorial_leads_from_an_idea_to_a_score(reader: Reader) -> None:
     reader.read(AUTHORING / "tutorial.md")
 
 
-def test_install_is_debugged_in_an_example_with_internet_whose_own_tests_pass(reader: Reader) -> None:
+def test_install_is_debugged_in_an_example_with_internet(reader: Reader) -> None:
     reader.read(AUTHORING / "debug-install.md")
 
 
-def test_the_pages_on_docker_daemons_and_scoring_share_an_example_whose_own_tests_pass(reader: Reader) -> None:
+def test_the_pages_on_docker_and_scoring_share_an_example(reader: Reader) -> None:
     reader.paste(GUESTBOOK_UP)
     for name in GUESTBOOK_PAGES:
         page = AUTHORING / f"{name}.md"

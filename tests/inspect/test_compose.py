@@ -104,7 +104,7 @@ async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = No
 
 
 @pytest.mark.anyio
-async def test_each_service_that_runs_is_a_sandbox_and_the_marked_one_the_default(
+async def test_each_running_service_is_a_sandbox(
     services: dict[str, SandboxEnvironment],
 ) -> None:
     assert list(services) == ["agent", "web", "store", "alone"]
@@ -121,7 +121,7 @@ async def test_containers_are_as_their_file_and_image_say(services: dict[str, Sa
 
 
 @pytest.mark.anyio
-async def test_volumes_are_copies_of_the_evals_directory_and_the_engines_own(
+async def test_volumes_are_copies_and_the_engines_own(
     services: dict[str, SandboxEnvironment],
 ) -> None:
     assert await services["web"].read_file("/srv/data/note") == "from the eval's directory"
@@ -166,7 +166,7 @@ async def test_inspects_check_passes_in_a_service(
 
 
 @pytest.mark.anyio
-async def test_a_container_that_ends_is_unavailable_and_the_others_go_on(
+async def test_a_container_that_ends_is_unavailable_and_others_run(
     services: dict[str, SandboxEnvironment],
 ) -> None:
     store = services["store"].as_type(ServiceSandbox)

@@ -107,7 +107,7 @@ def compare(home: Home, seen: dict[int, dict[str, Any]]) -> Solver:
     return solve
 
 
-def test_three_epochs_start_from_one_environment_and_see_nothing_of_each_other(home: Home, tmp_path: Path) -> None:
+def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Path) -> None:
     family = tmp_path / "forked"
     family.mkdir()
     (family / "forked.py").write_text(FAMILY)

@@ -44,7 +44,7 @@ def look_out(address: str, port: int, found: dict[str, tuple[str, str]]) -> Solv
     return solve
 
 
-def test_samples_reach_what_their_configuration_says_and_nothing_else(home: Home, tmp_path: Path) -> None:
+def test_samples_reach_what_their_configuration_allows(home: Home, tmp_path: Path) -> None:
     found: dict[str, tuple[str, str]] = {}
     address = host_address()
     with listening(address) as (port, visitors):

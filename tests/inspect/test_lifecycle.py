@@ -50,7 +50,7 @@ def test_a_time_limit_ends_a_command_and_the_machine(home: Home, tmp_path: Path)
     assert evals(home) == []
 
 
-def test_an_eval_interrupted_at_a_terminal_under_trio_leaves_nothing(home: Home, tmp_path: Path) -> None:
+def test_an_interrupted_eval_under_trio_leaves_nothing(home: Home, tmp_path: Path) -> None:
     process = started(tmp_path, "sleeps_for_long", variables={"INSPECT_ASYNC_BACKEND": "trio"})
     wait_for(home, process, "ready")
     os.killpg(process.pid, signal.SIGINT)
@@ -100,7 +100,7 @@ def test_a_killed_evals_machines_are_found_and_destroyed(home: Home, tmp_path: P
     assert_nothing_left(home)
 
 
-def test_what_is_to_stay_stays_with_a_way_in_until_it_is_cleaned_up(home: Home, tmp_path: Path) -> None:
+def test_a_kept_sample_stays_until_it_is_cleaned_up(home: Home, tmp_path: Path) -> None:
     output = said(started(tmp_path, "services_and_files", "--no-sandbox-cleanup"))
     [identity] = evals(home)
     assert f"provisioner ssh {identity}" in output

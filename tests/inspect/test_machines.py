@@ -53,7 +53,7 @@ def knock(home: Home) -> Solver:
     return solve
 
 
-def test_four_machines_reach_each_other_by_name_and_the_example_is_solved(home: Home, tmp_path: Path) -> None:
+def test_four_machines_reach_each_other_by_name(home: Home, tmp_path: Path) -> None:
     task: Task = runpy.run_path(str(EXAMPLE))["four_machines"]()
     assert task.solver is not None
     outputs = [says("bash", command=HOPS), says("submit", answer="cormorant")]

@@ -113,7 +113,7 @@ class TaskFamily:
 """
 
 
-def test_what_the_familys_code_says_of_its_secrets_reaches_no_log(home: Home, tmp_path: Path) -> None:
+def test_the_familys_words_about_secrets_reach_no_log(home: Home, tmp_path: Path) -> None:
     family = tmp_path / "leaking"
     family.mkdir()
     (family / "leaking.py").write_text(LEAKING)

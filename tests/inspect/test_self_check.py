@@ -66,7 +66,7 @@ def machines(home: Home) -> Iterator[dict[str, SandboxEnvironment]]:
         anyio.run(end)
 
 
-def test_there_are_at_least_as_many_checks_as_when_they_were_counted() -> None:
+def test_there_are_as_many_checks_as_were_counted() -> None:
     assert len(CHECKS) >= CHECKS_OF_0_3_285
 
 

@@ -37,7 +37,7 @@ def _run(tmp_path: Path, family: Path, task: str, *says: ModelOutput, **argument
     return log
 
 
-def test_intermediate_scores_are_tools_and_the_best_of_them_counts(home: Home, tmp_path: Path) -> None:
+def test_intermediate_scores_are_tools_and_the_best_counts(home: Home, tmp_path: Path) -> None:
     log = _run(
         tmp_path,
         EXAMPLES / "number_guess",
@@ -104,9 +104,7 @@ class TaskFamily:
 """.replace(repr(SECRET), '"".join(reversed("' + SECRET[::-1] + '"))')
 
 
-def test_a_secret_reaches_the_familys_code_and_no_log_and_a_person_may_have_to_score(
-    home: Home, tmp_path: Path
-) -> None:
+def test_a_secret_reaches_the_familys_code_and_no_log(home: Home, tmp_path: Path) -> None:
     family = tmp_path / "greeting"
     family.mkdir()
     (family / "greeting.py").write_text(FAMILY)

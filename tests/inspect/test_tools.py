@@ -173,9 +173,7 @@ def test_inspects_tools_work_in_a_machine(home: Home, tmp_path: Path) -> None:
     assert log.status == "success", log.error
 
 
-def test_inspects_tools_work_as_the_agent_in_a_family_that_scores_in_between_and_at_the_end(
-    home: Home, tmp_path: Path
-) -> None:
+def test_inspects_tools_work_as_the_agent_in_a_family(home: Home, tmp_path: Path) -> None:
     problems: dict[str, BaseException] = {}
     family = task_family(family=str(ROOT / "tests" / "contract" / "families" / "both_scorings"))
     task = task_with(family, solver=each_part(PARTS_AS_AGENT, problems))

@@ -37,7 +37,7 @@ def debugfs(session: Session, image: Image, commands: list[str]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.role)
-def test_a_base_image_has_all_files_of_its_packages_but_for_what_the_reference_names(
+def test_a_base_image_has_the_files_that_the_reference_names(
     lab_session: Session, kind: BaseImage, tmp_path: Path
 ) -> None:
     session, image = lab_session, base_image(lab_session, kind)
@@ -51,9 +51,7 @@ def test_a_base_image_has_all_files_of_its_packages_but_for_what_the_reference_n
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.role)
-def test_the_reference_names_the_packages_that_debian_and_cloud_init_have_besides(
-    lab_session: Session, kind: BaseImage, tmp_path: Path
-) -> None:
+def test_the_reference_names_packages_that_debian_has(lab_session: Session, kind: BaseImage, tmp_path: Path) -> None:
     session, image = lab_session, base_image(lab_session, kind)
     debugfs(session, image, [f"rdump /var/lib/apt/lists {tmp_path}"])
     [packages] = (tmp_path / "lists").glob("*_debian_dists_bookworm_main_*_Packages")

@@ -226,7 +226,7 @@ def test_nothing_beside_the_allowlist_is_reached(host: Host) -> None:
         assert other.reached() == []
 
 
-def test_data_flows_both_ways_and_one_way_may_end_before_the_other(host: Host) -> None:
+def test_data_flows_both_ways_and_ends_one_way_first(host: Host) -> None:
     served = host.serve_sums_after_the_end()
     with machine("--allow", f"{host.address}/32:{host.port}") as guest:
         arguments = [str(guest.passt()), host.address, str(host.port)]
@@ -246,7 +246,7 @@ def test_the_namespace_has_no_card_but_loopback(host: Host) -> None:
         assert routes == []
 
 
-def test_a_machine_with_full_internet_reaches_nothing_of_the_host(host: Host) -> None:
+def test_full_internet_reaches_nothing_of_the_host(host: Host) -> None:
     with machine("--full-internet") as guest:
         for address in ("127.0.0.1", "127.8.8.8", "0.0.0.0", "0.1.2.3", host.address, "255.255.255.255"):
             assert guest.connect(address, host.port) == "silence", address
@@ -255,7 +255,7 @@ def test_a_machine_with_full_internet_reaches_nothing_of_the_host(host: Host) ->
         assert host.reached() == []
 
 
-def test_it_counts_what_it_connected_and_what_it_dropped_whatever_the_machine_says(host: Host, tmp_path: Path) -> None:
+def test_it_counts_what_it_connected_and_dropped(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "counters"
     with machine("--allow", f"{host.address}/32:{host.port}", "--counters", str(path)) as guest:
         assert read(path) == Counts()

@@ -188,7 +188,7 @@ def test_a_given_submission_is_scored_after_a_reboot_too(lab: Lab) -> None:
     assert lifecycle.score(lab.session, lab.environment, "0.75", keep=True)[1].score == 0.75
 
 
-def test_the_submission_file_is_scored_and_a_planted_link_is_not_followed(lab: Lab) -> None:
+def test_the_submission_file_is_scored_and_no_link_followed(lab: Lab) -> None:
     lab.text("printf ' 0.25\n' > /home/agent/submission.txt", user="agent")
     assert lifecycle.score(lab.session, lab.environment, keep=True)[1].score == 0.25
     lab.text("echo 1 > /root/one; ln -sf /root/one /home/agent/submission.txt")
@@ -204,7 +204,7 @@ def test_no_secret_reaches_a_record_or_a_log(lab: Lab) -> None:
 
 
 @pytest.mark.campaign
-def test_a_second_environment_builds_nothing_and_cannot_be_reached(lab: Lab) -> None:
+def test_a_second_environment_builds_nothing(lab: Lab) -> None:
     def images_of_lab() -> list[str]:
         return [image.name for image in lab.session.images.all() if image.family in ("lab", None)]
 

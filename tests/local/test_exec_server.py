@@ -129,7 +129,7 @@ def test_a_fork_bomb_is_ended_whole_at_its_time_limit(root: Connection, user: st
     assert text(root, "echo as before", user) == "as before"
 
 
-def test_a_call_of_roots_has_nearly_all_memory_and_processes_and_no_more(root: Connection) -> None:
+def test_roots_call_may_use_nearly_all_memory_and_processes(root: Connection) -> None:
     show = (
         "cd /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup) && cat memory.max pids.max "
         "/proc/sys/kernel/threads-max /proc/sys/kernel/pid_max && grep MemTotal /proc/meminfo | tr -cd 0-9"

@@ -54,7 +54,7 @@ def assert_nothing_left(session: Session, name: str) -> None:
     assert [path.name for path in session.home.images.iterdir() if name in path.name] == []
 
 
-def test_an_install_that_fails_shows_its_output_and_keeps_its_log(session: Session, tmp_path: Path) -> None:
+def test_a_failed_install_shows_its_output_and_keeps_its_log(session: Session, tmp_path: Path) -> None:
     broken = family(tmp_path, "broken", 'print("so far so good"); raise RuntimeError(os.environ["BROKEN_TOKEN"])')
     with pytest.raises(ImageBuildError, match=r"RuntimeError: \[redacted:BROKEN_TOKEN\]") as raised:
         build.family_image(session, broken)
@@ -87,7 +87,7 @@ def test_two_controllers_that_want_one_image_build_it_once(session: Session, tmp
     assert_nothing_left(session, "wanted")
 
 
-def test_every_task_boots_from_an_image_that_was_built_on_the_largest_tasks_disk(session: Session) -> None:
+def test_every_task_boots_on_the_largest_tasks_disk(session: Session) -> None:
     large_family = load_family(Path(__file__).parent / "families" / "disks")
     environment = lifecycle.up(session, large_family, "small")
     try:

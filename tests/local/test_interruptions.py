@@ -112,9 +112,7 @@ def test_what_killed_controllers_leave_is_destroyed(home: Home, moments: tuple[M
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_base_image_that_was_cut_short_leaves_no_process_no_mount_and_no_image(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_base_image_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     home = Home(tmp_path / "home")
     argv, said = [*CLI, "image", "build", str(FAMILY)], tmp_path / "said"
     with (

@@ -89,7 +89,7 @@ def test_every_probe_of_an_offline_environment_ran_and_held(lab: Lab, machine: s
     assert all(probe.reached == probe.expected for probe in lab.environment.probes)
 
 
-def test_root_with_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) -> None:
+def test_a_forced_route_reaches_neither_host_nor_internet(lab: Lab) -> None:
     with listening("127.0.0.1") as (port, visitors):
         lab.text("ip route add default via 10.0.2.2 dev eth0")
         try:
@@ -142,7 +142,7 @@ def test_full_internet_gets_out_and_does_not_reach_the_host(session: Session, mo
         assert second == []
 
 
-def test_an_allowlisted_destination_is_reached_and_nothing_beside_it_from_a_copy_too(session: Session) -> None:
+def test_a_copy_reaches_its_allowlisted_destination_only(session: Session) -> None:
     address = host_address()
     with listening(address) as (open_port, visitors), listening(address) as (closed_port, none):
         allowed = Destination(cidr=f"{address}/32", port=open_port, host_names=("service.example",))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.local import machine, snapshots, templates
-from provisioner.clouds.local.standstill import MARK
+from provisioner.clouds.local.pausing import MARK
 from provisioner.models import BaseImage, Environment
 from provisioner.progress import Silence
 from provisioner.session import Session

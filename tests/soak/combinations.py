@@ -52,7 +52,7 @@ def session(ec2_cloud: Ec2Cloud | None, ec2_home: Home, combination: Combination
         yield Session(home=ec2_home, cloud=cloud, ca_bundle=settings.ca_bundle_path)
 
 
-def test_each_combination_lives_is_scored_ends_at_its_limit_and_leaves_nothing(
+def test_each_combination_lives_and_leaves_nothing(
     session: Session, combination: Combination, ec2_cloud: Ec2Cloud | None
 ) -> None:
     allowed = (OUTSIDE,) if combination.internet == "allowlist" else ()

@@ -170,9 +170,7 @@ def test_internet_needs_the_group_the_route_and_the_acl_each(site: Site, primary
     eventually("internet with the network ACL", 10, out)
 
 
-def test_the_instance_with_internet_gets_out_and_the_other_does_not(
-    primary: paramiko.SSHClient, aux: paramiko.SSHClient
-) -> None:
+def test_only_the_instance_with_internet_gets_out(primary: paramiko.SSHClient, aux: paramiko.SSHClient) -> None:
     assert sh(primary, f"curl -sS -m 20 http://{OUTSIDE[0]}:{OUTSIDE[1]}/") == (0, "outside")
     assert sh(primary, "curl -sSI -m 30 https://deb.debian.org/ | head -1")[1].startswith("HTTP/")
     assert not reaches(aux, *OUTSIDE)
@@ -192,9 +190,7 @@ def test_no_instance_reaches_the_hosts_loopback(
         assert sh(client, "{ " + " ".join(tries) + " wait; } 2> /dev/null") == (0, "")
 
 
-def test_the_vpcs_resolver_answers_even_an_offline_instance_until_dns_is_off(
-    site: Site, aux: paramiko.SSHClient
-) -> None:
+def test_the_resolver_answers_offline_until_dns_is_off(site: Site, aux: paramiko.SSHClient) -> None:
     for resolver in ("169.254.169.253", "10.77.0.2"):
         assert asks(aux, resolver)
     site.ec2.modify_vpc_attribute(VpcId=site.vpc, EnableDnsSupport={"Value": False})
@@ -227,7 +223,7 @@ def test_metadata_is_there_until_it_is_turned_off(
     assert code == 28, text  # timed out
 
 
-def test_an_image_of_a_stopped_instance_boots_with_its_files_and_keys_of_its_own(
+def test_an_image_of_a_stopped_instance_boots_with_own_keys(
     site: Site, pair: tuple[str, str], primary: paramiko.SSHClient, aux: paramiko.SSHClient
 ) -> None:
     ec2 = site.ec2

@@ -17,7 +17,7 @@ from tests.reader import reading
 pytestmark = pytest.mark.vm
 
 
-def test_a_new_family_with_all_that_it_can_have_passes_its_tests_and_is_scored(test_home: Home, tmp_path: Path) -> None:
+def test_a_new_family_with_everything_passes_its_tests(test_home: Home, tmp_path: Path) -> None:
     family = str(tmp_path / "sums")
     answer(test_home, "new", family, "--aux", "--intermediate")
     tested = answer(test_home, "test", family, "small", "--keep")

@@ -30,7 +30,7 @@ def test_nothing_is_left_wherever_it_was_killed(cloud: str, count: int) -> None:
 
 @pytest.mark.vm
 @pytest.mark.timeout(1500)
-def test_nothing_is_left_of_an_eval_whatever_it_was_doing_when_it_was_killed() -> None:
+def test_nothing_is_left_of_a_killed_eval() -> None:
     chosen = random.sample(eval_kills.MOMENTS, 2)  # tests.soak.eval_kills has all
     argv = [sys.executable, "-m", "tests.soak.eval_kills", *chosen, "--seed", str(random.randrange(1000))]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
@@ -49,7 +49,7 @@ def image_with_template(home: Home) -> Path:
     return store.path("base-primary-1")
 
 
-def test_an_image_whose_pruning_is_killed_is_there_with_its_template_or_not_at_all(tmp_path: Path) -> None:
+def test_a_killed_pruning_leaves_all_or_nothing_of_an_image(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.make()
 

@@ -84,7 +84,7 @@ def start_controller(site: Site) -> Iterator[StartController]:
 
         yield start
     if is_locked(site.directory / "terraform.lock"):
-        Stack(site.directory, patience_seconds=0.3).rest(silent)
+        Stack(site.directory, patience_seconds=0.3).await_idle(silent)
 
 
 def stubborn_terraform(site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
@@ -95,7 +95,7 @@ def stubborn_terraform(site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str
     monkeypatch.setenv("PROVISIONER_TERRAFORM", str(program))
 
 
-def test_an_interrupted_apply_is_raised_and_what_it_made_can_be_destroyed(site: Site) -> None:
+def test_an_interrupted_apply_can_be_destroyed(site: Site) -> None:
     site.write(site.spec("one"))
     site.sleep("one")
     with interrupted_when("start runs", site.root / "one" / "primary" / "started"):
@@ -107,9 +107,7 @@ def test_an_interrupted_apply_is_raised_and_what_it_made_can_be_destroyed(site: 
 
 @pytest.mark.campaign  # on a loaded host it has left the stubborn process behind, once in ten runs
 @pytest.mark.parametrize("ignored", ["INT", "INT TERM"])
-def test_a_terraform_that_does_not_listen_is_ended_with_all_that_it_started(
-    site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str
-) -> None:
+def test_a_deaf_terraform_is_ended_with_its_children(site: Site, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
     stubborn_terraform(site, monkeypatch, ignored)
     monkeypatch.setattr("provisioner.terraform.stack.process.TERMINATE_SECONDS", 0.3)
     site.write(site.spec("one"))
@@ -131,9 +129,7 @@ def test_terraform_runs_in_a_session_of_its_own(site: Site, start_controller: St
     assert session not in (os.getsid(0), controller.pid)
 
 
-def test_terraform_outlives_a_killed_controller_and_records_what_it_makes(
-    site: Site, start_controller: StartController
-) -> None:
+def test_terraform_outlives_a_killed_controller(site: Site, start_controller: StartController) -> None:
     site.write(site.spec("one"), site.spec("two"))
     sleep = site.sleep("one")
     controller = start_controller()
@@ -147,9 +143,7 @@ def test_terraform_outlives_a_killed_controller_and_records_what_it_makes(
     assert sorted(outputs["environments"]) == ["one", "two"]
 
 
-def test_removing_ends_the_terraform_of_a_killed_controller_first(
-    site: Site, start_controller: StartController
-) -> None:
+def test_removing_ends_a_killed_controllers_terraform(site: Site, start_controller: StartController) -> None:
     site.write(site.spec("one"))
     site.sleep("one")
     controller = start_controller()
@@ -187,7 +181,7 @@ def test_resting_ends_a_terraform_that_keeps_creating(site: Site, start_controll
     controller.kill()
     controller.wait()
     assert is_locked(site.directory / "terraform.lock")
-    Stack(site.directory, patience_seconds=0.3).rest(silent)
+    Stack(site.directory, patience_seconds=0.3).await_idle(silent)
     assert not is_locked(site.directory / "terraform.lock")
 
 
@@ -204,9 +198,7 @@ def test_what_is_checked_while_terraform_runs_interrupts_it(site: Site) -> None:
     assert not is_locked(site.directory / "terraform.lock")
 
 
-def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(
-    site: Site, start_controller: StartController
-) -> None:
+def test_a_second_controller_waits_for_its_turn(site: Site, start_controller: StartController) -> None:
     site.write(site.spec("one"))
     sleep = site.sleep("one")
     controller = start_controller()
@@ -224,7 +216,7 @@ def test_a_second_controller_says_that_it_waits_and_then_has_its_turn(
     assert site.done("destroy") == ["one/primary"]
 
 
-def test_two_controllers_may_remove_two_environments_of_one_stack_at_once(site: Site) -> None:
+def test_two_controllers_may_remove_environments_at_once(site: Site) -> None:
     site.write(site.spec("one"), site.spec("two"), site.spec("three"))
     site.stack.apply(silent)
     threads = [
@@ -238,7 +230,7 @@ def test_two_controllers_may_remove_two_environments_of_one_stack_at_once(site: 
     assert not site.directory.exists()
 
 
-def test_a_machine_that_fails_to_start_does_not_keep_the_other_from_starting(site: Site) -> None:
+def test_a_machine_that_fails_to_start_does_not_stop_another(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")))
     (site.root / "one" / "fail-aux").touch()
     with pytest.raises(TerraformError, match="local-exec"):

@@ -95,7 +95,7 @@ def test_a_module_passes_its_own_tests(module: Path, tmp_path: Path) -> None:
     ("version", "taken"), [("5.99.1", False), ("5.100.0", True), ("6.4.0", False), ("6.5.0", True), ("7.0.0", False)]
 )
 @pytest.mark.parametrize("name", ["environment", "network"])
-def test_the_modules_for_aws_take_versions_5_and_6_of_the_provider(
+def test_the_modules_take_versions_5_and_6_of_the_provider(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, taken: bool
 ) -> None:
     host = product_that_runs().registry

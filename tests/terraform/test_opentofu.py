@@ -116,7 +116,7 @@ def test_terraform_takes_over_a_state_that_opentofu_has_written(
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local-state", "shared-state"])
-def test_a_provider_that_nothing_uses_is_refused_also_from_opentofus_registry(
+def test_an_unused_provider_is_refused_from_any_registry(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     """Whoever writes the state might name another provider of the same namespace."""
@@ -140,7 +140,7 @@ def test_opentofu_takes_over_a_state_that_terraform_has_written(
 
 
 @pytest.mark.parametrize("name", ["terraform", "tofu"])
-def test_the_mirror_that_the_script_finds_has_the_provider_for_both(tmp_path: Path, name: str) -> None:
+def test_the_mirror_has_the_provider_for_both(tmp_path: Path, name: str) -> None:
     (tmp_path / "curl").write_text("#!/bin/sh\nexit 6\n")  # no registry answers
     (tmp_path / "curl").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "TF_CLI_CONFIG_FILE"}

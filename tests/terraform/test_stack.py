@@ -15,7 +15,7 @@ from tests.terraform.conftest import Site, silent
 ENDPOINT = {"host": "127.0.0.1", "port": 2200, "private_address": None}
 
 
-def test_one_apply_creates_every_environment_and_returns_its_endpoints(site: Site) -> None:
+def test_one_apply_creates_every_environment(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")), site.spec("two"), site.spec("three"))
     outputs = site.stack.apply(silent)
     assert outputs["environments"] == {
@@ -26,7 +26,7 @@ def test_one_apply_creates_every_environment_and_returns_its_endpoints(site: Sit
     assert site.done("start") == ["one/aux", "one/primary", "three/primary", "two/primary"]
 
 
-def test_what_the_programs_note_is_told_at_once_and_what_else_they_print_is_not(site: Site) -> None:
+def test_programs_notes_are_told_and_other_output_is_not(site: Site) -> None:
     site.write(site.spec("one", ("primary", "aux")))
     release, told = site.sleep("one"), []
 
@@ -45,7 +45,7 @@ def test_the_machines_of_an_environment_start_side_by_side(site: Site) -> None:
     assert site.done("start") == ["one/aux", "one/primary"]
 
 
-def test_a_second_apply_changes_nothing_and_returns_the_same_outputs(site: Site) -> None:
+def test_a_second_apply_changes_nothing(site: Site) -> None:
     site.write(site.spec("one"))
     first = site.stack.apply(silent)
     calls = site.journal
@@ -93,7 +93,7 @@ def test_a_stack_that_was_never_applied_can_be_removed(site: Site) -> None:
     assert site.journal == []
 
 
-def test_removal_works_when_the_environments_directory_was_removed_by_hand(site: Site) -> None:
+def test_removal_works_without_the_environments_directory(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
     shutil.rmtree(site.root / "one")
@@ -101,7 +101,7 @@ def test_removal_works_when_the_environments_directory_was_removed_by_hand(site:
     assert site.done("destroy") == ["one/primary"]
 
 
-def test_another_environment_can_go_after_a_machines_directory_was_removed_by_hand(site: Site) -> None:
+def test_an_environment_can_go_after_anothers_was_removed(site: Site) -> None:
     site.write(site.spec("one"), site.spec("two"))
     site.stack.apply(silent)
     shutil.rmtree(site.root / "two")

@@ -20,7 +20,7 @@ def test_the_accelerators_trial_is_reported_by_every_process(tmp_path: Path, by:
     assert accelerator(tmp_path).startswith(f"{name} (tried: ")
 
 
-def test_what_another_boot_of_the_host_tried_says_nothing_and_is_tried_again_with_a_base_images_kernel(
+def test_another_boots_trial_is_repeated(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "kvm.json").write_text('{"boot": "another", "works": true}')

@@ -71,7 +71,7 @@ def test_what_a_page_quotes_is_what_the_examples_have(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_block_of_a_page_is_in_a_language_that_no_test_looks_at(page: Path) -> None:
+def test_every_language_of_the_pages_is_tested(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= {"", *QUOTED, *TESTED}
 
 
@@ -98,7 +98,7 @@ def test_pages_are_taken_apart_as_their_readers_see_them(tmp_path: Path) -> None
     assert [block.for_a_shell for block in found] == [True, False, True, False, False]
 
 
-def test_what_runs_until_ctrl_c_gets_it_once_the_box_after_it_is_printed(tmp_path: Path) -> None:
+def test_a_block_until_ctrl_c_gets_it_after_its_output(tmp_path: Path) -> None:
     program = (
         "import signal, sys\ntry:\n    print('score: 1', flush=True)\n    signal.pause()\n"
         "except KeyboardInterrupt:\n    print('destroyed')\n    sys.exit(130)\n"
@@ -115,7 +115,7 @@ def test_what_runs_until_ctrl_c_gets_it_once_the_box_after_it_is_printed(tmp_pat
     assert (tmp_path / "printed.log").read_text() == "score: 1\ndestroyed\n"
 
 
-def test_the_tutorials_family_has_no_mistakes_and_its_secret_is_in_no_file(tutorial: Path) -> None:
+def test_the_tutorials_family_has_no_mistakes(tutorial: Path) -> None:
     given = load_env_file(tutorial / "parcels.env")
     assert (tutorial / "parcels.env").stat().st_mode & 0o777 == 0o600
     checked = check_family(tutorial / "parcels", "street", given)
@@ -123,7 +123,7 @@ def test_the_tutorials_family_has_no_mistakes_and_its_secret_is_in_no_file(tutor
 
 
 @pytest.mark.parametrize("page", ["packages", "secrets"])
-def test_a_page_whose_commands_need_no_machine_says_what_they_print(tutorial: Path, page: str) -> None:
+def test_a_page_without_machines_says_what_commands_print(tutorial: Path, page: str) -> None:
     (tutorial / "examples").symlink_to(ROOT / "examples")
     command = f'{shlex.join([sys.executable, str(ROOT / "cli.py")])} "$@"'
     # `up` would bring a machine up. That it understands its options is tested for all commands of the documentation.
@@ -169,7 +169,7 @@ def only(page: str, language: str) -> str:
     return text
 
 
-def test_the_page_on_secrets_writes_the_agents_file_from_the_variable(tmp_path: Path) -> None:
+def test_the_page_on_secrets_writes_the_agents_file(tmp_path: Path) -> None:
     text = FAMILY + textwrap.indent(only("secrets", "py"), "    ")
     (tmp_path / "fam").mkdir()
     (tmp_path / "fam" / "fam.py").write_text(text)
@@ -184,7 +184,7 @@ def test_the_page_on_secrets_writes_the_agents_file_from_the_variable(tmp_path: 
     assert (tmp_path / ".env").read_text() == "PARCELS_KEY=a-long-random-text\n"
 
 
-def test_with_the_build_step_of_the_page_on_packages_the_module_may_import_at_its_top(tmp_path: Path) -> None:
+def test_the_packages_build_step_allows_an_import_at_the_top(tmp_path: Path) -> None:
     (tmp_path / "fam").mkdir()
     (tmp_path / "fam" / "fam.py").write_text(f"from tabulate import tabulate\n{FAMILY}")
     assert [each.rule for each in check_family(tmp_path / "fam").findings] == ["import-before-install"]
@@ -215,7 +215,7 @@ print(json.dumps([parcels.TaskFamily.score(task, answer) for answer in answers])
 """
 
 
-def test_the_tutorials_scores_are_shares_of_the_codes_and_depend_on_the_key(tutorial: Path) -> None:
+def test_the_tutorials_scores_depend_on_the_key(tutorial: Path) -> None:
     def run(key: str, program: str) -> str:
         guest = f"{tutorial / 'parcels'}:{ROOT / 'provisioner' / 'guest'}"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": guest, "PARCELS_KEY": key}

@@ -29,9 +29,7 @@ def certificate(word: str, end: str = "\n") -> str:
         (certificate("known", "\r\n") + certificate("two"), [certificate("two")]),
     ],
 )
-def test_only_certificates_that_debian_has_not_are_added_and_hashed(
-    tmp_path: Path, bundle: str, extra: list[str]
-) -> None:
+def test_only_certificates_unknown_to_debian_are_added(tmp_path: Path, bundle: str, extra: list[str]) -> None:
     tree, guest, files = tmp_path / "tree", tmp_path / "guest", tmp_path / "files"
     for name in ("etc/ssl/certs", "etc/ssh", "etc/pam.d", "usr/lib"):
         (tree / name).mkdir(parents=True)

@@ -20,7 +20,7 @@ def configure(tmp_path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_extra_certificates_are_what_ssl_cert_file_names_unless_they_are_set(tmp_path: Path) -> None:
+def test_extra_certificates_are_those_of_ssl_cert_file(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.pem"
     bundle.write_text("certificates")
     inherited = environment(tmp_path, SSL_CERT_FILE=str(bundle))
@@ -62,7 +62,7 @@ def test_a_time_limit_that_is_not_valid_is_named(tmp_path: Path, limit: str) -> 
         load_settings(environment(tmp_path))
 
 
-def test_the_base_image_is_debian_12_unless_the_file_or_a_variable_says_otherwise(tmp_path: Path) -> None:
+def test_the_base_image_is_debian_12_by_default(tmp_path: Path) -> None:
     assert load_settings(environment(tmp_path)).base_image == "debian-12"
     configure(tmp_path, 'base_image = "debian-13"\n')
     assert load_settings(environment(tmp_path)).base_image == "debian-13"
@@ -70,7 +70,7 @@ def test_the_base_image_is_debian_12_unless_the_file_or_a_variable_says_otherwis
     assert load_settings(environment(tmp_path, PROVISIONER_BASE_IMAGE="debian-12")).base_image == "debian-12"
 
 
-def test_what_names_an_unknown_base_image_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_base_image_is_named_with_the_known(tmp_path: Path) -> None:
     known = "Input should be 'debian-12' or 'debian-13'$"
     with pytest.raises(UsageError, match=f"^PROVISIONER_BASE_IMAGE is not valid: {known}"):
         load_settings(environment(tmp_path, PROVISIONER_BASE_IMAGE="ubuntu-20.04-cuda"))

@@ -44,7 +44,7 @@ def test_the_index_names_every_page() -> None:
     assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
 
 
-def test_the_readme_says_that_no_account_has_run_aws_and_how_to_find_out() -> None:
+def test_the_readme_says_that_no_account_has_run_aws() -> None:
     about_clouds = (ROOT / "README.md").read_text().partition("## Two commands")[0]
     assert "no AWS account has run it yet" in about_clouds
     assert "`provisioner aws check`" in about_clouds

@@ -37,7 +37,7 @@ def locked(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", LOCKS, ids=lambda name: name or "run")
-def test_each_line_is_one_version_with_hashes_and_all_that_is_wanted_is_there(name: str) -> None:
+def test_each_line_is_one_version_with_hashes(name: str) -> None:
     versions = locked(name)
     assert "://" not in (ROOT / LOCKS[name]).read_text()
     for text in WANTED[name]:
@@ -62,7 +62,7 @@ def test_setup_and_the_policy_scan_install_only_what_has_a_hash() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "dev"], ids=["run", "dev"])
-def test_setup_builds_nothing_but_the_one_package_that_has_no_wheel(name: str) -> None:
+def test_setup_builds_only_the_package_without_a_wheel(name: str) -> None:
     text = (ROOT / "scripts" / "setup").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("wheels=")]
     script = f'lock={LOCKS[name]}; {line}; echo "$wheels"'

@@ -29,7 +29,7 @@ def test_output_goes_to_the_listener(session: Session) -> None:
     assert told_of(session).texts == ["a line\n"]
 
 
-def test_phases_are_timed_in_order_and_one_that_fails_is_not_finished(session: Session) -> None:
+def test_phases_are_timed_and_a_failed_one_is_not_finished(session: Session) -> None:
     phases = Phases(session.progress)
     with phases.phase("one"):
         pass

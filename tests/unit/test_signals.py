@@ -57,7 +57,7 @@ def line(started: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_work_and_the_next_one_does_not_cut_the_clean_up_short(number: signal.Signals) -> None:
+def test_a_second_signal_does_not_cut_the_clean_up_short(number: signal.Signals) -> None:
     with process() as started:
         assert line(started) == "working"
         started.send_signal(number)

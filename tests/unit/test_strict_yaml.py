@@ -70,9 +70,7 @@ def test_plain_text_is_no_truth_value_number_of_base_60_or_date() -> None:
     assert load(text, "it") != load(text, "it", plain=True)
 
 
-def test_a_file_is_read_up_to_its_bound_and_named_by_its_full_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path("suite.yaml")
     file.write_text("a: 1")

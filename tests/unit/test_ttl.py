@@ -44,7 +44,7 @@ def test_nothing_lives_for_a_moment_or_for_ever(limit: timedelta) -> None:
     assert checked_ttl(HOUR) == HOUR
 
 
-def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
+def test_a_limit_moves_only_within_its_bounds() -> None:
     end = BEGIN + 4 * HOUR
     assert extended(BEGIN, end, HOUR, BEGIN + HOUR) == end + HOUR
     with pytest.raises(UsageError, match="ended 1h ago"):
@@ -64,9 +64,7 @@ def test_a_limit_moves_by_what_was_asked_for_but_not_out_of_bounds() -> None:
         ("--budget", "nan"),
     ],
 )
-def test_a_bad_limit_or_budget_is_refused_before_anything_is_created(
-    provisioner: CommandLine, arguments: tuple[str, str]
-) -> None:
+def test_a_bad_limit_or_budget_is_refused_before_creation(provisioner: CommandLine, arguments: tuple[str, str]) -> None:
     for command in (("up",), ("run", "--submission-file", "README.md"), ("test",)):
         refused = provisioner(*command, "examples/number_guess", "easy", *arguments)
         assert (refused.code, "Traceback" in refused.stderr) == (2, False), refused.stderr

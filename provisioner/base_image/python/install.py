@@ -2,7 +2,7 @@
 python:3.11 or python:3.13.
 
 Runs as root in the machine or its tree, with Debian's /usr/bin/python3 and the packages of packages.txt. Debian's
-Python stays as it is, and whoever removes it does not harm the copy: neither refers to the other.
+Python stays as it is, and removing it does not harm the copy: neither refers to the other.
 Usage: install.py DIRECTORY. DIRECTORY contains metr_task_standard and its .dist-info, which are moved.
 """
 

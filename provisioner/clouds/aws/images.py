@@ -255,7 +255,7 @@ class AwsImages(Images):
         ami = read(image)
         return self.account.recent.answer(("exists", ami), lambda: exists(self.account.api, ami))
 
-    def adopt(self, name: str, destination: Path) -> bool:
+    def find_image(self, name: str, destination: Path) -> bool:
         """Finds the AMI by its tag."""
         ami = find(self.account.api, self.account.region, name)
         if ami:

@@ -39,7 +39,7 @@ def policy() -> dict[str, Any]:
 
 
 def trust(account: str) -> dict[str, Any]:
-    """Returns who may take the role: EventBridge Scheduler, for schedules of this account alone."""
+    """Returns the principal that may assume the role: EventBridge Scheduler, for schedules of this account alone."""
     statement = {
         "Effect": "Allow",
         "Principal": {"Service": "scheduler.amazonaws.com"},

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import disk, disk_layers, images, qemu, standstill
+from provisioner.clouds.local import disk, disk_layers, images, pausing, qemu
 from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
 from provisioner.store.images import ImageStore
@@ -54,7 +54,7 @@ def copy(store: ImageStore, builder: MachineRecord, directory: Path, destination
         needed = sum(each.stat().st_blocks * 512 for each in layers if each.suffix != ".raw")
         if needed > room_bytes:
             raise CapacityError(f"The disk of this host has no room for another {needed / disk.GIB:.1f} GiB.")
-        with standstill.held(directory) as qmp:
+        with pausing.held(directory) as qmp:
             qmp.execute("stop")  # QEMU then writes what it has not written yet
             disk_layers.copy(directory / disk.OVERLAY, copied)
         _complete(copied, _put_over_base(store, builder, directory, copied))

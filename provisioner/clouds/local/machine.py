@@ -126,7 +126,7 @@ def _start(directory: Path) -> None:
                 origin = COPY
                 _resume(settings, launch, frozen)
             elif template:
-                origin = _go_on(settings, launch, template)
+                origin = _start_from_template(settings, launch, template)
             if origin not in (TEMPLATE, COPY):
                 _launch(settings, launch, image)
             Path(ORIGIN).write_text(" ".join(origin.split())[:ORIGIN_CHARACTERS])
@@ -199,7 +199,7 @@ def _complete_credentials(public_key: str) -> None:
     (credentials / "machine_id").write_text(uuid.uuid4().hex + "\n")
 
 
-def _go_on(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> str:
+def _start_from_template(settings: dict[str, Any], launch: qemu.Launch, template: templates.Template) -> str:
     """Starts the machine from a template. One that does not serve is thrown away, and nothing of the machine is left.
 
     Returns:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import disk, disk_layers, machine_logs, qemu, standstill, templates, transient
+from provisioner.clouds.local import disk, disk_layers, machine_logs, pausing, qemu, scratch_qemu, templates
 from provisioner.store.files import read_end, write_atomically
 
 # The second QEMU never reads its disk.
@@ -83,7 +83,7 @@ def freeze(subjects: Sequence[Subject]) -> None:
     with contextlib.ExitStack() as receiving:
         receivers = [receiving.enter_context(_receiver(subject)) for subject in subjects]
         with contextlib.ExitStack() as standing:
-            machines = [standing.enter_context(standstill.held(subject.directory)) for subject in subjects]
+            machines = [standing.enter_context(pausing.held(subject.directory)) for subject in subjects]
             for machine in machines:
                 machine.execute("stop")
             for machine, receiver in zip(machines, receivers, strict=True):
@@ -106,7 +106,7 @@ def devices() -> str:
     A state can be resumed only in a machine that has the same.
     """
     some = qemu.Launch(1, 1, "", "", kvm=False, link=(("own", "peer"),), internet_fd=0, user=None)
-    return hashlib.sha256("\0".join(qemu.command(transient.adapted(some))).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(qemu.command(scratch_qemu.adapted(some))).encode()).hexdigest()[:16]
 
 
 def qemu_version() -> str:
@@ -139,7 +139,7 @@ def _receiver(subject: Subject) -> Iterator[_Receiver]:
     ours, theirs = socket.socketpair()
     with (
         ours, theirs,
-        transient.running(subject.launch, subject.target, SCRATCH, SECONDS, *waits) as (process, qmp),
+        scratch_qemu.running(subject.launch, subject.target, SCRATCH, SECONDS, *waits) as (process, qmp),
     ):  # fmt: skip
         qmp.pass_file("state", theirs.fileno())
         theirs.close()

@@ -28,16 +28,16 @@ from provisioner.clouds.local import (
     disk_layers,
     machine_logs,
     qemu,
+    scratch_qemu,
     shared_memory,
     sparse_files,
-    transient,
 )
 from provisioner.printable import last_lines, printable
 from provisioner.store.files import remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED
 from provisioner.store.locks import locked
 
-MEMORY, STATE, DISK, RECORD = transient.MEMORY, "state", "disk.qcow2", "template.json"
+MEMORY, STATE, DISK, RECORD = scratch_qemu.MEMORY, "state", "disk.qcow2", "template.json"
 CONSOLE = machine_logs.SERIAL
 PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
 CHECKED = (MEMORY, STATE, DISK)
@@ -128,7 +128,7 @@ def key(image: Path, launch: qemu.Launch) -> str:
     alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
     program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
-    parts = [qemu.command(transient.adapted(alike)), [disk_layers.identity(path) for path in files]]
+    parts = [qemu.command(scratch_qemu.adapted(alike)), [disk_layers.identity(path) for path in files]]
     return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 
@@ -261,7 +261,7 @@ def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
 
 def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
     deadline = time.monotonic() + BOOT_SECONDS
-    with transient.running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
+    with scratch_qemu.running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
         _wait_for_question(directory, deadline)
         qmp.execute("stop")
         write_state(qmp, directory)

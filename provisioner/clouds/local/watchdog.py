@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds.local import captures, disk, machine, machine_logs, qemu, standstill
+from provisioner.clouds.local import captures, disk, machine, machine_logs, pausing, qemu
 from provisioner.clouds.local.credential_port import CredentialPort
 
 EXPIRY = "expires_at"
@@ -59,7 +59,7 @@ def main() -> int:
             disk.evict(directory, lambda: _end(pidfile))
         else:
             seen = True
-            _end_standstill(directory)
+            _end_pause(directory)
             if time.monotonic() - asked_at > RESUME_SECONDS:
                 _resume(directory)
                 asked_at = time.monotonic()
@@ -90,10 +90,10 @@ def _resume(directory: Path) -> None:
             qemu.resume_after_full_disk(directory, ANSWER_SECONDS)
 
 
-def _end_standstill(directory: Path) -> None:
+def _end_pause(directory: Path) -> None:
     """Resumes a machine whose freezing process died while the machine was paused."""
     with contextlib.suppress(OSError, ValueError, qemu.QMPError):  # the next round tries again
-        standstill.end_if_abandoned(directory, ANSWER_SECONDS)
+        pausing.end_if_abandoned(directory, ANSWER_SECONDS)
 
 
 def _seconds_left() -> float | None:

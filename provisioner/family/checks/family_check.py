@@ -32,7 +32,7 @@ from provisioner.family.module import check_module
 from provisioner.family.setup_data import unknown_task
 from provisioner.validation import listed
 
-# Of each kind of check: more are of no use to anybody.
+# Of each kind of check: more help no reader.
 MAXIMUM_OF_A_KIND = 200
 
 _LINE = re.compile(r"\bline (\d{1,9})\b")

@@ -52,7 +52,7 @@ def _signature(source: FamilySource, function: FunctionNode, count: int) -> Iter
     if isinstance(function, ast.AsyncFunctionDef):
         yield Finding(
             "warning" if name in _WITHOUT_RESULT else _level(source, name), "async-method", source.file,
-            function.lineno, f"{name} is async.", "Nobody awaits it: what it does never happens.",
+            function.lineno, f"{name} is async.", "Nothing awaits it, so its body never runs.",
             f"Write def {name}, and asyncio.run(...) inside where something has to be awaited.",
         )  # fmt: skip
 

@@ -54,7 +54,7 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
         laid.fabric.detach(PRIMARY.instance_id)
 
 
-def test_a_narrow_path_loses_what_is_larger_than_ethernets_frames_and_nothing_else(wire: Wire, tmp_path: Path) -> None:
+def test_a_narrow_path_loses_only_large_packets(wire: Wire, tmp_path: Path) -> None:
     largest = frame_of(UDP, bytes(NARROW_BYTES - HEADERS_BYTES))
     jumbo = frame_of(UDP, bytes(NARROW_BYTES - HEADERS_BYTES + 1))
     assert (len(largest), len(jumbo)) == (NARROW_BYTES, NARROW_BYTES + 1)

@@ -88,7 +88,7 @@ def test_a_disabled_service_forbids_everything(service: Service) -> None:
     assert service.ask("/latest/api/token", "PUT", X_aws_ec2_metadata_token_ttl_seconds="60") == (403, b"")
 
 
-def test_cloud_inits_versions_are_served_and_a_public_key_is_listed_by_its_name_and_read_by_its_number(
+def test_cloud_inits_metadata_versions_and_keys_are_served(
     service: Service,
 ) -> None:
     token = service.token()

@@ -56,7 +56,7 @@ def judge(
     return reachability(Network(interfaces), Flow("vpc-1", protocol, source, 40000, to, port))
 
 
-def test_an_online_instance_reaches_the_internet_and_the_controller_reaches_it() -> None:
+def test_an_online_instance_reaches_the_internet() -> None:
     assert judge(PRIMARY) == OPEN
     assert judge(PRIMARY, protocol=UDP, port=53) == OPEN
     assert judge(PRIMARY, protocol=ICMP, port=8) == OPEN
@@ -68,7 +68,7 @@ def test_a_group_without_egress_alone_blocks_the_internet() -> None:
     assert judge(offline) == replace(OPEN, security_groups=False)
 
 
-def test_a_route_table_without_the_gateway_alone_blocks_the_internet() -> None:
+def test_a_missing_route_alone_blocks_the_internet() -> None:
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=(LOCAL, replace(INTERNET, internet=False))))
     assert judge(offline) == replace(OPEN, routes=False)
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=(LOCAL,)))
@@ -76,7 +76,7 @@ def test_a_route_table_without_the_gateway_alone_blocks_the_internet() -> None:
 
 
 @pytest.mark.parametrize("egress", [True, False])
-def test_a_network_acl_alone_blocks_the_internet_in_either_direction(egress: bool) -> None:
+def test_an_acl_alone_blocks_the_internet_both_ways(egress: bool) -> None:
     deny = AclEntry(50, egress, False, -1, ANYWHERE, -1, -1)
     offline = replace(PRIMARY, subnet=replace(SUBNET, acl=(*ALLOW_ALL, deny)))
     assert judge(offline) == replace(OPEN, network_acls=False)
@@ -98,7 +98,7 @@ def test_an_acl_must_allow_the_ephemeral_ports_of_replies() -> None:
     assert not judge(deaf, source=CONTROLLER, to=deaf.address, port=22).network_acls
 
 
-def test_an_instance_without_a_public_address_has_no_internet_in_either_direction() -> None:
+def test_no_public_address_means_no_internet_either_way() -> None:
     assert judge(AUX, source=AUX.address) == replace(OPEN, routes=False)
     assert judge(AUX, source=CONTROLLER, to=AUX.address, port=22) == replace(OPEN, routes=False)
 
@@ -109,7 +109,7 @@ def test_only_the_controller_can_connect_and_only_to_port_22() -> None:
     assert not judge(PRIMARY, source=stranger, to=PRIMARY.address, port=22).security_groups
 
 
-def test_a_route_to_the_controller_alone_allows_its_connections_and_no_others() -> None:
+def test_a_route_to_the_controller_allows_only_its_connections() -> None:
     routes = (LOCAL, replace(INTERNET, network=IPv4Network("203.0.113.10/32")))
     offline = replace(PRIMARY, subnet=replace(SUBNET, routes=routes))
     assert judge(offline, source=CONTROLLER, to=offline.address, port=22) == OPEN
@@ -136,7 +136,7 @@ def test_instances_of_different_groups_do_not_reach_each_other() -> None:
     assert judge(PRIMARY, stranger, source=AUX.address, to=PRIMARY.address) == replace(OPEN, security_groups=False)
 
 
-def test_an_address_of_the_vpc_without_an_instance_is_unreachable() -> None:
+def test_an_address_without_an_instance_is_unreachable() -> None:
     assert not judge(PRIMARY, to=IPv4Address("10.0.9.9")).routes
 
 
@@ -147,7 +147,7 @@ def test_acls_apply_between_subnets_but_not_within_one() -> None:
     assert judge(PRIMARY, elsewhere, to=AUX.address) == replace(OPEN, network_acls=False)
 
 
-def test_an_allowlisted_destination_is_reachable_on_its_port_only() -> None:
+def test_an_allowlisted_destination_has_its_port_only() -> None:
     rule = GroupRule("tcp", 443, 443, IPv4Network("198.51.100.7/32"))
     machine = replace(PRIMARY, groups=(replace(GROUP, egress=(SELF, rule)),))
     assert judge(machine) == OPEN
@@ -156,7 +156,7 @@ def test_an_allowlisted_destination_is_reachable_on_its_port_only() -> None:
     assert not judge(machine, to=IPv4Address("198.51.100.8")).open
 
 
-def test_the_resolver_ignores_the_rules_and_answers_unless_the_vpc_disables_it() -> None:
+def test_the_resolver_answers_unless_the_vpc_disables_it() -> None:
     closed = replace(AUX, groups=(), subnet=replace(SUBNET, routes=(), acl=()))
     off = replace(closed, vpc=replace(VPC, dns_support=False))
     for address in ("169.254.169.253", "10.0.0.2"):

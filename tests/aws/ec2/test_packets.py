@@ -50,7 +50,7 @@ def frame_of(protocol: int, payload: bytes = b"", flags: int = SYN) -> bytes:
 
 @pytest.mark.parametrize("protocol", [TCP, UDP])
 @pytest.mark.parametrize("payload", [b"", b"odd", b"even"])
-def test_a_redirected_frame_has_its_new_addresses_and_right_checksums(protocol: int, payload: bytes) -> None:
+def test_a_redirected_frame_has_right_addresses_and_checksums(protocol: int, payload: bytes) -> None:
     frame = frame_of(protocol, payload.ljust(20, b"x"))
     assert has_right_checksums(frame)
     changed = packets.redirected(frame, destination=(IPv4Address("10.0.1.1"), 8080))
@@ -94,7 +94,7 @@ def test_fragments_options_and_other_protocols_are_not_read() -> None:
     assert packets.read(frame[:40]) is None
 
 
-def test_the_router_answers_for_every_address_but_the_senders_own() -> None:
+def test_the_router_answers_for_every_other_address() -> None:
     request = b"\xff" * 6 + GUEST_MAC + b"\x08\x06" + bytes.fromhex("0001080006040001") + GUEST_MAC + GUEST.packed
     request += b"\0" * 6
     answer = packets.arp_answer(request + FAR.packed, GUEST)

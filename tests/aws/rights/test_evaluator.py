@@ -20,7 +20,7 @@ def policy(effect: str = "Allow", condition: Any = None, **changed: Any) -> dict
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def test_a_request_is_denied_unless_a_statement_allows_it_and_none_denies_it() -> None:
+def test_a_request_needs_an_allow_and_no_deny() -> None:
     stop = Request("ec2:StopInstances", INSTANCE)
     both = {**policy(), "Statement": [*policy()["Statement"], *policy("Deny")["Statement"]]}
     assert allowed(policy(), stop)

@@ -79,7 +79,7 @@ def test_a_clock_that_was_set_to_another_time_keeps_it(tmp_path: Path) -> None:
     assert seen == [0] * 3 + [1000] * 28
 
 
-def test_a_clock_that_is_set_at_the_moment_of_a_standstill_keeps_its_time(tmp_path: Path) -> None:
+def test_a_clock_set_at_the_moment_of_a_standstill_is_kept(tmp_path: Path) -> None:
     assert behind(tmp_path, "3:set=-1000,stands=60") == [0] * 3 + [1000] * 28
 
 
@@ -92,11 +92,11 @@ def test_a_host_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     assert seen == [0] * 3 + [60] * 2 + [0] * 26
 
 
-def test_a_clock_that_was_behind_before_the_first_question_is_set(tmp_path: Path) -> None:
+def test_a_clock_that_was_behind_at_first_is_set(tmp_path: Path) -> None:
     assert behind(tmp_path, "before:stands=60", "9:stands=60") == [0] * 31
 
 
-def test_a_standstill_just_after_the_first_answer_is_seen_at_the_next_look(tmp_path: Path) -> None:
+def test_a_standstill_after_the_first_answer_is_seen_next(tmp_path: Path) -> None:
     assert behind(tmp_path, "answered:stands=60") == [60] + [0] * 30
 
 
@@ -104,12 +104,12 @@ def test_a_host_that_does_not_answer_at_first_is_asked_again(tmp_path: Path) -> 
     assert behind(tmp_path, "before:stands=60,silent=2") == [60] * 2 + [0] * 29
 
 
-def test_a_program_that_starts_again_repairs_what_happened_meanwhile(tmp_path: Path) -> None:
+def test_a_restarted_program_repairs_the_clock(tmp_path: Path) -> None:
     behind(tmp_path)
     assert behind(tmp_path, "before:stands=60") == [0] * 31
 
 
-def test_a_program_that_starts_again_keeps_the_time_to_which_the_clock_was_set(tmp_path: Path) -> None:
+def test_a_restarted_program_keeps_the_time_of_the_clock(tmp_path: Path) -> None:
     behind(tmp_path)
     assert behind(tmp_path, "before:set=-1000,stands=60", "9:stands=60") == [1000] * 31
 

@@ -10,7 +10,7 @@ from tests.pages import lacked_by_base_images, matches
 from tests.unit.base_image.tree import SSHD, make_tree
 
 
-def test_a_base_image_keeps_what_the_distribution_has_but_for_what_the_reference_names(tmp_path: Path) -> None:
+def test_a_base_image_keeps_what_the_distribution_has(tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     program = tree.root / "etc/update-motd.d/10-uname"
     program.chmod(0o755)
@@ -22,7 +22,7 @@ def test_a_base_image_keeps_what_the_distribution_has_but_for_what_the_reference
     assert stat.S_IMODE(program.stat().st_mode) == 0o755
 
 
-def test_a_login_shows_the_message_of_the_day_without_running_programs_for_it(tmp_path: Path) -> None:
+def test_a_login_shows_the_message_of_the_day_without_programs(tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     for _ in range(2):
         tree.run("common.sh", BASE_IMAGE / "rootfs", GUEST)

@@ -20,7 +20,7 @@ def test_an_aux_vm_has_its_distributions_own_user(tmp_path: Path, distribution: 
     assert tree.text(f"etc/sudoers.d/{user}") == f"{user} ALL=(ALL) NOPASSWD:ALL\n"
 
 
-def test_a_vendors_user_stays_on_an_aux_vm_with_the_home_and_without_keys(tmp_path: Path) -> None:
+def test_a_vendors_user_stays_on_an_aux_vm_without_keys(tmp_path: Path) -> None:
     vendors = {
         "etc/os-release": "ID=ubuntu\n",
         "etc/passwd": "ubuntu:x:1000:1000:Ubuntu:/home/ubuntu:/bin/bash\n",

@@ -142,7 +142,7 @@ def unsettled(attempt: Attempt) -> int:
     return len(attempt.session.ledger.entries(unsettled=True))
 
 
-def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_reservation(
+def test_a_dead_workers_creation_keeps_its_reservation(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve(attempt)
@@ -158,9 +158,7 @@ def test_what_a_dead_worker_of_another_home_may_still_be_creating_keeps_its_rese
     assert (unsettled(attempt), len(cloud.cleared)) == (0, 3)
 
 
-def test_what_a_crash_left_between_reservation_and_record_is_settled_at_once_where_no_home_shares_the_ledger(
-    attempt: Attempt, cloud: Cloud
-) -> None:
+def test_a_crashed_reservation_without_a_record_is_settled(attempt: Attempt, cloud: Cloud) -> None:
     reserve(attempt)
     cloud.complete = False
     session = replace(attempt.session, database="")
@@ -181,7 +179,7 @@ def test_what_surely_was_created_to_its_end_is_settled_at_once(
 @pytest.mark.parametrize(
     ("words", "began", "retry"), [("spot", True, True), ("", True, False), ("", False, True)], ids=["cloud", "?", "up"]
 )
-def test_the_loss_of_a_machine_is_retried_with_the_clouds_words_or_if_no_agent_has_begun(
+def test_the_loss_of_a_machine_is_retried_on_the_clouds_words(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, words: str, began: bool, retry: bool
 ) -> None:
     recorded(attempt, agent_at=now() if began else None)
@@ -239,9 +237,7 @@ def test_scoring_that_was_cut_short_is_done_anew_and_counts_once(
     assert [entry.score for entry in known.score_log] == [0.1]
 
 
-def test_a_step_says_how_many_scores_there_were_although_it_has_fewer(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_says_how_many_scores_there_were(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "DESTROY_PAUSES", ())
     entry = ScoreLogEntry(score=0.1, message={}, details={}, scored_at=now(), elapsed_seconds=1)
     recorded(attempt, score_log=(entry,) * 1200)
@@ -250,9 +246,7 @@ def test_a_step_says_how_many_scores_there_were_although_it_has_fewer(
     assert len(ended.score_log) < 600
 
 
-def test_dropping_the_scores_of_an_interrupted_step_keeps_what_others_change(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_scores_keep_what_others_change(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = ScoreLogEntry(score=0.2, message={}, details={}, scored_at=now() + HOUR, elapsed_seconds=1)
     known = recorded(attempt, score_log=(entry,))
     later = known.expires_at + HOUR
@@ -292,9 +286,7 @@ def test_a_start_that_outlives_the_limit_is_the_tasks_fault(attempt: Attempt, mo
     assert (failure.outcome, failure.retry) == ("task_failed", False)
 
 
-def test_a_run_that_waits_for_the_budget_plans_once_and_fits_when_the_last_other_settles(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_waits_for_budget_plans_once(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = attempt.session.ledger
     done: list[str] = []
     other = Entry(
@@ -379,7 +371,7 @@ def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: 
     assert _marked(attempt.session, known, "destroying") == known
 
 
-def test_an_environment_whose_record_cannot_be_read_is_destroyed_all_the_same(
+def test_an_unreadable_environment_is_destroyed(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve(attempt)
@@ -392,7 +384,7 @@ def test_an_environment_whose_record_cannot_be_read_is_destroyed_all_the_same(
     assert not attempt.session.environments.directory(attempt.id).exists()
 
 
-def test_the_end_of_what_is_gone_already_keeps_its_score_log_and_removes_what_a_kill_left_last(
+def test_the_end_of_what_is_gone_keeps_its_score_log(
     attempt: Attempt, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = ScoreLogEntry(score=0.5, message={"n": 1}, scored_at=now(), elapsed_seconds=7)

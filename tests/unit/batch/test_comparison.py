@@ -67,7 +67,7 @@ def test_batches_are_paired_by_task_and_agent() -> None:
     assert (found.only_first, found.only_second) == (("fam/gone, x",), ("fam/new, y",))
 
 
-def test_batches_with_nothing_in_common_have_no_overall_difference() -> None:
+def test_unrelated_batches_have_no_overall_difference() -> None:
     found = compare_batches(rows("a", "x", 1.0), rows("b", "x", 1.0))
     assert found.overall is None
     assert found.by_agent == {}

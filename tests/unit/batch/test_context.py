@@ -50,9 +50,7 @@ def new_context(directory: Path, **changes: Any) -> BatchContext:
     return BatchContext(home, Settings(), Suite.model_validate(data), directory, "b-1")
 
 
-def test_each_shortage_moves_a_run_on_to_the_next_place_and_the_last_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_shortage_moves_a_run_on_to_the_next_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_module, "open_cloud", lambda *_: Place("here", "there"))
     context = new_context(tmp_path)
     run = Run(key="fam/main/one/1", family=str(tmp_path / "fam"), task="main", agent="one", repetition=1)
@@ -87,7 +85,7 @@ def test_a_family_with_the_suites_secrets_inside_is_refused(tmp_path: Path, env_
     ],
     ids=["task", "variable"],
 )
-def test_what_no_run_can_begin_with_is_refused_before_an_image_is_built(
+def test_a_run_that_cannot_begin_is_refused_before_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, families: list[Any], error: type[Exception], says: str
 ) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))

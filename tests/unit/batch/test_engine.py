@@ -40,7 +40,7 @@ def start(url: str) -> Iterator[Callable[[Work], QueueClient]]:
         resource.close()
 
 
-def test_finished_steps_are_not_run_again_when_an_interrupted_run_is_resumed(
+def test_finished_steps_are_not_run_again_on_resume(
     start: Callable[[Work], QueueClient],
 ) -> None:
     calls: list[str] = []
@@ -84,7 +84,7 @@ def test_a_run_whose_work_raises_is_broken_and_says_why(
     assert "nonsense" in str(client.outputs("batch", ["a"])["a"])
 
 
-def test_a_database_that_cannot_be_used_is_an_infrastructure_error(tmp_path: Path) -> None:
+def test_an_unusable_database_is_an_infrastructure_error(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="cannot be used"):
         QueueClient(sqlite_url(str(tmp_path / "missing" / "engine.sqlite"))).states("batch")
 

@@ -79,7 +79,7 @@ def test_astronomical_scores_have_a_mean_and_no_interval() -> None:
     assert difference([1e308, 0.5], [-1e308, 0.5]).low is None
 
 
-def test_scores_that_do_not_say_how_much_they_vary_have_no_interval() -> None:
+def test_scores_without_a_spread_have_no_interval() -> None:
     for scores in ([0.5], [0.5, 0.5, 0.5]):
         mean = estimate(scores)
         assert mean is not None

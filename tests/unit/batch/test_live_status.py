@@ -39,7 +39,7 @@ def test_runs_that_start_after_all_were_stopped_are_stopped_too() -> None:
             assert (early.stop.is_set(), late.stop.is_set()) == (True, True)
 
 
-def test_a_runs_progress_shows_its_phase_and_keeps_its_notes_once() -> None:
+def test_a_runs_progress_shows_its_phase_and_notes_once() -> None:
     status = LiveStatus()
     with status.track("run") as run:
         progress = RunProgress(status, run)

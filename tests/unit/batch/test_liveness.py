@@ -8,7 +8,7 @@ from provisioner.batch.liveness import LivenessLock
 from provisioner.errors import LivenessLostError
 
 
-def test_a_database_that_cannot_be_reached_is_a_lost_connection_and_its_password_stays_secret() -> None:
+def test_an_unreachable_database_is_a_lost_connection() -> None:
     with pytest.raises(LivenessLostError, match="cannot be reached") as error:
         LivenessLock("postgresql://nobody:secret@127.0.0.1:1/nothing", "worker")
     assert "secret" not in error.value.message

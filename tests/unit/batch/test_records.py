@@ -33,7 +33,7 @@ def batches(tmp_path: Path) -> Batches:
     return Batches(home)
 
 
-def test_a_batch_is_found_by_its_id_or_an_unambiguous_beginning_or_end(batches: Batches) -> None:
+def test_a_batch_is_found_by_an_unambiguous_end_of_its_id(batches: Batches) -> None:
     for name in ("nightly-abc", "nightly-abcd", "weekly-xyz"):
         batches.save(batch(name))
     assert batches.find("nightly-abc").id == "nightly-abc"
@@ -79,7 +79,7 @@ def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> N
     assert batches.cancelled(shared) == frozenset()
 
 
-def test_without_workers_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None:
+def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None:
     alone = batch("b-1")
     batches.save(alone)
     batches.note_cancelled(alone, ["a"])

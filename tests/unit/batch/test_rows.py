@@ -59,7 +59,7 @@ def test_runs_without_a_row_of_their_own_show_what_they_cost(ledger: Ledger) -> 
     assert (failed.attempts, failed.cost_micro_usd) == (0, 0)
 
 
-def test_in_a_shared_queue_only_runs_that_the_operator_cancelled_have_ended(ledger: Ledger) -> None:
+def test_in_a_shared_queue_only_cancelled_runs_have_ended(ledger: Ledger) -> None:
     cancelled = states(one="cancelled", two="cancelled")
 
     def ended(by_operator: frozenset[str] | None) -> list[str]:

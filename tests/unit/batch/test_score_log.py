@@ -57,7 +57,7 @@ def test_a_log_that_fits_is_kept_whole() -> None:
     ],
     ids=["deep", "nan", "infinity", "invalid", "infinite", "large", "late"],
 )
-def test_whatever_a_family_logs_the_row_is_one_that_the_queue_returns(change: dict[str, Any]) -> None:
+def test_any_logged_row_comes_back_from_the_queue(change: dict[str, Any]) -> None:
     log = bounded([entry(1, **change), entry(2)])
     through_the_queue = strict_json.parse(json.dumps(row(log).model_dump(mode="json")).encode())
     assert Row.model_validate(through_the_queue).score_log == log

@@ -39,7 +39,7 @@ def test_a_ledger_that_cannot_be_asked_does_not_cost_the_score(
     assert (costs.micro_usd, costs.trouble) == (0, "It restarts.")
 
 
-def test_an_orphan_is_settled_once_its_terraform_has_surely_ended(session: Session) -> None:
+def test_an_orphan_is_settled_once_its_terraform_has_ended(session: Session) -> None:
     reserve(session, "young")
     reserve(session, "old", launched=settlement.MAX_CREATION)
     for name in ("young", "old"):
@@ -55,7 +55,7 @@ def test_an_environment_that_this_home_still_has_is_no_orphan(session: Session, 
     assert cloud.existing() == ["env/primary"]
 
 
-def test_only_what_others_of_the_batch_still_may_cost_is_waited_for(session: Session) -> None:
+def test_only_what_others_may_still_cost_is_waited_for(session: Session) -> None:
     reserve(session, "mine")
     reserve(session, "expired", launched=HOUR, left=-TEARDOWN)
     assert not settlement.others_have_reservations(session, "b-1", "mine")

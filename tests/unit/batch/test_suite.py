@@ -37,7 +37,7 @@ def written(directory: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_suite_means_every_task_with_every_agent_as_often_as_it_says(directory: Path) -> None:
+def test_a_suite_means_every_task_with_every_agent(directory: Path) -> None:
     path = written(directory)
     suite = load_suite(path)
     wanted = family_directories(suite, path.parent)
@@ -118,9 +118,7 @@ def test_one_mistake_does_not_hide_another(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("limits", "minutes"), [({}, 60), ({"ttl": "1h"}, 30), ({"ttl": "30m", "agent": "29m"}, 29)])
-def test_an_agent_has_an_hour_or_half_of_the_time_unless_the_suite_says_how_long(
-    directory: Path, limits: dict[str, str], minutes: int
-) -> None:
+def test_an_agent_has_an_hour_or_half_of_the_time(directory: Path, limits: dict[str, str], minutes: int) -> None:
     assert load_suite(written(directory, limits=limits)).limits.agent_limit == timedelta(minutes=minutes)
 
 
@@ -154,7 +152,7 @@ def test_secrets_do_not_lie_where_an_agent_is_copied_from(directory: Path) -> No
         load_suite(path)
 
 
-def test_families_are_told_apart_by_their_names_and_from_what_lies_beside_them(directory: Path) -> None:
+def test_families_are_told_apart_by_name(directory: Path) -> None:
     (directory / "families" / "notes").mkdir()
     path = written(directory)
     assert [Path(family).name for family in family_directories(load_suite(path), directory)] == ["count", "guess"]
@@ -175,7 +173,7 @@ def test_globs_that_find_nothing_are_named(directory: Path) -> None:
         expand(suite, {"/f": ["easy"]}, {"/f": ["easy", "hard-*"]})
 
 
-def test_a_suite_from_when_environments_could_wait_ahead_is_read_if_none_did(directory: Path) -> None:
+def test_a_suite_of_an_older_version_is_read(directory: Path) -> None:
     data = load_suite(written(directory)).model_dump(mode="json")
     assert Suite.model_validate(data | {"ahead": 0}) == Suite.model_validate(data)
     with pytest.raises(ValidationError, match="ahead"):

@@ -36,7 +36,7 @@ def dead(names: Collection[str]) -> set[str]:
     return {"dead"} & set(names)
 
 
-def test_runs_that_a_dead_worker_was_requeueing_are_queued_again_and_cancelled_ones_are_not() -> None:
+def test_a_dead_workers_requeued_runs_are_queued_again() -> None:
     before = states(
         lost="cancelled by dead", requeued="cancelled by dead", taken="cancelled by dead", coming="cancelled by alive",
         stopped="cancelled by dead", back="queued by dead", again="running by alive", done="done by dead",

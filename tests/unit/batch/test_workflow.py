@@ -94,7 +94,7 @@ def test_the_row_has_the_warnings_of_the_task() -> None:
     assert completed(None)[0].warnings == ()
 
 
-def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_paid_for() -> None:
+def test_infrastructure_gets_a_fresh_machine_within_bounds() -> None:
     row, done = completed(LOST, None)
     assert (row.outcome, row.attempts, row.environment, row.cost_micro_usd) == ("scored", 2, "env-2", 20)
     assert "pause 2" in done
@@ -106,7 +106,7 @@ def test_infrastructure_gets_a_fresh_machine_within_bounds_and_all_attempts_are_
     assert completed(LOST, retries=0)[0].attempts == 1
 
 
-def test_what_came_before_the_last_attempt_is_one_phase_and_says_why_it_failed() -> None:
+def test_earlier_attempts_are_one_phase_with_its_reason() -> None:
     row, _ = completed(LOST, FULL, None)
     assert row.retried == ("gone", "no room")
     assert row.phases == (Phase(name="earlier attempts", seconds=20), Phase(name="boot", seconds=2))

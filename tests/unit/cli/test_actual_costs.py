@@ -57,7 +57,7 @@ def test_it_is_json_for_machines(provisioner: CommandLine) -> None:
     assert (data["ledger_usd"], data["bill_usd"], data["requests"]) == (0.5, 0.61, 1)
 
 
-def test_a_bill_without_environments_says_how_to_activate_the_tag(
+def test_a_bill_without_environments_explains_the_tag(
     provisioner: CommandLine, billed: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(billed.ledger, Ledger)

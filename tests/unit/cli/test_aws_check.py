@@ -92,7 +92,7 @@ def test_a_surprise_says_what_to_do_and_what_to_send(
 
 
 @pytest.mark.campaign  # thirty SSH servers and their clients in one process
-def test_thirty_machines_at_once_fit_beside_what_the_steps_before_have_cost(
+def test_thirty_machines_fit_beside_the_steps_before(
     provisioner: CommandLine, cloud: FakeCloud, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sell(cloud, "us-east-1", monkeypatch)

@@ -69,9 +69,7 @@ def test_a_plan_counts_the_environments_that_exist_at_once(provisioner: CommandL
 
 
 @pytest.mark.parametrize(("capacity", "concurrency"), [(None, 8), (9, 8), (8, 8), (3, 3), (0, 1)])
-def test_a_batch_has_no_more_environments_at_once_than_there_is_room_for_and_at_least_one(
-    capacity: int | None, concurrency: int
-) -> None:
+def test_a_batch_runs_at_least_one_environment_and_what_fits(capacity: int | None, concurrency: int) -> None:
     suite = load_suite(SUITE).model_copy(update={"concurrency": 8})
     assert within(suite, capacity).concurrency == concurrency
 
@@ -89,7 +87,7 @@ def test_a_plan_tells_that_there_is_not_enough_room_and_in_what(
     assert "has room" not in provisioner("batch", "plan", str(SUITE)).stdout
 
 
-def test_a_local_batch_begins_with_no_more_at_once_than_fit_into_memory(
+def test_a_local_batch_begins_with_what_fits_into_memory(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [Run(key=f"fam/main/one/{each}", family="f", task="main", agent="one", repetition=each) for each in (1, 2)]
@@ -211,9 +209,7 @@ def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: Command
     assert "Traceback" not in done.stderr
 
 
-def test_a_batch_with_a_file_of_its_own_is_not_looked_for_in_a_database(
-    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_with_its_own_file_needs_no_database(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(provisioner.home)
     home.make()
     suite = load_suite(SUITE)
@@ -230,7 +226,7 @@ def test_a_batch_with_a_file_of_its_own_is_not_looked_for_in_a_database(
     assert provisioner("batch", "cancel", "own").code == 0
 
 
-def test_what_was_cancelled_has_not_ended_and_older_rows_replace_no_newer_ones(provisioner: CommandLine) -> None:
+def test_cancelled_runs_have_not_ended(provisioner: CommandLine) -> None:
     home = Home(provisioner.home)
     home.make()
     runs = [Run(key=f"fam/main/a/{n}", family="/fam", task="main", agent="a", repetition=n) for n in (1, 2)]

@@ -68,7 +68,7 @@ def test_the_data_has_the_same(two: CommandLine) -> None:
     assert data["by_agent"]["x"]["better"] == 2
 
 
-def test_batches_with_nothing_in_common_are_an_error_that_says_how_they_are_paired(provisioner: CommandLine) -> None:
+def test_unrelated_batches_are_an_error_that_explains_pairs(provisioner: CommandLine) -> None:
     ended(provisioner, "old-1", {("a", "x"): [1.0]})
     ended(provisioner, "new-2", {("a", "x"): [None], ("b", "x"): [1.0]})
     done = provisioner("batch", "compare", "old", "new")

@@ -34,7 +34,7 @@ def test_the_logs_are_written_where_they_are_wanted(ended: CommandLine, tmp_path
     assert f"inspect view --log-dir {Home(ended.home).batches / 'nightly-k7x2' / 'inspect'}" in shown.stdout
 
 
-def test_what_cannot_be_written_or_was_not_asked_for_is_the_users_mistake(ended: CommandLine, tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_written_is_a_mistake(ended: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = ended("batch", "export", "nightly", "--inspect", "--output", str(tmp_path / "file"))
     assert (done.code, "cannot be written to" in done.stderr) == (2, True)

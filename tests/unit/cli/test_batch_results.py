@@ -43,9 +43,7 @@ def row(outcome: str) -> Row:
     ],
     ids=["by-itself", "cancelled", "budget", "infrastructure"],
 )
-def test_the_exit_code_is_0_unless_runs_ended_through_no_fault_of_their_task_or_agent(
-    home: Home, outcomes: list[str], exit_code: int
-) -> None:
+def test_the_exit_code_is_0_unless_infrastructure_failed(home: Home, outcomes: list[str], exit_code: int) -> None:
     assert final_result(home, BATCH, [row(outcome) for outcome in outcomes], (0, 0)).exit_code == exit_code
 
 

@@ -56,7 +56,7 @@ def batch() -> Batch:
         (1, [80, 70, 60], 2, 100),
     ],
 )
-def test_the_time_left_is_that_of_what_runs_and_of_the_rounds_to_come(
+def test_the_time_left_is_of_this_round_and_those_to_come(
     queued: int, running_for: list[int], places: int, left: int
 ) -> None:
     at = BEGIN + timedelta(days=1)

@@ -81,7 +81,7 @@ def use(clock: WaitingClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_watch, "now", lambda: AT + timedelta(seconds=clock.seconds))
 
 
-def test_a_batch_that_was_just_made_is_watched_until_its_controller_has_come_and_gone(
+def test_a_new_batch_is_watched_until_its_controller_ends(
     provisioner: CommandLine, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = Batches(Home(provisioner.home))
@@ -101,7 +101,7 @@ def test_a_batch_that_was_just_made_is_watched_until_its_controller_has_come_and
     assert (shown.code, "batch resume s-1" in shown.stdout) == (0, True)
 
 
-def test_a_batch_whose_controller_never_comes_is_not_watched_for_long(
+def test_a_batch_without_a_controller_is_not_watched_for_long(
     provisioner: CommandLine, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Batches(Home(provisioner.home)).save(batch)

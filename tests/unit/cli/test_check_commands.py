@@ -93,7 +93,7 @@ def test_what_surely_fails_is_refused_before_anything_is_created(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_what_only_earns_warnings_is_told_how_many_there_are_and_where_to_read_them(
+def test_warnings_are_counted_and_where_to_read_them_said(
     provisioner: CommandLine, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True))

@@ -238,7 +238,7 @@ def test_doctor_takes_opentofu_for_terraform_and_says_so(
 
 
 @pytest.mark.parametrize(("available_gib", "fits"), [(7.9, 7), (0.5, 0)])
-def test_doctor_and_plan_say_how_many_environments_fit_into_memory(
+def test_doctor_and_plan_say_what_fits_into_memory(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, available_gib: float, fits: int
 ) -> None:
     monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: available_gib)
@@ -295,9 +295,7 @@ def test_secrets_do_not_lie_in_the_directory_of_an_agent(provisioner: CommandLin
     assert "very-secret" not in done.stderr
 
 
-def test_secrets_do_not_lie_in_the_directory_of_an_agent_that_is_run_in_an_environment(
-    provisioner: CommandLine, tmp_path: Path
-) -> None:
+def test_secrets_do_not_lie_in_an_agents_directory(provisioner: CommandLine, tmp_path: Path) -> None:
     agent, env_file = tmp_path / "agent", tmp_path / "agent" / "deep" / "secrets.env"
     env_file.parent.mkdir(parents=True)
     env_file.write_text("TOKEN=very-secret\n")

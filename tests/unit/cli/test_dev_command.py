@@ -32,7 +32,7 @@ def test_what_cannot_be_is_refused_and_creates_nothing(
     assert nothing_was_created(provisioner.home)
 
 
-def test_each_environment_is_scored_and_tested_and_what_fails_is_told(
+def test_each_environment_is_scored_and_failures_are_told(
     provisioner: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = environment("fam-main-1")

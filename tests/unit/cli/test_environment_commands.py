@@ -32,7 +32,7 @@ from tests.unit.fakes.world import environment
     ],
     ids=["both", "neither", "hostile"],
 )
-def test_an_intermediate_score_is_shown_with_its_message_and_details(
+def test_an_intermediate_score_has_its_message_and_details(
     provisioner: CommandLine,
     monkeypatch: pytest.MonkeyPatch,
     message: dict[str, Any],
@@ -47,9 +47,7 @@ def test_an_intermediate_score_is_shown_with_its_message_and_details(
     assert provisioner("score", running.id, "--intermediate").stdout.splitlines() == ["score: 0.5", *lines]
 
 
-def test_an_intermediate_score_says_how_much_was_cut_out_of_the_scorers_output(
-    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_intermediate_score_says_what_was_cut_out(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     running = environment()
     scored = IntermediateScore(None, {}, "", "much", StreamSize(), StreamSize(9000, 8996))
     monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
@@ -89,7 +87,7 @@ def test_a_command_records_unless_it_is_told_not_to(
 
 @pytest.mark.parametrize("option", [[], ["--no-template"]], ids=["", "--no-template"])
 @pytest.mark.parametrize("command", ["up", "run --submission-file /dev/null", "test"])
-def test_a_command_has_its_machines_start_from_templates_unless_it_is_told_not_to(
+def test_machines_start_from_templates_by_default(
     provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: list[str]
 ) -> None:
     home = Home(provisioner.home)

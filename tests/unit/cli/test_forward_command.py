@@ -29,7 +29,7 @@ def running(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 
 @pytest.mark.parametrize("local", ["", "chosen"])
-def test_the_address_that_is_printed_reaches_the_machine_until_ctrl_c(
+def test_the_printed_address_reaches_the_machine(
     provisioner: CommandLine, running: Environment, monkeypatch: pytest.MonkeyPatch, local: str
 ) -> None:
     answers: list[bytes] = []

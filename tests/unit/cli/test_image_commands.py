@@ -31,7 +31,7 @@ def environments(provisioner: CommandLine) -> list[str]:
     return [each["environment"] for each in provisioner("list", "--json").json["environments"]]
 
 
-def test_a_failed_build_can_be_read_about_and_looked_at_as_the_page_says(
+def test_a_failed_build_can_be_examined_as_the_page_says(
     provisioner: CommandLine, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True))

@@ -59,7 +59,7 @@ def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> No
     assert (refused.code, "has no log 'nothing'" in refused.stderr, "--list" in refused.stderr) == (2, True, True)
 
 
-def test_json_says_how_long_a_log_is_of_which_it_has_only_the_end(
+def test_json_says_how_long_a_shortened_log_is(
     provisioner: CommandLine, ended: Environment, store: EnvironmentStore
 ) -> None:
     with (store.logs(ended.id) / "agent.log").open("wb") as file:
@@ -162,7 +162,7 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_following_ends_with_the_environment_and_shows_what_came_last(
+def test_following_ends_with_the_environment(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
     directory = store.logs(followed.id)
@@ -178,7 +178,7 @@ def test_following_ends_with_the_environment_and_shows_what_came_last(
     assert (done.code, done.stdout) == (0, expected)
 
 
-def test_following_shows_characters_whole_and_half_a_one_at_the_end_as_such(
+def test_following_shows_whole_characters(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
     path = store.logs(followed.id) / "agent.log"
@@ -196,9 +196,7 @@ def test_following_ends_after_the_time_to_live(
     assert provisioner("logs", followed.id, "--follow", "--tail", "1").stdout == "\n==> agent <==\nearly\n"
 
 
-def test_following_a_log_that_never_came_of_an_environment_that_is_gone_is_refused(
-    provisioner: CommandLine, ended: Environment
-) -> None:
+def test_following_a_log_that_never_came_is_refused(provisioner: CommandLine, ended: Environment) -> None:
     assert provisioner("logs", ended.id, "--follow", "--only", "nothing").code == 2
     assert provisioner("logs", ended.id, "--follow", "--only", "agent", "--tail", "1").stdout == "agent 4\n"
 

@@ -18,7 +18,7 @@ from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
 
 
-def test_exec_ends_quietly_when_the_reader_of_its_output_has_gone(
+def test_exec_ends_quietly_when_its_reader_has_gone(
     provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = up(session, environment())
@@ -55,7 +55,7 @@ def test_exec_says_for_each_stream_how_much_was_cut_out_of_it(
     assert len(done.json["stdout"]) == (8 << 20) + len("\n[... 5611392 bytes cut out ...]\n")
 
 
-def test_an_agents_result_says_how_much_was_cut_out_of_its_output(
+def test_an_agents_result_says_how_much_was_cut_out(
     provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     running = environment()
@@ -66,7 +66,7 @@ def test_an_agents_result_says_how_much_was_cut_out_of_its_output(
     assert (said["stdout_bytes"], said["stdout_cut_bytes"], said["stderr_cut_bytes"]) == (5000, 4987, 0)
 
 
-def test_output_waits_for_a_reader_that_is_slower_although_nothing_else_would() -> None:
+def test_output_waits_for_a_slow_reader() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     data = os.urandom(1 << 20)

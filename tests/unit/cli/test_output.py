@@ -18,7 +18,7 @@ def refuse(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def test_what_a_machine_said_does_not_steer_the_operators_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machines_words_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b]0;title\x07\x1b[2Jgone \u202egnp.exe [bold]"
     render_error(TaskError(hostile, hint=hostile, details=f"{hostile}\n{hostile}"), as_json=False)
     said = capsys.readouterr().err

@@ -56,7 +56,7 @@ def shown(directory: Path) -> str:
     return "".join(text for _, kind, text in events if kind == "o")
 
 
-def test_the_operator_sees_and_types_as_without_and_what_is_shown_is_recorded(tmp_path: Path) -> None:
+def test_the_operators_terminal_is_unchanged_and_recorded(tmp_path: Path) -> None:
     script = "stty -echo; stty size; echo ready; read word; echo got $word | tr a-z A-Z; exit 3"
     code, seen = run(tmp_path, "sh", "-c", script, typed=b"hidden\r")
     assert code == 3
@@ -72,7 +72,7 @@ def test_a_program_that_does_not_end_by_itself(tmp_path: Path, argv: list[str], 
     assert run(tmp_path, *argv)[0] == code
 
 
-def test_much_that_is_typed_at_once_arrives_while_the_program_shows_much(tmp_path: Path) -> None:
+def test_typing_arrives_while_the_program_prints(tmp_path: Path) -> None:
     script = "stty raw -echo; echo ready; sleep 0.2; head -c 100000 /dev/zero | tr '\\0' x; head -c 60000 | wc -c"
     code, seen = run(tmp_path, "sh", "-c", script, typed=b"y" * 60_000)
     assert (code, seen.count(b"x")) == (0, 100_000)

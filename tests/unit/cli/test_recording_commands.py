@@ -48,9 +48,7 @@ def ended(store: EnvironmentStore) -> Environment:
     return env
 
 
-def test_terminals_are_replayed_in_their_order_without_control_sequences(
-    provisioner: CommandLine, ended: Environment
-) -> None:
+def test_terminals_are_replayed_without_control_sequences(provisioner: CommandLine, ended: Environment) -> None:
     done = provisioner("replay", ended.id)
     assert done.code == 0
     assert done.stdout.startswith("==> agent-1: bash solve.sh <==\nworking\nsolved\n\n==> terminal-1: vi <==\n")
@@ -118,9 +116,7 @@ def test_a_destroyed_environment_is_verified(provisioner: CommandLine, ended: En
     ]
 
 
-def test_show_tells_what_was_recorded_how_to_replay_it_and_the_hash(
-    provisioner: CommandLine, ended: Environment
-) -> None:
+def test_show_tells_what_was_recorded_and_how_to_replay_it(provisioner: CommandLine, ended: Environment) -> None:
     shown = provisioner("show", ended.id).stdout
     assert "  recorded: agent-1, terminal-1, calls, network-primary\n" in shown
     assert f"  to replay: provisioner replay {ended.id} --part agent-1\n" in shown
@@ -161,7 +157,7 @@ def test_an_altered_record_fails(provisioner: CommandLine, store: EnvironmentSto
     assert "environment.json: record is" in provisioner("verify", ended.id).stdout
 
 
-def test_a_new_seal_over_altered_logs_fails_by_the_hash_that_was_published(
+def test_a_new_seal_over_altered_logs_fails_by_its_hash(
     provisioner: CommandLine, store: EnvironmentStore, ended: Environment, tmp_path: Path
 ) -> None:
     logs = store.archived_logs(ended.id)

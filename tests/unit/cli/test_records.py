@@ -77,7 +77,7 @@ def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch:
     return name
 
 
-def test_an_invalid_submission_is_null_in_json_and_stays_nan_in_the_record(
+def test_an_invalid_submission_is_null_in_json(
     provisioner: CommandLine,
     store: EnvironmentStore,
 ) -> None:
@@ -118,9 +118,7 @@ def test_show_names_the_time_limits(provisioner: CommandLine, store: Environment
     assert "time limits: start 1h30m, intermediate_score 30m" in provisioner("show", "limited").stdout
 
 
-def test_show_names_each_machines_base_image_where_the_record_does(
-    provisioner: CommandLine, store: EnvironmentStore
-) -> None:
+def test_show_names_each_machines_base_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
     saved = environment("older")
     store.save(saved)
     assert "GiB disk, family-echo-1, ssh" in provisioner("show", "older").stdout
@@ -131,9 +129,7 @@ def test_show_names_each_machines_base_image_where_the_record_does(
     assert shown["machines"]["primary"]["distribution"] == "debian-13"
 
 
-def test_plan_names_the_base_image_of_the_manifest_or_else_of_the_settings(
-    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_names_the_base_image(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n  base image: debian-12\n" in provisioner("plan", str(FAMILY), "main").stdout
     monkeypatch.setenv("PROVISIONER_BASE_IMAGE", "debian-13")
     assert provisioner("plan", str(FAMILY), "main", "--json").json["base_image"] == "debian-13"
@@ -166,7 +162,7 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
     assert provisioner("score", saved.id).code == 2
 
 
-def test_long_logs_are_shown_by_their_ends_and_leave_room_to_short_ones(
+def test_long_logs_are_shown_by_their_ends(
     provisioner: CommandLine,
     store: EnvironmentStore,
 ) -> None:
@@ -239,7 +235,7 @@ def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) 
         ("smart", ["not set: TOKEN_A, TOKEN_B", "--env-file FILE"]),
     ],
 )
-def test_a_task_that_cannot_start_is_refused_before_anything_exists(
+def test_a_task_that_cannot_start_is_refused_first(
     provisioner: CommandLine,
     family_image: str,
     command: str,
@@ -281,7 +277,7 @@ def test_an_image_of_another_version_hides_no_other(provisioner: CommandLine, fa
     assert len(list((provisioner.home / "images").glob("*/image.json"))) == 3
 
 
-def test_a_line_break_in_the_name_of_an_unreadable_image_is_not_shown(provisioner: CommandLine) -> None:
+def test_a_line_break_in_an_unreadable_images_name_is_hidden(provisioner: CommandLine) -> None:
     directory = provisioner.home / "images" / "a\nb"
     directory.mkdir(parents=True)
     (directory / "image.json").write_text("{")
@@ -289,9 +285,7 @@ def test_a_line_break_in_the_name_of_an_unreadable_image_is_not_shown(provisione
     assert line.startswith("a b: ")
 
 
-def test_an_environment_whose_record_cannot_be_read_does_not_hide_images(
-    provisioner: CommandLine, family_image: str
-) -> None:
+def test_an_unreadable_environment_does_not_hide_images(provisioner: CommandLine, family_image: str) -> None:
     directory = provisioner.home / "environments" / "damaged-bcd234"
     directory.mkdir(parents=True)
     (directory / "environment.json").write_text("{")
@@ -301,9 +295,7 @@ def test_an_environment_whose_record_cannot_be_read_does_not_hide_images(
     assert provisioner("image", "prune", "--all").code != 0
 
 
-def test_a_batch_is_planned_although_the_setup_data_of_an_image_cannot_be_read(
-    provisioner: CommandLine, family_image: str
-) -> None:
+def test_a_batch_is_planned_without_readable_setup_data(provisioner: CommandLine, family_image: str) -> None:
     data = {
         "name": "s",
         "families": [{"path": str(FAMILY)}],

@@ -156,7 +156,7 @@ def test_raw_mode_ends_with_any_exception(terminal: tuple[int, int], error: type
     assert termios.tcgetattr(terminal[1]) == before
 
 
-def test_a_terminals_answers_to_the_machine_do_not_reach_the_shell(terminal: tuple[int, int]) -> None:
+def test_a_terminals_answers_do_not_reach_the_shell(terminal: tuple[int, int]) -> None:
     ours, theirs = terminal
     with raw_terminal(theirs, no_shield):
         os.write(ours, b"\x1b]0;rm -rf ~\x07\r")
@@ -214,7 +214,7 @@ def on_terminal(server: Sshd, terminal: tuple[int, int], tmp_path: Path) -> Iter
         each.process.wait()
 
 
-def test_a_command_on_a_terminal_has_its_size_its_keys_and_its_exit_code(
+def test_a_terminals_command_has_its_size_keys_and_exit_code(
     on_terminal: Callable[[str], OnTerminal],
 ) -> None:
     follow = 'until [ "$(stty size)" = "44 111" ]; do sleep 0.1; done'

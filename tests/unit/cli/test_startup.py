@@ -31,12 +31,12 @@ def imported_by(home: Path, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("command", ["list", "--help", "show nothing", "doctor", f"check {FAMILY}"])
-def test_a_short_command_imports_neither_the_engine_nor_anything_of_batches(tmp_path: Path, command: str) -> None:
+def test_a_short_command_imports_no_engine_and_no_batches(tmp_path: Path, command: str) -> None:
     imported = imported_by(tmp_path / "home", *command.split())
     assert "provisioner.cli" in imported
     assert imported & SLOW == set()
     assert [name for name in imported if name.startswith("provisioner.batch")] == []
 
 
-def test_the_batch_commands_are_imported_when_their_help_is_asked_for(tmp_path: Path) -> None:
+def test_the_batch_commands_are_imported_for_their_help(tmp_path: Path) -> None:
     assert imported_by(tmp_path / "home", "batch", "--help") > {"dbos", "sqlalchemy"}

@@ -36,7 +36,7 @@ def run(
     )  # fmt: skip
 
 
-def test_the_checkouts_program_prints_results_on_stdout_and_the_rest_on_stderr(tmp_path: Path) -> None:
+def test_results_go_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None:
     listed, wrong = run("list --json", tmp_path), run("show ../x --json", tmp_path)
     assert (listed.returncode, json.loads(listed.stdout), listed.stderr) == (
         0,
@@ -66,7 +66,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> 
         assert run(arguments, tmp_path).returncode == 2, arguments
 
 
-def test_closed_streams_are_not_given_to_the_files_that_are_opened(tmp_path: Path) -> None:
+def test_closed_streams_are_not_given_to_opened_files(tmp_path: Path) -> None:
     script = "import os,sys; from provisioner.cli.streams import prepare; prepare(); sys.exit(os.open(os.devnull, 0))"
     for closed in (">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
         done = run(closed, tmp_path, {"PYTHONPATH": str(ROOT)}, [sys.executable, "-c", script])
@@ -157,7 +157,7 @@ def test_the_completion_script_is_shown_for_the_shell_that_asks(tmp_path: Path) 
     assert "complete -o default -F _provisioner_completion provisioner" in done.stdout
 
 
-def test_a_line_written_by_a_signal_handler_while_another_is_written_is_not_an_error(
+def test_a_signal_handlers_line_during_another_is_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader, writer = os.pipe()

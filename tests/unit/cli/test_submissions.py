@@ -46,7 +46,7 @@ def test_what_is_too_long_or_no_text_is_refused(monkeypatch: pytest.MonkeyPatch)
             read_submission("-", None)
 
 
-def test_a_file_that_cannot_be_read_and_two_submissions_are_mistakes(tmp_path: Path) -> None:
+def test_an_unreadable_file_and_two_submissions_are_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_submission(None, tmp_path / "missing")
     with pytest.raises(UsageError, match="either --submission or --submission-file"):

@@ -14,7 +14,7 @@ def test_the_recipes_and_the_guests_programs_are_there() -> None:
     assert (GUEST / "helper.py").is_file()
 
 
-def test_the_exec_server_runs_in_the_interpreter_that_the_base_image_gets() -> None:
+def test_the_exec_server_runs_in_the_images_interpreter() -> None:
     script = (BASE_IMAGE / "runtime.sh").read_text()
     assert "\nhome=/usr/lib/provisioner\n" in script
     assert 'chmod 0755 "$tree$home/python3"' in script
@@ -29,7 +29,7 @@ def test_a_list_of_packages_is_names_only(name: str) -> None:
     assert not [line for line in names if "#" in line or line != line.strip()]
 
 
-def test_images_contain_what_runs_from_their_disk_and_not_what_is_sent() -> None:
+def test_images_contain_only_what_runs_from_their_disk() -> None:
     programs = guest_programs()
     assert {"helper.py", "agent.py", "ttl.sh", "metr_task_standard/__init__.py"} <= set(programs)
     assert not {"probe.py", "seal.sh", "secret_scan.py"} & set(programs)

@@ -58,7 +58,7 @@ def test_a_size_lies_inside_both_ranges_and_nothing_smaller_does(
         (Resources(cpus=2.5, memory_gb=3, storage_gb=20.1), MachineSize(cpus=3, memory_gib=3, disk_gib=21)),
     ],
 )
-def test_a_primary_machine_has_what_its_manifest_names_rounded_up(resources: Resources, expected: MachineSize) -> None:
+def test_a_primary_machine_has_its_manifests_size_rounded_up(resources: Resources, expected: MachineSize) -> None:
     assert size_of_primary(resources) == expected
 
 

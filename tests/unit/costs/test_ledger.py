@@ -60,7 +60,7 @@ def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path)
     assert [each.environment for each in ledger.entries(unsettled=True)] == ["b", "c"]
 
 
-def test_a_refusal_says_whether_the_launch_may_fit_once_others_have_ended(tmp_path: Path) -> None:
+def test_a_refusal_says_whether_waiting_may_help(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     ledger.reserve(entry("spent", 200, "c1"))
     ledger.settle("spent", BEGIN + timedelta(hours=1), 200)
@@ -135,9 +135,7 @@ class InterruptedByCommit(sqlite3.Connection):
         return done
 
 
-def test_ctrl_c_while_a_hold_is_taken_stays_ctrl_c_and_leaves_no_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_during_a_reservation_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     home.make()
     session = Session(home=home, cloud=LocalCloud(home, Settings()))
@@ -242,7 +240,7 @@ def test_a_hundred_launches_from_eight_processes_never_overshoot(tmp_path: Path)
         Ledger(tmp_path / "ledger").reserve(entry("last", 1), budget(20_000_000))
 
 
-def test_a_controller_that_is_killed_in_the_middle_leaves_whole_entries(tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_whole_entries(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for round_number in range(5):
         results, start = context.Queue(), context.Event()

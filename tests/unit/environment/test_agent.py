@@ -63,15 +63,13 @@ def test_an_agent_that_cannot_be_copied_is_an_error(
     assert session.environments.find(env.id).agent_at is None
 
 
-def test_an_agent_that_does_not_end_in_time_is_ended_by_its_machine(
-    session: Session, env: Environment, tmp_path: Path
-) -> None:
+def test_the_machine_ends_an_agent_that_is_too_late(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "exec sleep 1000")
     done = run_agent(session, env, Agent(directory, "exec sh run.sh", timedelta(seconds=1)))
     assert (done.timed_out, done.exit_code, done.problem) == (True, None, "")
 
 
-def test_an_agent_that_its_machine_does_not_end_in_time_is_ended_by_the_controller(
+def test_the_controller_ends_an_agent_that_is_too_late(
     session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STOPPING_SECONDS", 1.0)
@@ -89,9 +87,7 @@ def test_an_agent_that_its_machine_does_not_end_in_time_is_ended_by_the_controll
     assert guest.cgroup[-1] == "end"
 
 
-def test_an_agents_output_is_redacted_even_if_a_secret_arrives_in_pieces(
-    session: Session, env: Environment, tmp_path: Path
-) -> None:
+def test_an_agents_output_is_redacted_across_pieces(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "printf 's3cr'; sleep 0.5; printf 'et-value and ä'; exit 3")
     done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
     assert (done.exit_code, done.stdout.decode()) == (3, "s3cret-value and ä")
@@ -99,9 +95,7 @@ def test_an_agents_output_is_redacted_even_if_a_secret_arrives_in_pieces(
     assert log(session).rstrip().endswith("[redacted:TOKEN] and ä")
 
 
-def test_an_agent_that_says_more_than_anybody_keeps_is_not_held_up(
-    session: Session, env: Environment, tmp_path: Path
-) -> None:
+def test_an_agent_that_says_too_much_is_not_held_up(session: Session, env: Environment, tmp_path: Path) -> None:
     directory = agents(tmp_path / "agent", "head -c 30000000 /dev/zero | tr '\\0' x; echo last; exit 5")
     done = run_agent(session, env, Agent(directory, "exec sh run.sh"))
     assert done.exit_code == 5
@@ -151,7 +145,7 @@ def test_the_agent_of_a_crashed_controller_is_followed(
     assert (guest.home / "count").read_text() == "once\n"
 
 
-def test_an_agent_that_a_crashed_controller_did_not_start_is_started(
+def test_an_agent_that_was_never_started_is_started(
     session: Session, env: Environment, guest: Guest, tmp_path: Path
 ) -> None:
     crashed = session.environments.update(env, agent_at=env.created_at)
@@ -187,7 +181,7 @@ def test_a_lost_machine_blames_no_agent_without_the_clouds_word(
     [(timedelta(minutes=1), 1), (None, 2)],
     ids=["limit", "no-limit"],
 )
-def test_a_machine_that_lives_and_stays_unreachable_is_the_agents_doing(
+def test_a_machine_that_lives_unreachable_is_the_agents_doing(
     session: Session,
     env: Environment,
     cloud: FakeCloud,
@@ -219,7 +213,7 @@ def test_a_machine_that_lives_and_stays_unreachable_is_the_agents_doing(
     [b"q 0 0\n", b"o 5 x\n", b"x" * 100, b"o -5 3\nabc", b"x 0 2\n{}"],
     ids=["kind", "size", "line", "offset", "end"],
 )
-def test_a_machine_whose_account_cannot_be_read_leaves_an_unknown_end(
+def test_an_unreadable_account_leaves_an_unknown_end(
     session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     def lie(call: Any) -> int:
@@ -233,7 +227,7 @@ def test_a_machine_whose_account_cannot_be_read_leaves_an_unknown_end(
     assert "not known how the agent ended" in done.problem
 
 
-def test_a_program_that_fails_in_the_machine_is_tried_again_but_not_for_ever(
+def test_a_failing_program_in_the_machine_is_not_retried_forever(
     session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []

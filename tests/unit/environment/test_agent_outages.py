@@ -97,7 +97,7 @@ def test_what_changes_while_an_agent_is_copied_is_kept(
     assert (len(current.score_log), current.agent_at is not None) == (1, True)
 
 
-def test_an_environment_that_is_destroyed_while_an_agent_is_copied_does_not_come_back(
+def test_an_environment_destroyed_during_a_copy_stays_gone(
     session: Session, env: Environment, copies: list[Callable[[], object]], tmp_path: Path
 ) -> None:
     copies.append(lambda: session.environments.archive(env))
@@ -115,7 +115,7 @@ def outage(session: Session, env: Environment, tmp_path: Path) -> tuple[Environm
     return session.environments.update(current, agent_at=now() - timedelta(hours=1)), agent
 
 
-def test_an_agent_that_ended_in_time_is_believed_by_a_controller_that_comes_back_late(
+def test_a_late_controller_believes_that_an_agent_ended(
     session: Session, outage: tuple[Environment, Agent], calls: list[Callable[[Call], int | None]]
 ) -> None:
     seconds: list[float] = []
@@ -125,7 +125,7 @@ def test_an_agent_that_ended_in_time_is_believed_by_a_controller_that_comes_back
     assert seconds == [module.STOPPING_SECONDS]
 
 
-def test_a_machine_that_answers_a_late_controller_slowly_is_asked_again(
+def test_a_machine_that_answers_slowly_is_asked_again(
     session: Session, outage: tuple[Environment, Agent], calls: list[Callable[[Call], int | None]]
 ) -> None:
     calls.append(late)
@@ -133,7 +133,7 @@ def test_a_machine_that_answers_a_late_controller_slowly_is_asked_again(
     assert (done.exit_code, done.timed_out, done.stdout) == (3, False, b"1\n")
 
 
-def test_a_machine_that_never_answers_a_late_controller_is_not_asked_for_ever(
+def test_a_machine_that_never_answers_is_not_asked_forever(
     session: Session, outage: tuple[Environment, Agent], guest: Guest, calls: list[Callable[[Call], int | None]]
 ) -> None:
     calls += [late] * 5
@@ -141,7 +141,7 @@ def test_a_machine_that_never_answers_a_late_controller_is_not_asked_for_ever(
     assert (len(calls), guest.cgroup[-1]) == (5 - module.LATE_CALLS, "end")
 
 
-def test_a_machine_that_a_late_controller_cannot_reach_at_once_is_tried_again(
+def test_a_machine_that_a_late_controller_misses_is_retried(
     session: Session,
     outage: tuple[Environment, Agent],
     cloud: FakeCloud,
@@ -155,7 +155,7 @@ def test_a_machine_that_a_late_controller_cannot_reach_at_once_is_tried_again(
     assert run_agent(session, *outage).exit_code == 3
 
 
-def test_an_outage_of_the_controllers_own_is_not_the_agents_doing_however_long(
+def test_the_controllers_outage_is_never_the_agents_doing(
     session: Session,
     env: Environment,
     cloud: FakeCloud,
@@ -206,7 +206,7 @@ def test_a_copy_shows_no_signs_of_life_and_is_not_given_up(
     assert told_of(session).notes == []
 
 
-def test_a_copy_that_does_not_end_is_not_taken_for_the_agents_time_limit(
+def test_a_copy_that_does_not_end_is_not_the_agents_timeout(
     session: Session, crashed: tuple[Environment, Agent], guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds: list[float] = []
@@ -221,7 +221,7 @@ def test_a_copy_that_does_not_end_is_not_taken_for_the_agents_time_limit(
     assert seconds == [COPY_SECONDS]
 
 
-def test_a_machine_that_never_knows_the_agent_gets_one_copy_of_it(
+def test_a_machine_without_the_agent_gets_one_copy_of_it(
     session: Session,
     crashed: tuple[Environment, Agent],
     copies: list[Callable[[], object]],
@@ -233,7 +233,7 @@ def test_a_machine_that_never_knows_the_agent_gets_one_copy_of_it(
     assert (len(copies), len(calls)) == (2, 20 - 1 - module.PROGRAM_FAILURES)
 
 
-def test_the_end_of_an_agent_that_resists_shows_no_signs_of_life_and_is_not_given_up(
+def test_the_end_of_an_agent_that_resists_is_not_given_up(
     session: Session,
     env: Environment,
     guest: Guest,

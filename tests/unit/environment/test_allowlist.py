@@ -41,7 +41,7 @@ def answer(names: dict[str, list[str]]) -> Callable[..., list[tuple[object, ...]
     return getaddrinfo
 
 
-def test_names_become_addresses_and_names_of_one_address_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_become_addresses_and_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"a.example": ["192.0.2.2", "192.0.2.1"], "b.example": ["192.0.2.1"]}
     monkeypatch.setattr(socket, "getaddrinfo", answer(names))
     texts = ["a.example:443", "b.example:443", "b.example:80", "10.0.0.0/8:22", "192.0.2.2:443", "a.example:443"]

@@ -110,7 +110,7 @@ def writing(session: Session, directory: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("module", [MODULE, f"{MODULE}\n# changed"], ids=["same image", "new image"])
-def test_a_change_destroys_the_environment_before_a_new_one_comes_up(
+def test_a_change_destroys_the_old_environment_first(
     session: Session, cloud: FakeCloud, directory: Path, writing: Callable[[], Writer], module: str
 ) -> None:
     writer = writing()
@@ -132,7 +132,7 @@ def test_a_change_destroys_the_environment_before_a_new_one_comes_up(
     assert session.ledger.entries(unsettled=True) == []
 
 
-def test_an_environment_that_could_not_be_destroyed_is_destroyed_after_the_next_change(
+def test_dev_destroys_an_environment_after_the_next_change(
     directory: Path, writing: Callable[[], Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stuck(*_: object) -> None:
@@ -150,7 +150,7 @@ def test_an_environment_that_could_not_be_destroyed_is_destroyed_after_the_next_
     assert writer.alive() == writer.worked[2:]
 
 
-def test_a_changed_env_file_is_met_by_a_new_environment_and_each_keeps_the_secrets_that_it_got(
+def test_a_changed_env_file_needs_a_new_environment(
     writing: Callable[[], Writer],
 ) -> None:
     writer = writing()
@@ -191,7 +191,7 @@ def test_a_file_that_goes_while_it_is_read_is_told(directory: Path, writing: Cal
     until(lambda: len(writer.worked) == 2)
 
 
-def test_what_a_change_runs_again_is_said_before_with_the_time_it_took(
+def test_repeated_work_is_said_with_its_time(
     session: Session, cloud: FakeCloud, directory: Path, writing: Callable[[], Writer]
 ) -> None:
     (directory / "notes").write_text("1")
@@ -207,7 +207,7 @@ def test_what_a_change_runs_again_is_said_before_with_the_time_it_took(
     assert any(note.endswith("notes changed; install() took 34 s last time") for note in said)
 
 
-def test_an_environment_whose_start_fails_is_kept_until_the_next_change(
+def test_dev_keeps_a_failed_environment_until_the_next_change(
     session: Session, cloud: FakeCloud, directory: Path, writing: Callable[[], Writer]
 ) -> None:
     cloud.guest_defaults = {"values": {"start": Fails("no start")}}

@@ -71,7 +71,7 @@ def test_the_budget_of_the_project_at_launch_applies(session: Session, running: 
     ],
     ids=["ended", "too-long", "not-up", "shared"],
 )
-def test_an_extension_that_is_not_possible_is_a_usage_error_and_changes_nothing(
+def test_an_impossible_extension_changes_nothing(
     session: Session, cloud: FakeCloud, running: Environment, change: dict[str, object], by: timedelta, says: str
 ) -> None:
     before = session.environments.update(running, **change)
@@ -81,7 +81,7 @@ def test_an_extension_that_is_not_possible_is_a_usage_error_and_changes_nothing(
     assert (reserved(session), cloud.ttls) == (7_000_000, {})
 
 
-def test_a_destroyed_environment_is_not_extended_and_does_not_come_back(session: Session, running: Environment) -> None:
+def test_a_destroyed_environment_does_not_come_back(session: Session, running: Environment) -> None:
     destroy(session, running)
     with pytest.raises(UsageError, match="env has been destroyed"):
         extend(session, running, HOUR)
@@ -89,7 +89,7 @@ def test_a_destroyed_environment_is_not_extended_and_does_not_come_back(session:
 
 
 @pytest.mark.parametrize("how", ["refuses", "gone"])
-def test_a_machine_that_cannot_be_extended_is_reported_as_ending_at_its_earlier_time(
+def test_a_machine_that_cannot_be_extended_is_reported(
     session: Session, cloud: FakeCloud, running: Environment, how: str
 ) -> None:
     if how == "refuses":

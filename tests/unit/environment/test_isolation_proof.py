@@ -56,7 +56,7 @@ def test_what_was_seen_of_a_machine_that_is_not_isolated_is_kept(session: Sessio
     assert "not isolated as promised" in proof.problem
 
 
-def test_a_machine_that_gave_no_valid_answer_is_kept_with_its_questions(session: Session, cloud: FakeCloud) -> None:
+def test_a_machine_without_a_valid_answer_is_kept(session: Session, cloud: FakeCloud) -> None:
     with pytest.raises(IsolationError):
         prove(session, cloud, lambda _: b"")
     proof = load(session.environments.logs("env"))

@@ -79,9 +79,7 @@ def test_an_aux_vm_is_planned_with_its_own_image_and_size(session: Session, clou
     assert (planned.records["aux"].size.cpus, planned.records["aux"].size.memory_gib) == (2, 2)
 
 
-def test_an_environment_comes_up_in_phases_and_is_handed_to_the_operator(
-    session: Session, cloud: FakeCloud, fam: TaskFamily
-) -> None:
+def test_an_environment_comes_up_in_phases(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     running = lifecycle.up(session, fam, "main", ALLOWED)
     assert (running.status, running.attended, running.allowed_destinations) == ("ready", False, ALLOWED)
     assert running == session.environments.find(running.id)
@@ -103,18 +101,14 @@ def test_an_environment_is_attended_while_it_comes_up(session: Session, fam: Tas
     session.leases.release(running.id)
 
 
-def test_what_others_change_is_kept_when_an_environment_is_left_to_the_operator(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_changes_of_others_are_kept_at_the_hand_over(session: Session, cloud: FakeCloud) -> None:
     running = session.environments.update(up(session), attended=True)
     later = extend(session, running, timedelta(hours=1))
     assert lifecycle.leave(session, running) == later.model_copy(update={"attended": False})
     assert session.environments.find("env").expires_at == later.expires_at
 
 
-def test_an_environment_that_others_have_destroyed_is_not_left_to_the_operator(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_an_environment_destroyed_by_others_is_not_handed_over(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     lifecycle.destroy(session, running)
     with pytest.raises(UsageError, match="env has been destroyed"):
@@ -123,7 +117,7 @@ def test_an_environment_that_others_have_destroyed_is_not_left_to_the_operator(
 
 
 @pytest.mark.parametrize("destroyed", [False, True], ids=["live", "destroyed"])
-def test_an_environment_that_cannot_be_left_to_the_operator_is_destroyed_once(
+def test_an_environment_that_cannot_be_handed_over_is_destroyed(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch, destroyed: bool
 ) -> None:
     def leave(session: Session, environment: Environment) -> Environment:
@@ -140,9 +134,7 @@ def test_an_environment_that_cannot_be_left_to_the_operator_is_destroyed_once(
     assert (archived / "logs" / "console-primary.log").exists()
 
 
-def test_a_family_with_intermediate_scores_is_scored_once_before_the_agent(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_a_family_with_intermediate_scores_is_scored_first(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "has_intermediate_score": True}}}
     running = lifecycle.up(session, family(tmp_path), "main")
     assert [entry.score for entry in running.score_log] == [0.25]
@@ -162,7 +154,7 @@ FAILURES: list[tuple[str, dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("broken", "error"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
-def test_an_environment_that_fails_to_come_up_is_destroyed_and_its_logs_are_kept(
+def test_a_failed_environment_is_destroyed_and_its_logs_kept(
     session: Session, cloud: FakeCloud, fam: TaskFamily, broken: dict[str, Any], error: type[Exception]
 ) -> None:
     cloud.guest_defaults = broken
@@ -191,7 +183,7 @@ def test_an_interrupted_bring_up_leaves_nothing(session: Session, cloud: FakeClo
 
 
 @pytest.mark.parametrize("moment", ["before start", "in start"])
-def test_an_environment_that_another_command_destroys_while_it_comes_up_is_said_to_be_destroyed(
+def test_an_environment_destroyed_during_its_start_says_so(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     monkeypatch.setattr(locking, "DESTRUCTION_WAIT_SECONDS", 0)
@@ -218,7 +210,7 @@ def test_an_environment_that_another_command_destroys_while_it_comes_up_is_said_
     assert not session.environments.directory("fam-1").exists()
 
 
-def test_an_environment_that_failed_and_cannot_be_destroyed_keeps_its_record(
+def test_a_failed_environment_that_remains_keeps_its_record(
     session: Session, cloud: FakeCloud, fam: TaskFamily
 ) -> None:
     cloud.guest_defaults = {"values": {"start": Fails()}}
@@ -262,7 +254,7 @@ def test_an_image_that_cannot_be_built_starts_no_environment(
 def test_machines_that_a_killed_process_created_are_used(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     planned = planning.plan(session, fam, "main")
     [booting] = created(session, environment(new_id("fam", "main")))
-    running = lifecycle.adopt(session, planned, booting, Phases(session.progress))
+    running = lifecycle.take_over(session, planned, booting, Phases(session.progress))
     assert (running.status, running.id) == ("ready", booting.id)
     assert [phase.name for phase in running.phases] == ["boot", "isolation", "start"]
     assert is_locked(session.environments.lease(running.id))
@@ -274,7 +266,7 @@ def test_machines_that_cannot_be_used_are_destroyed(session: Session, cloud: Fak
     [booting] = created(session, environment())
     cloud.end_machine(booting)
     with pytest.raises(Exception, match="did not come up"):
-        lifecycle.adopt(session, planned, booting, Phases(session.progress))
+        lifecycle.take_over(session, planned, booting, Phases(session.progress))
     assert session.environments.all() == []
 
 
@@ -305,9 +297,7 @@ def test_a_failed_teardown_is_reported_and_the_destroy_continues(session: Sessio
     assert cloud.existing() == []
 
 
-def test_an_environment_whose_machine_has_ended_is_destroyed_without_teardown(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_an_ended_machine_is_destroyed_without_teardown(session: Session, cloud: FakeCloud) -> None:
     running = up(session, environment(has_teardown=True))
     cloud.end_machine(running)
     lifecycle.destroy(session, running)
@@ -335,7 +325,7 @@ def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> 
     [(Fails("no disk"), TaskError), ({"found": False, "reason": "a directory"}, SubmissionError)],
     ids=["task", "submission"],
 )
-def test_the_agent_is_let_in_again_even_if_a_kept_environment_could_not_be_scored(
+def test_the_agent_is_let_in_although_scoring_failed(
     session: Session, cloud: FakeCloud, answer: Any, error: type[Exception]
 ) -> None:
     running = up(session)

@@ -53,7 +53,7 @@ def test_start_gets_only_the_tasks_variables(
     assert (home["instructions"], home["skip_chown"], home["environment"]) == ("Do it.", True, {})
 
 
-def test_a_failed_start_reports_its_error_and_sets_up_no_agent_home(
+def test_a_failed_start_reports_its_error_and_makes_no_home(
     session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
     guest.values["start"] = Fails("no such flag")
@@ -138,7 +138,7 @@ def test_the_given_submission_or_else_the_file_is_scored(
     assert (kept.read_bytes() if kept.exists() else b"") == scored
 
 
-def test_the_submission_is_kept_without_secrets_and_bounded_and_no_disk_stops_the_scoring(
+def test_the_submission_is_kept_bounded_without_secrets(
     session: Session, env: Environment, driver: TaskDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "KEPT_CHARACTERS", 40)
@@ -194,7 +194,7 @@ def test_aggregate_scores_gets_the_whole_log_with_the_last_score(
 
 
 @pytest.mark.parametrize("has_score", [True, False], ids=["beside-score", "alone"])
-def test_a_failed_last_intermediate_score_matters_only_without_score(
+def test_a_failed_last_intermediate_score_counts_without_score(
     session: Session, env: Environment, guest: Guest, driver: TaskDriver, has_score: bool
 ) -> None:
     env = changed(session, env, has_intermediate_score=True, has_aggregate_scores=not has_score, has_score=has_score)
@@ -207,7 +207,7 @@ def test_a_failed_last_intermediate_score_matters_only_without_score(
             operations.end_score(session, env, driver, "7")
 
 
-def test_an_intermediate_score_is_logged_and_hidden_if_the_manifest_says_so(
+def test_a_hidden_intermediate_score_is_logged(
     session: Session, env: Environment, guest: Guest, driver: TaskDriver
 ) -> None:
     guest.says["intermediate_score"] = "12 of 48\n"
@@ -230,7 +230,7 @@ def test_an_answer_without_a_score_adds_no_log_entry(
     assert (updated.score_log, result.entry, result.visible["status"]) == ((), None, "no_score")
 
 
-def test_an_intermediate_score_of_a_family_without_any_is_a_usage_error(
+def test_intermediate_scoring_without_any_is_a_usage_error(
     session: Session, env: Environment, driver: TaskDriver
 ) -> None:
     with pytest.raises(UsageError, match="fam has no intermediate_score"):

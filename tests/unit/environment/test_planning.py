@@ -47,9 +47,7 @@ def test_the_record_names_each_machines_base_image(session: Session, cloud: Fake
     }
 
 
-def test_further_machines_come_up_and_are_destroyed_with_the_first(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_further_machines_go_with_the_first(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     running = lifecycle.up(session, of_three(tmp_path), "main")
     assert sorted(cloud.existing()) == [f"{running.id}/{role}" for role in ("db", "primary", "web")]
     assert [running.role_of(name) for name in ("box", "primary", "web", "third")] == ["primary", "primary", "web", None]
@@ -57,7 +55,7 @@ def test_further_machines_come_up_and_are_destroyed_with_the_first(
     assert cloud.existing() == []
 
 
-def test_a_machine_of_our_own_that_cannot_be_had_is_called_by_its_name(
+def test_a_machine_of_our_own_that_fails_is_named(
     session: Session, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = of_three(tmp_path)

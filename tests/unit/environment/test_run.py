@@ -60,9 +60,7 @@ def test_a_run_carries_the_warnings_of_its_task(session: Session, tmp_path: Path
     assert session.environments.find(result.environment, archived=True).setup.warnings == result.warnings
 
 
-def test_a_run_carries_the_hash_of_its_sealed_logs_in_which_the_agent_and_all_calls_are_recorded(
-    session: Session, fam: TaskFamily, agent: AgentCommand
-) -> None:
+def test_a_run_carries_the_hash_of_its_sealed_logs(session: Session, fam: TaskFamily, agent: AgentCommand) -> None:
     result = run(session, fam, "main", agent=agent)
     logs = session.environments.archived_logs(result.environment)
     sealed = load(logs)
@@ -73,7 +71,7 @@ def test_a_run_carries_the_hash_of_its_sealed_logs_in_which_the_agent_and_all_ca
     assert casts.header_of(logs / "agent-1.cast").command == "sh run.sh"
 
 
-def test_a_run_that_is_not_recorded_has_its_logs_sealed_all_the_same(session: Session, fam: TaskFamily) -> None:
+def test_an_unrecorded_run_has_its_logs_sealed(session: Session, fam: TaskFamily) -> None:
     result = run(replace(session, record=False), fam, "main", submission="7")
     names = {entry.name for entry in load(session.environments.archived_logs(result.environment)).entries}
     assert "score.log" in names
@@ -96,7 +94,7 @@ def test_a_failed_scoring_is_a_result_not_an_error(session: Session, cloud: Fake
     assert_nothing_is_left(session, cloud)
 
 
-def test_a_run_whose_agent_switches_its_machine_off_says_so_and_is_destroyed(
+def test_a_run_whose_agent_powers_off_is_destroyed(
     session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand
 ) -> None:
     def end_machine() -> None:
@@ -111,7 +109,7 @@ def test_a_run_whose_agent_switches_its_machine_off_says_so_and_is_destroyed(
 
 
 @pytest.mark.parametrize("work", ["agent", "tests"])
-def test_an_interrupted_run_names_the_environment_that_it_destroys(
+def test_an_interrupted_run_names_the_environment(
     session: Session, cloud: FakeCloud, fam: TaskFamily, agent: AgentCommand, work: str
 ) -> None:
     class Interrupted(Told):
@@ -149,7 +147,7 @@ def test_a_run_that_does_not_start_is_destroyed(session: Session, cloud: FakeClo
 
 
 @pytest.mark.parametrize("fails", ["start", "score", ""], ids=["start", "score", "nothing"])
-def test_a_run_that_is_to_be_kept_leaves_its_environment_to_the_operator(
+def test_a_kept_run_leaves_its_environment_to_the_operator(
     session: Session, cloud: FakeCloud, fam: TaskFamily, fails: str
 ) -> None:
     cloud.guest_defaults = {"values": {fails: Fails()}} if fails else {}

@@ -48,7 +48,7 @@ def test_a_damaged_record_is_selected_beside_the_others(session: Session) -> Non
     assert (ids(selection.live), selection.damaged) == (["here-1"], ["spoilt-1"])
 
 
-def test_a_destroy_of_all_includes_directories_without_a_readable_record(session: Session) -> None:
+def test_destroy_all_includes_directories_without_a_record(session: Session) -> None:
     session.environments.save(environment("here"))
     session.environments.save(environment("spoilt"))
     spoil(session, "spoilt")
@@ -58,7 +58,7 @@ def test_a_destroy_of_all_includes_directories_without_a_readable_record(session
     assert not session.environments.directory("crashed").exists()
 
 
-def test_an_environment_with_a_damaged_record_is_destroyed_and_settled(session: Session, cloud: FakeCloud) -> None:
+def test_a_damaged_environment_is_destroyed_and_settled(session: Session, cloud: FakeCloud) -> None:
     created(session, reservations.reserve(session, environment()))
     (session.environments.logs("env") / "start.log").write_text("kept")
     spoil(session, "env")
@@ -70,9 +70,7 @@ def test_an_environment_with_a_damaged_record_is_destroyed_and_settled(session: 
     assert told_of(session).notes == []
 
 
-def test_an_environment_that_the_ledger_does_not_know_is_destroyed_where_the_cloud_is(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_an_environment_unknown_to_the_ledger_is_destroyed(session: Session, cloud: FakeCloud) -> None:
     created(session, environment())
     spoil(session, "env")
     destroy_damaged(session, "env")
@@ -80,7 +78,7 @@ def test_an_environment_that_the_ledger_does_not_know_is_destroyed_where_the_clo
     assert "The ledger knows no launch of env" in told_of(session).notes[-1]
 
 
-def test_what_would_not_go_keeps_its_directory_and_its_reservation(
+def test_what_would_not_go_keeps_its_reservation(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created(session, reservations.reserve(session, environment()))

@@ -108,7 +108,7 @@ def test_a_copy_on_another_host_is_refused_before_creation(
     assert [each.id for each in session.environments.all()] == ["env"]
 
 
-def test_a_copy_is_of_the_snapshot_that_was_read_and_of_no_other_of_its_name(
+def test_a_copy_is_of_the_snapshot_that_was_read(
     session: Session, cloud: FakeCloud, pair: Environment, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, reserve = cloud.existing(), reservations.reserve
@@ -202,7 +202,7 @@ def test_a_snapshot_stays_as_long_as_copies_need_it(session: Session, snapshot: 
     assert SnapshotStore(session.home).all() == []
 
 
-def test_a_copy_counts_to_the_batch_and_has_the_label_of_its_own_command(session: Session, snapshot: Snapshot) -> None:
+def test_a_copy_counts_to_its_commands_batch_and_label(session: Session, snapshot: Snapshot) -> None:
     spending = session.spending.model_copy(update={"batch": "inspect-eval"})
     copy = snapshots.up(replace(session, spending=spending, label="eval 1 (epoch 2)"), "saved")
     assert (copy.batch, copy.label) == ("inspect-eval", "eval 1 (epoch 2)")
@@ -210,7 +210,7 @@ def test_a_copy_counts_to_the_batch_and_has_the_label_of_its_own_command(session
     assert entry.batch == "inspect-eval"
 
 
-def test_a_copy_can_stay_in_the_care_of_its_process_and_share_a_stack(session: Session, snapshot: Snapshot) -> None:
+def test_a_copy_can_belong_to_its_process_and_share_a_stack(session: Session, snapshot: Snapshot) -> None:
     batcher = ApplyBatcher("copies", 1)
     copy = snapshots.bring_up(session, "saved", batcher.create)
     assert (copy.attended, copy.status) == (True, "ready")
@@ -226,7 +226,7 @@ def test_many_copies_come_up_at_once(session: Session, snapshot: Snapshot) -> No
     assert {copy.status for copy in copies} == {"ready"}
 
 
-def test_an_attended_snapshot_is_its_process_s_until_it_is_removed_or_left(session: Session, pair: Environment) -> None:
+def test_an_attended_snapshot_belongs_to_its_process(session: Session, pair: Environment) -> None:
     lease = SnapshotStore(session.home).lease("ours")
     assert snapshots.freeze(session, pair, "ours", attended=True).attended
     assert snapshots.remove_abandoned(session) == []
@@ -238,7 +238,7 @@ def test_an_attended_snapshot_is_its_process_s_until_it_is_removed_or_left(sessi
     assert SnapshotStore(session.home).all() == []
 
 
-def test_an_abandoned_snapshot_stays_while_copies_need_it_or_may_need_it(session: Session, pair: Environment) -> None:
+def test_an_abandoned_snapshot_stays_while_copies_need_it(session: Session, pair: Environment) -> None:
     snapshots.freeze(session, pair, "ours", attended=True)
     snapshots.leave(session, "ours")
     copy = snapshots.up(session, "ours")

@@ -13,7 +13,7 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.config import Settings
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
-from provisioner.environment.sweep import find, judge, sweep
+from provisioner.environment.sweep import find, orphan_reason, sweep
 from provisioner.machines import reservations
 from provisioner.models import Environment, MachineRecord, MachineSize, Status, TaskSetup
 from provisioner.session import Session
@@ -48,7 +48,7 @@ def verdict(
     attended: bool = False,
     older_than: timedelta = timedelta(0),
 ) -> str | None:
-    return judge(resources, record_here, attended=attended, home=HERE, at=NOW, older_than=older_than)
+    return orphan_reason(resources, record_here, attended=attended, home=HERE, at=NOW, older_than=older_than)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,14 @@ def verdict(
         (record(remaining=-HOUR), "its time to live ended 1h ago"),
     ],
 )
-def test_a_recorded_environment_is_removed_once_no_command_looks_after_it(
-    recorded: Environment, reason: str | None
-) -> None:
+def test_an_unattended_environment_is_removed(recorded: Environment, reason: str | None) -> None:
     assert verdict(surveyed(home=HERE), recorded) == reason
     # Environments that a running command looks after, and young ones, are always left alone.
     assert verdict(surveyed(home=HERE), recorded, attended=True) is None
     assert verdict(surveyed(home=HERE), recorded, older_than=4 * HOUR) is None
 
 
-def test_an_environment_of_this_home_without_a_record_is_removed_at_once() -> None:
+def test_an_environment_without_a_record_is_removed_at_once() -> None:
     assert verdict(surveyed(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
     assert verdict(surveyed(home=HERE), attended=True) is None
 
@@ -90,16 +88,12 @@ def test_an_environment_of_this_home_without_a_record_is_removed_at_once() -> No
         ({"created_at": NOW - timedelta(days=8)}, True),
     ],
 )
-def test_an_environment_of_another_controller_is_removed_only_long_after_its_time_to_live(
-    changes: dict[str, object], goes: bool
-) -> None:
+def test_another_controllers_environment_is_removed_late(changes: dict[str, object], goes: bool) -> None:
     assert (verdict(surveyed(home="home-2", **changes)) is not None) is goes
     assert (verdict(surveyed(home="", **changes)) is not None) is goes
 
 
-def test_a_shared_reservation_is_settled_long_after_its_time_to_live_if_nothing_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_shared_reservation_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     home.make()
     session = Session(home=home, cloud=LocalCloud(home, Settings()))
@@ -138,7 +132,7 @@ def test_an_attended_snapshot_whose_process_has_ended_is_removed(session: Sessio
     assert [each.name for each in SnapshotStore(session.home).all()] == ["used"]
 
 
-def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Path) -> None:
+def test_a_sweep_leaves_other_clouds_alone(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.make()
     session = Session(home=home, cloud=LocalCloud(home, Settings()))
@@ -151,7 +145,7 @@ def test_a_sweep_of_one_cloud_leaves_the_others_environments_alone(tmp_path: Pat
     assert [orphan.environment for orphan in find(session, None, timedelta(0))] == ["nobodys"]
 
 
-def test_an_environment_whose_record_cannot_be_read_is_removed_long_after_its_time_to_live(
+def test_an_unreadable_environment_is_swept_long_after_its_end(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created(session, reservations.reserve(session, environment()))
@@ -171,7 +165,7 @@ def test_an_environment_whose_record_cannot_be_read_is_removed_long_after_its_ti
     assert session.ledger.entries(unsettled=True) == []
 
 
-def test_an_orphan_that_fails_in_an_unforeseen_way_keeps_no_other_alive(
+def test_an_orphan_that_fails_keeps_no_other_alive(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created(session, environment("one"))

@@ -8,7 +8,7 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.clouds.findings import TerminationReason
-from provisioner.environment.verdicts import Loss, ask, blamed, judge, runs
+from provisioner.environment.verdicts import Loss, ask, attribute_loss, blamed, runs
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.models import Role
 from provisioner.session import Session
@@ -39,7 +39,7 @@ def test_only_what_the_cloud_says_excuses_an_agent(
     primary: TerminationReason | None, aux: TerminationReason | None, began: bool, expired: bool, by: str
 ) -> None:
     machines: dict[Role, TerminationReason | None] = {"primary": primary, "aux": aux}
-    assert judge(machines, agent_began=began, expired=expired).by == by
+    assert attribute_loss(machines, agent_began=began, expired=expired).by == by
 
 
 def test_a_host_that_the_cloud_calls_impaired_is_no_agents_doing(session: Session, cloud: FakeCloud) -> None:
@@ -70,9 +70,7 @@ def test_the_blame_is_told_by_the_error(session: Session, cloud: FakeCloud) -> N
     assert SPOT.message in lost.value.cloud_words
 
 
-def test_a_machine_that_was_extended_in_the_meantime_has_not_reached_its_time_to_live(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_an_extended_machine_has_not_reached_its_limit(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.update(up(session), agent_at=now(), expires_at=now())
     session.environments.update(env, expires_at=now() + timedelta(hours=1))
     with pytest.raises(AgentError, match="the cloud says that it runs"), blamed(session, env):

@@ -214,7 +214,7 @@ class FakeCloud(Cloud):
         assert (image / "image.json").exists()
         return image.name not in self.faults.lost_images
 
-    def adopt(self, name: str, destination: Path) -> bool:
+    def find_image(self, name: str, destination: Path) -> bool:
         if name not in self.foreign_images:
             return False
         (destination / "ami.json").write_text(name)
@@ -262,14 +262,14 @@ class FakeCloud(Cloud):
             sshd = Sshd(guest.obey, may_log_in, path.exists)
             self.machines[identity, role] = Machine(sshd, guest, keys)
             if environment.snapshot:
-                self._go_on(self.machines[identity, role], *self.frozen[environment.snapshot][role], role)
+                self._resume_copy(self.machines[identity, role], *self.frozen[environment.snapshot][role], role)
             address = f"192.0.2.{2 + list(authorized_keys).index(role)}" if len(authorized_keys) > 1 else None
             endpoints.setdefault(identity, {})[role] = {
                 "host": "127.0.0.1", "port": sshd.port, "private_address": address, "origin": self.origin,
             }  # fmt: skip
         write_atomically(self.directory / "endpoints.json", json.dumps(endpoints))
 
-    def _go_on(self, copy: Machine, host_key: KeyPair, controller: str, role: Role) -> None:
+    def _resume_copy(self, copy: Machine, host_key: KeyPair, controller: str, role: Role) -> None:
         """Has a machine know what the frozen one knew, until it takes credentials of its own."""
         authorize = copy.sshd.authorize
         copy.sshd.shown_key_pair = host_key

@@ -15,7 +15,7 @@ from tests.unit.family.bad_inputs import TABLE, file_step
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_bad_input_is_refused_with_its_own_message_and_exit_code_2(name: str, tmp_path: Path) -> None:
+def test_bad_input_has_its_own_message_and_exit_code_2(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         TABLE[name].read(tmp_path)
     assert TABLE[name].says in caught.value.message
@@ -37,7 +37,7 @@ def test_no_two_bad_inputs_have_the_same_message(tmp_path: Path) -> None:
     assert same == set()
 
 
-def test_a_link_to_the_sibling_nested_in_a_copied_directory_is_refused(tmp_path: Path) -> None:
+def test_a_nested_link_to_a_sibling_is_refused(tmp_path: Path) -> None:
     family = tmp_path / "family"
     (family / "assets" / "deep").mkdir(parents=True)
     (tmp_path / "family_evil").mkdir()

@@ -56,12 +56,12 @@ def test_only_the_required_variables_are_handed_out() -> None:
     assert select_required({"A": "1", "B": "2"}, ("B",)) == {"B": "2"}
 
 
-def test_ours_win_over_the_env_files_and_go_only_where_they_are_required() -> None:
+def test_our_variables_win_over_the_env_file() -> None:
     supplied = {"VM_IP_ADDRESS": "10.0.0.2", "VM_SSH_USERNAME": "admin"}
     assert select_required({"VM_IP_ADDRESS": "x"}, ["VM_IP_ADDRESS"], supplied) == {"VM_IP_ADDRESS": "10.0.0.2"}
 
 
-def test_the_aux_vms_variables_need_no_value_when_there_is_an_aux_vm() -> None:
+def test_the_aux_vms_variables_need_no_value() -> None:
     names = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
     check_required({}, TaskSetup(required_environment_variables=names, aux_vm_spec=AUX))
 

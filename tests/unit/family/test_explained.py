@@ -22,7 +22,7 @@ def family(directory: Path, text: str) -> Path:
     return directory / "fam"
 
 
-def test_an_error_without_a_hint_gets_the_section_and_the_inner_one_wins() -> None:
+def test_an_error_without_a_hint_gets_its_section() -> None:
     with pytest.raises(TaskFamilyError, match="wrong") as caught, explained(METHODS), explained(VMSPEC):
         raise TaskFamilyError("wrong")
     assert caught.value.hint == f"{VMSPEC} says what is allowed."

@@ -49,7 +49,7 @@ def test_files_are_listed_sorted_and_relative_to_the_family(tmp_path: Path) -> N
     assert list_files(tmp_path, tmp_path / "b") == ("b/.git/config", "b/a", "b/z")
 
 
-def test_a_link_to_a_directory_is_listed_as_a_link_and_not_entered(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_is_listed_and_not_entered(tmp_path: Path) -> None:
     write(tmp_path, "real/file")
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real" / "up").symlink_to("..")

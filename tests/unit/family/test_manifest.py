@@ -43,7 +43,7 @@ def test_a_manifest_may_name_the_base_image(named: str) -> None:
 
 
 @pytest.mark.parametrize("named", ["debian-11", "ubuntu-20.04-cuda", "''"], ids=["older", "cuda", "empty"])
-def test_an_unknown_base_image_is_refused_with_those_that_there_are(named: str) -> None:
+def test_an_unknown_base_image_is_refused_with_a_list(named: str) -> None:
     with pytest.raises(TaskFamilyError, match="- base_image: must be 'debian-12' or 'debian-13', not "):
         parse_manifest(f"base_image: {named}\ntasks: {{}}".encode())
 
@@ -58,7 +58,7 @@ def test_a_base_image_is_that_of_all_tasks() -> None:
     ["tasks: [easy, hard, harder]", "tasks:", "version: '1'", "- tasks", "tasks: {main: [1]}",
      "tasks: {main: {resources: 2}}", "tasks: {main: {scoring: [no]}}"],
 )  # fmt: skip
-def test_a_manifest_of_another_shape_is_told_the_right_one_by_an_example(text: str) -> None:
+def test_a_manifest_of_another_shape_gets_an_example(text: str) -> None:
     with pytest.raises(TaskFamilyError) as caught:
         parse_manifest(text.encode())
     example = caught.value.message.rpartition(" `")[2].removesuffix("`.")

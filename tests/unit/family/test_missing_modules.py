@@ -9,7 +9,7 @@ from tests.command_line import ROOT
 
 
 @pytest.mark.parametrize("module", OF_METRS_IMAGE)
-def test_the_reference_names_a_module_of_metrs_image_and_its_version(module: str) -> None:
+def test_the_reference_names_modules_of_metrs_image(module: str) -> None:
     path, _, _ = PAGE.partition("#")
     section = (ROOT / path).read_text().split("\n### What METR's image has besides\n")[1].split("\n#")[0]
     requirement = OF_METRS_IMAGE[module]

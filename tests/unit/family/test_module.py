@@ -68,7 +68,7 @@ def test_what_is_surely_no_task_family_is_refused(tmp_path: Path, name: str) -> 
         check(tmp_path, text)
 
 
-def test_a_module_that_would_fill_the_memory_is_left_to_the_machine(tmp_path: Path) -> None:
+def test_a_module_that_would_fill_memory_is_not_read_here(tmp_path: Path) -> None:
     path = tmp_path / "fam.py"
     path.write_text("x = [" + "0," * (MAXIMUM_TOKENS // 2) + "]\n")
     assert parse_module(path) is None

@@ -55,7 +55,7 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_what_reads_the_agents_file_as_agent_has_no_secret_in_its_environment(tmp_path: Path) -> None:
+def test_the_agents_file_is_read_without_secrets(tmp_path: Path) -> None:
     write_family(tmp_path / "sums", aux=False, intermediate=True)
     runuser = tmp_path / "bin" / "runuser"
     runuser.parent.mkdir()
@@ -79,9 +79,7 @@ AS_AGENT = {
 
 
 @pytest.mark.parametrize("name", AS_AGENT)
-def test_what_new_families_and_the_examples_run_as_agent_has_no_secret_in_its_environment(
-    tmp_path: Path, name: str
-) -> None:
+def test_new_families_run_agents_without_secrets(tmp_path: Path, name: str) -> None:
     if name == "new":
         write_family(tmp_path / "sums", aux=True, intermediate=False)
     runuser = tmp_path / "bin" / "runuser"

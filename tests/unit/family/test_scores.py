@@ -74,9 +74,7 @@ SCORES: list[tuple[str, object, ScoreKind, str]] = [
 
 
 @pytest.mark.parametrize(("name", "result", "kind", "says"), SCORES, ids=[row[0] for row in SCORES])
-def test_a_result_that_is_no_score_is_its_own_kind_of_failure_and_never_a_number(
-    name: str, result: object, kind: ScoreKind, says: str
-) -> None:
+def test_a_result_that_is_no_score_is_its_own_failure(name: str, result: object, kind: ScoreKind, says: str) -> None:
     score = classify_score(result)
     assert (score.kind, score.score, score.failed) == (kind, None, True)
     assert says in score.message
@@ -95,7 +93,7 @@ INTERMEDIATE: list[tuple[object, str, str]] = [
 
 
 @pytest.mark.parametrize(("value", "kind", "says"), INTERMEDIATE)
-def test_an_intermediate_result_that_is_none_is_a_failure_and_not_logged(value: object, kind: str, says: str) -> None:
+def test_an_intermediate_none_is_a_failure_and_not_logged(value: object, kind: str, says: str) -> None:
     result = parse_intermediate({"status": "ok", "value": value})
     assert (result.kind, result.score, result.is_logged, result.failed) == (kind, None, False, True)
     assert says in result.failure
@@ -121,7 +119,7 @@ def test_all_of_an_intermediate_result_is_optional() -> None:
     assert parse_intermediate({"status": "ok", "value": nulls}) == IntermediateResult(kind="scored", score=1)
 
 
-def test_an_exception_of_intermediate_scoring_is_kept_with_its_traceback() -> None:
+def test_intermediate_scorings_exception_keeps_its_traceback() -> None:
     error = {"status": "error", "kind": "exception", "type": "OSError", "message": "gone", "traceback": "at line 1"}
     result = parse_intermediate(error)
     assert (result.kind, result.failure, result.traceback) == ("exception", "Scoring raised OSError: gone", "at line 1")
@@ -144,7 +142,7 @@ def test_nan_survives_being_written() -> None:
         (None, True, {"status": "no_score", "message": {"a": 1}}),
     ],
 )
-def test_the_agent_sees_the_message_and_the_score_only_where_it_may(
+def test_the_agent_sees_message_and_score_only_where_allowed(
     score: float | None, visible: bool, expected: dict[str, object]
 ) -> None:
     assert visible_message(score, {"a": 1}, visible) == expected

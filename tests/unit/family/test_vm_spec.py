@@ -59,6 +59,6 @@ def test_messages_name_the_place(key: str, value: object) -> None:
     assert caught.value.message.isprintable()
 
 
-def test_a_base_image_that_only_primary_machines_may_have_is_refused() -> None:
+def test_a_base_image_for_primary_machines_alone_is_refused() -> None:
     with pytest.raises(TaskFamilyError, match=r"must be one of debian-12, ubuntu-20\.04-cuda, not 'debian-13'"):
         parse_vm_spec({**RANGES, "base_image_type": "debian-13"}, "spec")

@@ -65,7 +65,7 @@ class Machine:
             "environment": {},
             "result": str(self.root / "results/result.json"),
             "output_limit_bytes": MIB,
-            "timeout_seconds": 60,
+            "timeout_seconds": BOUND_SECONDS,
             "root": str(self.root),
             **keys,
         }

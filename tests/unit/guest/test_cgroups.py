@@ -30,7 +30,7 @@ def test_a_login_that_cannot_be_put_into_the_agents_cgroup_ends() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split() == ["137"]
 
 
-def test_the_agents_processes_are_those_with_its_id_and_those_in_other_user_namespaces() -> None:
+def test_the_agents_processes_are_found_in_user_namespaces() -> None:
     assert is_agents(os.getpid(), os.getuid())
     assert not is_agents(os.getpid(), NOBODY)
     with subprocess.Popen(["unshare", "--user", "sleep", "600"]) as other:

@@ -8,7 +8,7 @@ from tests.unit.guest.machine_directory import Machine
 from tests.waiting import until
 
 
-def test_commands_run_as_one_script_that_stops_at_the_first_failure(machine: Machine) -> None:
+def test_commands_stop_at_the_first_failure(machine: Machine) -> None:
     commands = ["word=hello", "cat", 'echo "$word $TOKEN"', "echo gone > /dev/stderr", "false | true", "echo never"]
 
     answer = machine.run(
@@ -53,7 +53,7 @@ def test_secrets_stand_in_no_command_line(machine: Machine) -> None:
     assert "hunter2-x" not in answer.stdout
 
 
-def test_commands_that_take_too_long_are_killed_with_what_they_started(machine: Machine) -> None:
+def test_slow_commands_are_killed_with_their_children(machine: Machine) -> None:
     marked = "sleep 1000.125"
     answer = machine.run(
         "shell",
@@ -71,7 +71,7 @@ def test_commands_that_take_too_long_are_killed_with_what_they_started(machine: 
     )
 
 
-def test_commands_get_their_own_session_an_empty_input_and_only_their_own_variables(machine: Machine) -> None:
+def test_commands_get_their_own_session_input_and_variables(machine: Machine) -> None:
     answer = machine.run(
         "shell",
         commands=["cut -d' ' -f4-6 /proc/$$/stat", "readlink /proc/self/fd/0", "umask", "env"],

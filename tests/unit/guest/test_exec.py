@@ -164,7 +164,7 @@ def test_a_user_may_be_named_by_number(server: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become others")
-def test_a_number_without_an_account_is_a_user_with_the_group_of_root(server: Path) -> None:
+def test_a_number_without_an_account_has_roots_group(server: Path) -> None:
     script = "id -u; id -g; id -G; pwd; echo $HOME $USER"
     stdout, _ = call(server, user="4242", argv=["sh", "-c", script])
     assert stdout.decode().split() == ["4242", "0", "0", "/", "/", "4242"]

@@ -18,7 +18,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 def read_submission(machine: Machine) -> Any:
     """Read the submission with a limit of 1 MiB."""
     path = str(machine.home / "submission.txt")
-    return machine.run("read_submission", path=path, limit_bytes=MIB, timeout_seconds=20).value
+    return machine.run("read_submission", path=path, limit_bytes=MIB).value
 
 
 def test_a_submission_is_read_as_it_is(machine: Machine) -> None:
@@ -82,7 +82,7 @@ def write(path: Path, text: str = "", *, gid: int | None = None) -> Path:
 
 
 @as_root
-def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directories(machine: Machine) -> None:
+def test_the_home_is_the_agents_but_for_protected_files(machine: Machine) -> None:
     home, outside = machine.home, write(machine.root / "outside")
     agents = [
         write(home / "file"),
@@ -109,7 +109,7 @@ def test_the_home_is_given_to_agent_but_for_protected_files_and_hidden_directori
 
 
 @as_root
-def test_a_protected_directory_is_left_alone_with_all_that_is_in_it(machine: Machine) -> None:
+def test_a_protected_directory_is_left_alone(machine: Machine) -> None:
     inside = write(machine.home / "scorer/key")
     os.chown(machine.home / "scorer", 0, machine.protected_gid)
 
@@ -129,7 +129,7 @@ def test_a_family_that_gives_its_files_itself_keeps_their_owners(machine: Machin
     assert (machine.home / "instructions.txt").stat().st_uid == 1000
 
 
-def test_only_private_keys_of_agents_are_tightened_and_no_link_is_followed(machine: Machine) -> None:
+def test_only_agents_private_keys_are_tightened(machine: Machine) -> None:
     ssh, outside = machine.home / ".ssh", write(machine.root / "key", KEY)
     keys = [write(ssh / "id_rsa", KEY), write(ssh / "more/id", "-----BEGIN RSA PRIVATE KEY-----\n")]
     others = [write(ssh / "id_rsa.pub", "ssh-rsa AAAA"), write(ssh / "config", "Host *\n"), outside]
@@ -142,7 +142,7 @@ def test_only_private_keys_of_agents_are_tightened_and_no_link_is_followed(machi
     assert [stat.S_IMODE(path.stat().st_mode) for path in others] == [0o644, 0o644, 0o644]
 
 
-def test_a_home_whose_ssh_directory_is_a_link_is_settled_without_following_it(machine: Machine) -> None:
+def test_a_home_whose_ssh_directory_is_a_link_is_safe(machine: Machine) -> None:
     outside = write(machine.root / "elsewhere/key", KEY)
     (machine.home / ".ssh").symlink_to(outside.parent)
 
@@ -151,7 +151,7 @@ def test_a_home_whose_ssh_directory_is_a_link_is_settled_without_following_it(ma
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
 
-def test_instructions_replace_a_planted_link_and_end_with_a_newline(machine: Machine) -> None:
+def test_instructions_replace_a_planted_link(machine: Machine) -> None:
     outside = write(machine.root / "outside", "kept")
     (machine.home / "instructions.txt").symlink_to(outside)
 

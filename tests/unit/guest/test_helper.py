@@ -22,7 +22,7 @@ def test_a_machine_without_the_familys_python_says_so(machine: Machine) -> None:
     assert "no `python3`" in result["message"]
 
 
-def test_a_python_that_cannot_run_is_a_failure_and_not_the_helpers_end(machine: Machine, tmp_path: Path) -> None:
+def test_a_python_that_cannot_run_is_a_failure(machine: Machine, tmp_path: Path) -> None:
     broken = tmp_path / "python3"
     broken.write_text("#!/nonexistent\n")
     broken.chmod(0o755)
@@ -31,7 +31,7 @@ def test_a_python_that_cannot_run_is_a_failure_and_not_the_helpers_end(machine: 
     assert "python3" in machine.score("return 1").result["message"]
 
 
-def test_operations_without_task_code_do_not_run_in_the_familys_python(machine: Machine) -> None:
+def test_operations_without_task_code_use_our_python(machine: Machine) -> None:
     machine.path = "/nonexistent"
     environment = {"PYTHONHOME": "/nonexistent", "PYTHONPATH": str(machine.family)}
     (machine.family / "json.py").write_text("raise SystemExit(66)")
@@ -39,7 +39,7 @@ def test_operations_without_task_code_do_not_run_in_the_familys_python(machine: 
     assert machine.run("read_submission", path="/x", limit_bytes=1, environment=environment).value["found"] is False
 
 
-def test_an_exception_comes_back_with_its_type_message_and_traceback(machine: Machine) -> None:
+def test_an_exception_has_its_type_message_and_traceback(machine: Machine) -> None:
     result = machine.score("raise ValueError('wrong ' + submission)").result
 
     assert (result["status"], result["kind"], result["type"]) == ("error", "exception", "ValueError")
@@ -65,9 +65,7 @@ def test_a_traceback_begins_in_the_family(machine: Machine) -> None:
     ids=["raises", "imports", "syntax"],
 )
 @pytest.mark.parametrize("operation", ["setup", "start"])
-def test_a_module_that_cannot_be_imported_is_shown_where_it_fails(
-    machine: Machine, before: str, line: str, operation: str
-) -> None:
+def test_a_failed_import_is_shown_where_it_fails(machine: Machine, before: str, line: str, operation: str) -> None:
     machine.write_family("pass\n", before=before)
 
     trace = machine.run(operation, given={}).result["traceback"].removeprefix("Traceback (most recent call last):\n")
@@ -137,7 +135,7 @@ def test_an_earlier_result_is_never_taken_for_this_ones(machine: Machine) -> Non
     assert machine.score("__import__('os')._exit(0)").result["kind"] == "exit"
 
 
-def test_results_lie_where_only_root_can_read_them_and_output_is_removed(machine: Machine) -> None:
+def test_only_root_can_read_results_and_output_is_removed(machine: Machine) -> None:
     machine.score("print('secret')\nreturn 1.0")
 
     assert (machine.root / "results").stat().st_mode & 0o777 == 0o700
@@ -165,7 +163,7 @@ def test_a_request_that_is_none_is_refused_without_showing_it() -> None:
         assert b"hunter2" not in ended.stderr + ended.stdout
 
 
-def test_a_hundred_megabytes_of_output_are_bounded_and_the_result_kept(machine: Machine) -> None:
+def test_a_hundred_megabytes_of_output_are_bounded(machine: Machine) -> None:
     machine.write_family("""
         @staticmethod
         def start(t):
@@ -258,7 +256,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_what_start_leaves_running_survives_writes_on_and_holds_nothing_up(machine: Machine) -> None:
+def test_what_start_leaves_running_survives(machine: Machine) -> None:
     machine.write_family("""
         @staticmethod
         def start(t):

@@ -41,7 +41,7 @@ def run(*probes: list[Any], cards: tuple[str, ...] = ()) -> list[list[str]]:
     return list(answers)
 
 
-def test_it_answers_every_probe_once_in_the_order_of_the_questions() -> None:
+def test_it_answers_every_probe_once_in_order() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         answers = run(

@@ -68,7 +68,7 @@ def run_pytest(machine: Machine, tests: str, *arguments: str) -> subprocess.Comp
     )
 
 
-def test_the_familys_tests_get_fixtures_variables_and_skip_what_is_for_other_tasks(machine: Machine) -> None:
+def test_a_familys_tests_get_fixtures_and_variables(machine: Machine) -> None:
     answer = run_tests(machine, TESTS, "-rs", "--strict-markers")
 
     assert answer.value == {"exit_code": 0}, answer.stdout

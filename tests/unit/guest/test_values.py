@@ -61,7 +61,7 @@ def test_numpy_and_pandas_values_become_lists_and_numbers(machine: Machine) -> N
     assert json.dumps(dict(zip(expected, values, strict=True))) == json.dumps(expected)
 
 
-def test_what_cannot_be_encoded_becomes_its_repr_even_where_that_breaks(machine: Machine) -> None:
+def test_a_value_that_cannot_be_encoded_becomes_its_repr(machine: Machine) -> None:
     before = """
         class Odd:
             def __repr__(self):

@@ -202,9 +202,7 @@ def test_an_aux_vm_without_build_steps_boots_from_the_base_image(
     assert builds(cloud) == 0
 
 
-def test_an_aux_image_is_built_by_the_aux_vms_own_user_without_secrets(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_an_aux_image_is_built_without_secrets(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = family(tmp_path, data="1")
     name = build.aux_image(session, fam, spec(SHELL, FILE), SIZE)
     request = cloud.guest().request("shell")
@@ -222,17 +220,13 @@ def test_build_steps_on_an_ubuntu_run_as_its_own_user(session: Session, cloud: F
     assert (request["user"], request["cwd"]) == ("ubuntu", "/home/ubuntu")
 
 
-def test_an_aux_vms_file_outside_the_family_is_refused_before_a_machine_boots(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_an_aux_file_outside_the_family_is_refused_first(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     with pytest.raises(TaskFamilyError, match="leads out"):
         build.aux_image(session, family(tmp_path), spec({**FILE, "source": "../x"}), SIZE)
     assert builds(cloud) == 0
 
 
-def test_all_images_of_a_family_are_built_and_its_image_records_the_aux_images(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_all_images_of_a_family_are_built_and_recorded(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     aux = spec(SHELL).model_dump(mode="json", exclude_none=True)
     tasks = {"main": {"aux_vm_spec": aux}, "other": {"aux_vm_spec": aux}, "alone": {}}
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": tasks}}}

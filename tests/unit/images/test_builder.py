@@ -120,9 +120,7 @@ def test_an_image_that_would_keep_the_builders_key_is_none(session: Session, clo
     assert_nothing_is_left(session, cloud)
 
 
-def test_an_image_without_cloud_init_where_machines_start_by_it_is_none(
-    session: Session, cloud: FakeCloud, image: Path
-) -> None:
+def test_an_image_without_a_needed_cloud_init_is_refused(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"cloud_init": (True, False)}
     with pytest.raises(ImageBuildError, match="cloud-init"):
         build(session, BUILDER, "family-1", image, nothing)
@@ -130,9 +128,7 @@ def test_an_image_without_cloud_init_where_machines_start_by_it_is_none(
     assert_nothing_is_left(session, cloud)
 
 
-def test_an_image_never_had_cloud_init_where_machines_start_without_it(
-    session: Session, cloud: FakeCloud, image: Path
-) -> None:
+def test_an_image_never_had_cloud_init_where_not_needed(session: Session, cloud: FakeCloud, image: Path) -> None:
     cloud.guest_defaults = {"cloud_init": (False,)}
     build(session, BUILDER, "family-1", image, nothing)
     assert (image / "disk.qcow2").exists()
@@ -195,9 +191,7 @@ def fails(*_: object) -> None:
     raise ImageBuildError("fam: install() raised ValueError", hint="Why.")
 
 
-def test_a_failed_builder_that_is_to_be_kept_is_left_with_its_login_and_its_end(
-    session: Session, cloud: FakeCloud, image: Path
-) -> None:
+def test_a_failed_builder_is_kept_with_its_login_and_end(session: Session, cloud: FakeCloud, image: Path) -> None:
     with pytest.raises(ImageBuildError, match="install") as caught:
         build(replace(session, keep_builder=True), BUILDER, "family-1", image, fails)
     [record] = session.environments.all()
@@ -224,7 +218,7 @@ def lost(*_: object) -> None:
 
 
 @pytest.mark.parametrize(("end", "error"), [(interrupted, KeyboardInterrupt), (lost, MachineLostError)])
-def test_a_builder_in_which_the_family_did_not_fail_is_destroyed_all_the_same(
+def test_a_builder_that_did_not_fail_in_the_family_is_destroyed(
     session: Session, cloud: FakeCloud, image: Path, end: Callable[..., None], error: type[BaseException]
 ) -> None:
     with pytest.raises(error):

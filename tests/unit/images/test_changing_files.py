@@ -21,9 +21,7 @@ def cloud(cloud: FakeCloud) -> FakeCloud:
     return cloud
 
 
-def test_a_file_that_changes_while_a_step_copies_it_makes_no_layer(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_a_file_that_changes_during_a_copy_makes_no_layer(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     given = [{"type": "shell", "commands": ["a"]}, {"type": "file", "source": "data", "destination": "/data"}]
     fam = family(tmp_path, **{"build_steps.json": json.dumps(given), "data": "1"})
     data = tmp_path / "fam" / "data"
@@ -38,7 +36,7 @@ def test_a_file_that_changes_while_a_step_copies_it_makes_no_layer(
 
 @pytest.mark.parametrize("manifest", ["tasks: {}\n", INPUTS], ids=["whole", "split"])
 @pytest.mark.parametrize("change", ["another", "gone"])
-def test_a_file_that_changes_before_install_sees_it_makes_no_image(
+def test_a_file_that_changes_before_install_makes_no_image(
     session: Session, cloud: FakeCloud, tmp_path: Path, manifest: str, change: str
 ) -> None:
     changed = {"manifest.yaml": manifest, "requirements.txt": "jq", **steps("a")}

@@ -113,7 +113,7 @@ def test_what_a_step_copies_through_a_link_counts(tmp_path: Path, source: str) -
     assert len({before, changed, executable}) == 3
 
 
-def test_base_image_and_variables_concern_all_layers_of_the_primary_machine(tmp_path: Path) -> None:
+def test_base_image_and_variables_concern_all_primary_layers(tmp_path: Path) -> None:
     before = keys(fam(tmp_path))
     for other in (keys(fam(tmp_path), base="base-2"), keys(fam(tmp_path), token="2")):
         assert {name for name in ALL if before[name] != other[name]} == ALL
@@ -170,7 +170,7 @@ def test_what_changed_is_said_in_words(tmp_path: Path, change: dict[str, str], w
     assert changes(before, inputs(fam(tmp_path, **change), "base", {})) == words
 
 
-def test_base_image_and_variables_are_named_and_no_value_of_theirs(tmp_path: Path) -> None:
+def test_base_image_and_variables_are_named_without_values(tmp_path: Path) -> None:
     some = fam(tmp_path)
     before, after = inputs(some, "base-1", {"TOKEN": "s3cret-1"}), inputs(some, "base-2", {"TOKEN": "s3cret-2"})
     assert changes(before, after) == ["the base image changed", "the env file's variables changed"]

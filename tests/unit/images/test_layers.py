@@ -146,7 +146,7 @@ def test_a_build_does_without_a_layer_that_cannot_be_kept(
     assert any("The layer of this step is not kept" in note for note in told_of(session).notes) == (lack == "room")
 
 
-def test_a_disk_that_becomes_full_while_a_layer_is_recorded_stops_no_build(
+def test_a_disk_that_fills_during_a_layer_stops_no_build(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = session.images.finish
@@ -193,9 +193,7 @@ def split(directory: Path, module: str = MODULE + SCORE, **files: str) -> TaskFa
     return family(directory, **{"fam.py": module, "manifest.yaml": INPUTS, "requirements.txt": "jq", **files})
 
 
-def test_install_sees_only_its_inputs_and_runs_again_only_for_them(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_install_runs_again_only_for_its_inputs(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     seen: list[set[str]] = []
     cloud.guest_defaults = {"during": {"install": lambda: seen.append(set(cloud.guest().trees["/root"]))}}
     first, setup = build.family_image(session, split(tmp_path, data="1"))
@@ -220,9 +218,7 @@ def test_install_sees_only_its_inputs_and_runs_again_only_for_them(
     assert (len(of_kind(session, "install")), cloud.existing()) == (2, [])
 
 
-def test_machines_boot_from_the_install_image_and_get_the_other_files_before_start(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_machines_get_files_that_install_does_not_see(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = split(tmp_path, data="1")
     name, _ = build.family_image(session, fam)
     image = session.images.load(name)
@@ -239,9 +235,7 @@ def test_machines_boot_from_the_install_image_and_get_the_other_files_before_sta
     lifecycle.destroy(session, environment)
 
 
-def test_a_cloud_without_layers_builds_the_whole_image_and_install_sees_the_same(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_a_cloud_without_layers_builds_the_whole_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.keeps_layers = False
     seen: list[set[str]] = []
     cloud.guest_defaults = {"during": {"install": lambda: seen.append(set(cloud.guest().trees["/root"]))}}
@@ -341,9 +335,7 @@ def took(session: Session, kind: str, **seconds: Any) -> None:
         path.write_text(image.model_copy(update=seconds).model_dump_json())
 
 
-def test_what_runs_again_is_said_beforehand_with_the_time_it_took(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_repeated_layers_are_said_with_their_time(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     build.family_image(session, split(tmp_path, **steps("a", "b", "c")))
     [install] = of_kind(session, "install")
     assert [each > 0 for each in install.step_seconds] == [True] * 3
@@ -368,9 +360,7 @@ def test_a_reused_step_keeps_its_time(session: Session, tmp_path: Path) -> None:
     assert (first, second > 0) == (7.5, True)
 
 
-def test_two_environments_file_variables_have_layers_of_their_own(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
+def test_two_env_files_variables_have_their_own_layers(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = family(tmp_path, **steps("a"))
     build.family_image(session, fam)
     ran(cloud)

@@ -33,7 +33,7 @@ def prepare(directory: Path, update: str) -> tuple[int, list[str]]:
     return done.returncode, (directory / "calls").read_text().splitlines()
 
 
-def test_what_is_too_large_for_the_path_is_found_out_before_anything_is_said(tmp_path: Path) -> None:
+def test_a_packet_too_large_for_the_path_is_found_first(tmp_path: Path) -> None:
     prepare(tmp_path, "true")
     assert (tmp_path / "settings").read_text().split() == ["-q", "-w", "net.ipv4.tcp_mtu_probing=1"]
 

@@ -59,7 +59,7 @@ def guest(machine: object, cloud: FakeCloud) -> Guest:
     return cloud.guest()
 
 
-def test_a_family_is_copied_built_and_installed_and_its_setup_data_read(
+def test_a_family_is_installed_and_its_setup_data_read(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
 ) -> None:
     fam = family(tmp_path, **{"build_steps.json": json.dumps(STEPS[:2]), "data": "1"})
@@ -99,7 +99,7 @@ def test_the_contents_of_a_build_steps_directory_are_copied(
     ids=["slash", "deep", "dot", "directory", "directory-slash", "file", "quoted"],
 )
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
-def test_a_file_keeps_its_name_in_a_destination_that_is_a_directory_or_ends_in_a_slash(
+def test_a_file_keeps_its_name_in_a_destination_directory(
     session: Session, machine: tuple[TaskDriver, Connection], tmp_path: Path, destination: str, file: str,
     absolute: bool,
 ) -> None:  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_failed_build_names_its_step_and_stops_there(
 
 
 @pytest.mark.parametrize("manifest", ["tasks: {}", "install_inputs: []\ntasks: {}"], ids=["whole", "split"])
-def test_a_build_that_lacks_a_module_of_metrs_image_says_which_step_brings_it(
+def test_a_build_that_lacks_a_module_names_the_step_to_add(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path, manifest: str
 ) -> None:
     guest.values["install"] = Fails("No module named 'pydantic'", "ModuleNotFoundError")
@@ -186,7 +186,7 @@ def test_the_error_for_a_failed_package_shows_the_output(
     assert (caught.value.details or "").endswith("E: no curl")
 
 
-def test_the_preparation_digest_depends_on_the_machine_and_the_ca_bundle(session: Session, tmp_path: Path) -> None:
+def test_the_preparation_digest_depends_on_machine_and_ca(session: Session, tmp_path: Path) -> None:
     bundle = tmp_path / "ca.pem"
     bundle.write_text("certificate")
     with_bundle = replace(session, ca_bundle=bundle)

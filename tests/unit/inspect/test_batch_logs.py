@@ -20,7 +20,7 @@ def read(directory: Path, *rows: object, **evidence: Evidence) -> list[EvalLog]:
     return [read_eval_log(str(path)) for path in paths]
 
 
-def test_there_is_a_log_for_each_family_and_agent_with_a_sample_for_each_run(tmp_path: Path) -> None:
+def test_each_family_and_agent_has_a_log_with_its_runs(tmp_path: Path) -> None:
     logs = read(tmp_path, row(1), row(2, score=0.0), row(1, task="hard"), row(1, agent="other"), row(1, family="maze"))
     assert [(log.eval.task, log.eval.model, log.status) for log in logs] == [
         ("guess", "provisioner/solver", "success"),

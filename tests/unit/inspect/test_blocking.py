@@ -63,7 +63,7 @@ async def test_a_cancelled_call_is_told_and_waited_for() -> None:
         group.cancel_scope.cancel()
 
 
-async def test_a_call_that_succeeds_after_its_cancellation_is_cancelled_all_the_same() -> None:
+async def test_a_cancelled_call_that_succeeds_stays_cancelled() -> None:
     begun, cancelled = threading.Event(), threading.Event()
     with anyio.CancelScope() as scope:
 

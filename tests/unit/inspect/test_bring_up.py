@@ -50,7 +50,7 @@ async def _sample(paid: Configured, name: str, budget: float) -> SampleMachines:
     return await blocking.end(lambda: SampleMachines(configuration, Origin("task", "eval", name)))
 
 
-async def test_samples_that_wait_for_the_budget_let_others_score_and_come_up_once_those_have_ended(
+async def test_samples_that_wait_for_budget_let_others_finish(
     paid: Configured, refused: list[SampleMachines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocking, "LAUNCHES_AT_ONCE", 2)
@@ -85,7 +85,7 @@ async def test_a_sample_that_does_not_fit_fails_if_nothing_else_runs(paid: Confi
         await bring_up.bring_up(alone)
 
 
-async def test_a_sample_that_never_fits_does_not_wait_until_others_have_ended(paid: Configured) -> None:
+async def test_a_sample_that_never_fits_does_not_wait(paid: Configured) -> None:
     first = await _sample(paid, "first", budget=10)
     await bring_up.bring_up(first)
     never = await _sample(paid, "never", budget=1)
@@ -94,7 +94,7 @@ async def test_a_sample_that_never_fits_does_not_wait_until_others_have_ended(pa
     await blocking.end(first.destroy)
 
 
-async def test_a_sample_is_tried_again_if_the_last_other_ends_while_it_is_refused(
+async def test_a_refused_sample_is_retried_after_the_last_other(
     paid: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = [await _sample(paid, name, budget=10) for name in ("first", "second")]
@@ -162,7 +162,7 @@ async def test_samples_that_do_not_fit_into_memory_wait_for_each_other(
     assert most == [2]
 
 
-async def test_machines_that_do_not_fit_although_nothing_else_runs_are_an_error(
+async def test_machines_that_never_fit_are_an_error(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "shortage", lambda *_: "no room")

@@ -91,9 +91,7 @@ def test_an_environment_that_is_gone_is_said_to_be(session: Session) -> None:
     ("identity", "said"),
     [("nothing", "There is no environment"), ("other", "is not of an Inspect eval"), ("used", "running eval uses")],
 )
-def test_what_is_not_to_be_destroyed_is_a_usage_error_without_a_traceback(
-    session: Session, identity: str, said: str
-) -> None:
+def test_what_cannot_be_destroyed_is_a_usage_error(session: Session, identity: str, said: str) -> None:
     abandoned(session, "other", batch="a-batch")
     reservations.take_lease(session, abandoned(session, "used"))
     ended = cleanup(identity)

@@ -42,14 +42,12 @@ def test_variables_are_replaced_by_the_rules_of_compose(text: str, expected: str
         ("${A:-${B}}", "inside of another's default"),
     ],
 )
-def test_a_variable_that_cannot_be_replaced_is_named_with_its_place(text: str, said: str) -> None:
+def test_a_variable_that_cannot_be_replaced_is_named(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         interpolated({"services": {"web": {"command": [text]}}}, VARIABLES)
 
 
-def test_variables_come_from_the_file_beside_it_then_this_process_then_the_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_come_from_file_process_and_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text("A=file\nB=file\n")
     (tmp_path / "compose.yaml").write_text("services: {web: {image: $A}}")
     monkeypatch.setenv("B", "process")
@@ -57,13 +55,13 @@ def test_variables_come_from_the_file_beside_it_then_this_process_then_the_sampl
     assert (found["A"], found["B"], found["SAMPLE_METADATA_C"]) == ("file", "process", "sample")
 
 
-def test_metadata_that_a_file_refers_to_is_known_before_there_is_a_sample(tmp_path: Path) -> None:
+def test_metadata_of_a_file_is_known_before_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text("services: {web: {image: 'x:${SAMPLE_METADATA_TAG}', command: [$SAMPLE_METADATA_FLAG, $OTHER]}}")
     assert metadata_names(read(str(path))) == {"TAG", "FLAG"}
 
 
-def test_a_dockerfile_alone_is_the_service_that_inspects_docker_sandbox_makes_of_it(tmp_path: Path) -> None:
+def test_a_dockerfile_alone_is_inspects_default_service(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian:12")
     file = read(str(tmp_path / "Dockerfile"))
     assert file.document["services"]["default"]["build"] == {"context": ".", "dockerfile": "Dockerfile"}
@@ -71,9 +69,7 @@ def test_a_dockerfile_alone_is_the_service_that_inspects_docker_sandbox_makes_of
     assert file.directory == tmp_path
 
 
-def test_a_model_of_inspects_has_the_paths_of_where_the_eval_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_inspects_has_the_paths_of_the_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = ComposeConfig.model_validate({"services": {"a": {"image": "x", "x-default": True, "x-local": True}}})
     file = read(model)

@@ -160,7 +160,7 @@ def test_a_machine_has_room_for_its_services(directory: Path) -> None:
     assert project(directory, "services: {a: {image: x}}").memory_gb == 2
 
 
-def test_services_that_would_reach_the_internet_in_docker_are_known(directory: Path) -> None:
+def test_services_that_docker_gives_internet_are_known(directory: Path) -> None:
     found = project(
         directory,
         """
@@ -252,7 +252,7 @@ def test_what_cannot_be_carried_over_at_the_files_top_is_named(directory: Path, 
         project(directory, f"services: {{web: {{image: nginx}}}}\n{text}")
 
 
-def test_more_than_an_image_may_have_is_named_by_its_key_before_it_is_copied(directory: Path) -> None:
+def test_too_much_for_an_image_is_named_before_the_copy(directory: Path) -> None:
     for name, gib in (("app", 5), ("data", 4)):
         (directory / name / "large").touch()
         os.truncate(directory / name / "large", gib << 30)
@@ -282,7 +282,7 @@ def test_a_dockerfile_without_end_is_named(directory: Path) -> None:
     ],
     ids=["variables", "aliases", "keys", "environment"],
 )
-def test_a_file_that_grows_by_aliases_or_variables_is_named_by_its_key(directory: Path, text: str, where: str) -> None:
+def test_a_file_that_grows_by_aliases_is_named_by_its_key(directory: Path, text: str, where: str) -> None:
     with pytest.raises(UsageError, match=re.escape(where) + ".*the file has more than 1048576 characters"):
         project(directory, text, LONG="x" * 100_000)
 

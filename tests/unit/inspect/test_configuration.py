@@ -42,7 +42,7 @@ def test_the_example_is_valid() -> None:
     assert configuration_of(str(ROOT / "examples" / "inspect" / "provisioner.yaml")).by_role["primary"].name == "box"
 
 
-def test_without_a_configuration_there_is_one_offline_machine_whose_user_is_root() -> None:
+def test_without_a_configuration_there_is_one_machine() -> None:
     configuration = configuration_of(None)
     assert configuration.by_role["primary"] == Machine(name="default", user="root")
     assert (configuration.cloud, configuration.internet) == ("local", "none")
@@ -124,14 +124,12 @@ ttl: 2h
     ],
     ids=lambda value: value[:30].replace("\n", " ") if isinstance(value, str) else None,
 )
-def test_what_is_wrong_with_a_file_is_said_before_anything_is_created(tmp_path: Path, text: str, said: str) -> None:
+def test_a_files_mistakes_are_told_before_creation(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         _read(tmp_path, text)
 
 
-def test_an_error_names_the_full_path_of_a_file_that_was_named_by_a_relative_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_full_path_of_a_relative_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text in ("a: [", "- a list", "services: {}", "naame: x"):
         (tmp_path / "provisioner.yaml").write_text(text)
@@ -159,7 +157,7 @@ def test_a_samples_metadata_is_put_in_its_place() -> None:
         with_metadata(Configuration(allow=("${SAMPLE_METADATA_X}",)), {"x": "nonsense"})
 
 
-def test_a_configuration_survives_a_log_and_one_of_another_version_can_be_looked_at() -> None:
+def test_a_configuration_survives_a_log_of_another_version() -> None:
     configuration = Configuration(machines=(Machine(env=(("A", "b"),), packages=("git",)),))
     spec = SandboxEnvironmentSpec("provisioner", configuration)
     assert SandboxEnvironmentSpec.model_validate_json(spec.model_dump_json()).config == configuration
@@ -199,7 +197,7 @@ def test_a_samples_metadata_takes_no_more_room_than_a_file() -> None:
         with_metadata(configuration, {"x": "a" * 500_000})
 
 
-def test_a_reference_may_stand_in_every_string_and_what_comes_of_it_is_checked() -> None:
+def test_a_reference_works_in_every_string_and_is_checked() -> None:
     x = "${SAMPLE_METADATA_X}"
     machine = Machine(name=x, user=x, workdir=f"/{x}", packages=(f"lib{x}",), env=((x, x),), services=((x, x),),
                       files=((f"/srv/{x}", x),), run=(x,))  # fmt: skip
@@ -226,7 +224,7 @@ def test_a_reference_may_stand_in_every_string_and_what_comes_of_it_is_checked()
         ("/srv/${SAMPLE_METADATA_DIR}", "x", "/srv/x"),
     ],
 )
-def test_a_path_of_the_metadata_is_absolute_or_relative_to_the_file(
+def test_a_metadata_path_is_absolute_or_relative_to_the_file(
     tmp_path: Path, path: str, given: str, becomes: str
 ) -> None:
     """And it stays so when the configuration is read from a log, in another directory."""
@@ -246,7 +244,7 @@ def test_the_paths_of_a_configuration_in_python_are_absolute(tmp_path: Path, mon
     assert (configuration.family, configuration.env_file) == (str(tmp_path / "fam"), str(tmp_path / "secrets.env"))
 
 
-def test_machines_of_another_version_are_read_from_a_log_hashed_and_written_again(tmp_path: Path) -> None:
+def test_machines_of_another_version_are_read_from_a_log(tmp_path: Path) -> None:
     logged = {
         "cloud": "local",
         "machines": [
@@ -275,7 +273,7 @@ def test_machines_of_another_version_are_read_from_a_log_hashed_and_written_agai
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILE_NAMES)
-def test_a_compose_file_beside_the_task_is_taken_unless_there_is_a_configuration(tmp_path: Path, name: str) -> None:
+def test_a_compose_file_beside_the_task_is_used(tmp_path: Path, name: str) -> None:
     def found() -> str:
         """Returns the first file beside the task, as Inspect does."""
         return next(str(tmp_path / each) for each in ProvisionerSandbox.config_files() if (tmp_path / each).exists())
@@ -286,13 +284,13 @@ def test_a_compose_file_beside_the_task_is_taken_unless_there_is_a_configuration
     assert configuration_of(found()).internet == "full"
 
 
-def test_inspect_hands_compose_files_over_and_reads_our_configurations_from_logs() -> None:
+def test_inspect_hands_compose_files_over() -> None:
     assert is_docker_compatible_sandbox_type(ProvisionerSandbox)
     ours = Configuration(compose="/evals/compose.yaml", internet="full")
     assert deserialize_sandbox_specific_config("provisioner", ours.model_dump()) == ours
 
 
-def test_a_compose_file_says_under_its_extension_what_a_configuration_file_would(tmp_path: Path) -> None:
+def test_a_compose_files_extension_holds_our_configuration(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text(
         "services: {a: {image: x}}\n"
@@ -311,13 +309,13 @@ def test_a_compose_file_says_under_its_extension_what_a_configuration_file_would
             configuration_of(str(path))
 
 
-def test_a_configuration_file_names_a_compose_file_relative_to_itself(tmp_path: Path) -> None:
+def test_a_compose_file_is_relative_to_its_configuration(tmp_path: Path) -> None:
     configuration = _read(tmp_path, "compose: sub/compose.yaml\nregistry: https://mirror.example")
     assert configuration.compose == str(tmp_path / "sub" / "compose.yaml")
     assert configuration.registry == "https://mirror.example"
 
 
-def test_a_compose_files_references_are_known_and_a_model_keeps_its_own(tmp_path: Path) -> None:
+def test_a_compose_files_references_are_known(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {a: {image: 'x:$SAMPLE_METADATA_TAG'}}")
     assert references(configuration_of(str(tmp_path / "compose.yaml"))) == {"TAG"}
     assert references(Configuration(compose="/${SAMPLE_METADATA_DIR}/compose.yaml")) == {"DIR"}

@@ -42,7 +42,7 @@ def _script(configuration: Configuration) -> str:
     return machine_of(project, configuration.by_role["primary"], configuration.registry).run[-1]
 
 
-def test_the_machines_family_has_an_engine_of_debian_13_and_the_copies(tmp_path: Path) -> None:
+def test_the_machines_family_has_an_engine_of_debian_13(tmp_path: Path) -> None:
     configuration = _configuration(tmp_path, "services: {web: {build: ./app}}")
     project = project_of(configuration, {})
     assert project
@@ -77,7 +77,7 @@ def test_nothing_is_built_where_all_images_are_pulled(tmp_path: Path) -> None:
     assert "daemon.json" not in script
 
 
-def test_only_archives_with_images_that_a_file_or_a_dockerfile_names_are_copied(tmp_path: Path) -> None:
+def test_only_archives_of_needed_images_are_copied(tmp_path: Path) -> None:
     images = tmp_path / "images"
     base = _archive(images, "base.tar", "debian:12")
     used = _archive(images, "used.tar", "mine:latest")
@@ -132,7 +132,7 @@ def test_what_is_no_archive_of_docker_save_is_named(tmp_path: Path, content: byt
         images_in(tmp_path / "x.tar")
 
 
-def test_a_registry_that_is_neither_directory_nor_address_is_named(tmp_path: Path) -> None:
+def test_a_registry_that_is_neither_kind_is_named(tmp_path: Path) -> None:
     configuration = _configuration(tmp_path, "services: {db: {image: x}}", registry=str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="neither a directory of archives nor the address of a mirror"):
         _script(configuration)

@@ -121,7 +121,7 @@ def test_one_epoch_comes_up_and_the_others_are_copies_of_it(
     _assert_nothing_left(session, cloud)
 
 
-def test_samples_share_nothing_and_a_snapshot_goes_with_the_last_epoch_of_its_sample(
+def test_samples_share_nothing_and_snapshots_go_at_the_end(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
 ) -> None:
     seen: dict[tuple[object, int], int] = {}
@@ -149,7 +149,7 @@ def test_an_only_epoch_is_not_frozen(
     _assert_nothing_left(session, cloud)
 
 
-def test_an_epoch_that_cannot_be_frozen_fails_alone_and_the_next_is_frozen(
+def test_an_epoch_that_cannot_be_frozen_fails_alone(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fail_the_first_freeze(monkeypatch, InfrastructureError("QEMU failed"))
@@ -212,7 +212,7 @@ def test_an_epoch_that_is_tried_again_is_a_copy_as_well(
     _assert_nothing_left(session, cloud)
 
 
-def test_copies_that_stay_keep_their_snapshot_until_a_sweep_or_clean_up_after_them(
+def test_kept_copies_keep_their_snapshot(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _evaluated(tmp_path, configured(fork="epochs"), epochs=2, sandbox_cleanup=False)
@@ -277,7 +277,7 @@ async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
 
 
 @pytest.mark.anyio
-async def test_services_start_once_and_each_copy_has_sandboxes_of_its_own(configured: Configured) -> None:
+async def test_services_start_once_and_each_copy_has_its_sandboxes(configured: Configured) -> None:
     started: list[SampleMachines] = []
     container = Container("web", "0123456789ab", "app", "/srv")
 
@@ -298,7 +298,7 @@ async def test_services_start_once_and_each_copy_has_sandboxes_of_its_own(config
 
 @BOTH
 @pytest.mark.anyio
-async def test_the_end_of_a_run_destroys_what_ctrl_c_has_left_and_then_what_was_frozen(
+async def test_the_end_of_a_run_destroys_what_ctrl_c_left(
     session: Session, cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = [await _up(configured(fork="epochs")) for _ in range(2)]

@@ -33,7 +33,7 @@ def _fail(secret: str) -> None:
         raise TaskError(f"It has {secret}.\x1b]0;PWNED", details="more", hint="Mend it.") from error
 
 
-def test_nothing_of_what_inspect_logs_has_a_secret_or_steers_a_terminal() -> None:
+def test_inspects_log_has_no_secret_and_steers_no_terminal() -> None:
     secret = "-".join(("s3cret", "value"))
     with pytest.raises(TaskError) as raised, told_in_full(Redactor({"TOKEN": secret})):
         _fail(secret)
@@ -56,7 +56,7 @@ def test_a_long_output_keeps_both_ends_within_bounds() -> None:
     assert len(str(raised.value)) <= MOST_CHARACTERS
 
 
-def test_brackets_of_bad_input_are_shown_by_inspect_and_logged_as_they_stand() -> None:
+def test_brackets_of_bad_input_are_shown_as_they_stand() -> None:
     text = "The family fam cannot run:\n  fam.py:3: score takes one argument [wrong-arguments]"
     with pytest.raises(BadInputError) as raised, before_samples():
         raise UsageError(text)

@@ -65,7 +65,7 @@ def test_a_log_that_grows_in_a_packed_directory_changes_no_copy(tmp_path: Path) 
     assert family_of_machine(Machine(), "none", packed=packed) is not first
 
 
-def test_what_lies_behind_a_link_is_copied_again_once_it_has_changed(tmp_path: Path) -> None:
+def test_a_changed_target_of_a_link_is_copied_again(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1")
     (tmp_path / "link").symlink_to(tmp_path / "text")
     machine = Machine(files=(("/srv/text", str(tmp_path / "link")),))
@@ -76,7 +76,7 @@ def test_what_lies_behind_a_link_is_copied_again_once_it_has_changed(tmp_path: P
     assert (again.directory / "files" / "0").read_text() == "another text"
 
 
-def test_what_a_killed_process_has_left_goes_and_what_a_running_one_uses_stays(temporary: Path) -> None:
+def test_a_killed_process_leaves_nothing_that_others_use(temporary: Path) -> None:
     program = (
         "import tempfile, sys, time\n"
         f"tempfile.tempdir = {str(temporary)!r}\n"

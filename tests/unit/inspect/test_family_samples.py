@@ -50,7 +50,7 @@ def test_ctrl_c_ends_a_build_that_keeps_the_event_loop_waiting(
     assert cleaned == ["all of it"]
 
 
-def test_secrets_inside_the_family_are_refused_before_they_are_built_into_an_image(
+def test_secrets_inside_the_family_are_refused_before_a_build(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = Path(configured().family)
@@ -70,7 +70,7 @@ def test_a_hint_is_told_before_the_image_is_built_too(configured: Configured, mo
     assert str(raised.value) == "The settings are not valid.\nMend them."
 
 
-def test_missing_secrets_are_told_before_the_image_is_built_with_inspects_own_argument(
+def test_missing_secrets_are_told_with_inspects_argument(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = Path(configured().family)
@@ -85,7 +85,7 @@ def test_missing_secrets_are_told_before_the_image_is_built_with_inspects_own_ar
     assert "--env-file" not in str(raised.value)
 
 
-def test_of_several_tasks_those_that_the_family_does_not_have_are_told_before_the_image_is_built(
+def test_unknown_tasks_are_told_before_the_image_is_built(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))

@@ -24,7 +24,7 @@ def _shown(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_long_work_says_what_it_is_at_again_and_again_and_at_its_end_how_long_it_took(
+def test_long_work_says_what_it_is_at_and_how_long_it_took(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     listener = Listener("eval 7")

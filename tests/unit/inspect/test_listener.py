@@ -9,7 +9,7 @@ import pytest
 from provisioner.inspect.listener import Listener
 
 
-def test_notes_are_shown_at_inspects_default_level_and_phases_only_at_info(caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_are_shown_and_phases_only_at_info(caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener("task \x1b]0;1")
     with caplog.at_level(logging.INFO, "provisioner.inspect"):
         listener.note("Waiting\x1b]2;until others have ended.")

@@ -147,9 +147,7 @@ def test_a_loss_that_the_cloud_confirms_ends_a_familys_sample(
     _is_an_error_that_says(SPOT.message, sample)
 
 
-def test_an_agent_that_switches_its_familys_machine_off_has_a_score_of_0_and_no_error(
-    cloud: FakeCloud, configured: Configured, tmp_path: Path
-) -> None:
+def test_an_agent_that_powers_its_family_off_scores_0(cloud: FakeCloud, configured: Configured, tmp_path: Path) -> None:
     cloud.ending = OFF
     sample = _ended(tmp_path, configured(), _bash(cloud), score_metr_task(), says("bash", command="true"))
     assert sample.error is None
@@ -159,7 +157,7 @@ def test_an_agent_that_switches_its_familys_machine_off_has_a_score_of_0_and_no_
 
 
 @pytest.mark.parametrize(("reason", "ends"), [(SPOT, True), (OFF, False)], ids=["spot", "agent"])
-def test_the_tool_that_scores_ends_the_sample_of_a_machine_that_its_agent_has_not_lost(
+def test_the_scoring_tool_ends_a_lost_machines_sample(
     cloud: FakeCloud, configured: Configured, tmp_path: Path, reason: TerminationReason, ends: bool
 ) -> None:
     cloud.guest_defaults["values"] = {"setup": {**SETUP, "has_intermediate_score": True}}
@@ -176,7 +174,7 @@ def test_the_tool_that_scores_ends_the_sample_of_a_machine_that_its_agent_has_no
 
 
 @pytest.mark.anyio
-async def test_a_lost_machine_stays_lost_although_it_answers_again_and_the_other_one_works(cloud: FakeCloud) -> None:
+async def test_a_lost_machine_stays_lost_and_the_other_works(cloud: FakeCloud) -> None:
     given = Configuration(machines=(Machine(name="a"), Machine(name="b")))
     sandboxes = await ProvisionerSandbox.sample_init("task", given, {})
     machines = sandboxes["a"].as_type(ProvisionerSandbox).machines

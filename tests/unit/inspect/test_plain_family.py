@@ -45,7 +45,7 @@ def test_all_that_is_configured_is_in_the_family(tmp_path: Path) -> None:
     assert r"""ExecStart=/bin/sh -c "echo $$HOME 100%% 'now'" """.strip() in unit
 
 
-def test_equal_configurations_have_one_image_and_different_ones_two(tmp_path: Path) -> None:
+def test_equal_configurations_share_one_image(tmp_path: Path) -> None:
     plain, other = Machine(), Machine(run=("true",))
     families = []
     for name, machine in (("a", plain), ("b", plain), ("c", other)):

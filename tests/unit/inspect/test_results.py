@@ -30,7 +30,7 @@ def test_an_exit_code_and_text_that_is_no_utf8_are_a_result() -> None:
     assert _output().result(_ended(0)).success
 
 
-def test_a_program_that_may_not_be_executed_is_an_error_and_one_that_is_not_there_a_result() -> None:
+def test_a_program_without_permission_is_an_error() -> None:
     with pytest.raises(PermissionError, match="Permission denied"):
         _output(stderr=b"Permission denied").result(_ended(126, errno.EACCES))
     assert _output(stderr=b"said by a shell").result(_ended(126)).returncode == 126
@@ -67,7 +67,7 @@ def test_a_file_that_takes_too_long_is_a_plain_time_out() -> None:
         raise OSError(errno.ENOENT, "why")
 
 
-def test_output_over_the_limit_is_inspects_error_with_the_end_of_it() -> None:
+def test_output_over_the_limit_is_inspects_error() -> None:
     limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
     output = _output(b"first" + b"x" * limit + b"last", b"err")
     result = output.result(_ended(0))

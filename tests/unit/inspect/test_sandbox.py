@@ -90,7 +90,7 @@ def _infos(transcript: Transcript) -> list[dict[str, Any]]:
     return [event.data for event in transcript.events if isinstance(event, InfoEvent) and isinstance(event.data, dict)]
 
 
-async def test_the_log_says_how_a_samples_machines_ended_and_what_they_cost(
+async def test_the_log_says_how_machines_ended_and_what_they_cost(
     cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript
 ) -> None:
     cloud.usd = Decimal(3600)
@@ -104,7 +104,7 @@ async def test_the_log_says_how_a_samples_machines_ended_and_what_they_cost(
     assert begin["usd_reserved"] == ending["usd_reserved"] == entry.reserved_micro_usd / 1e6
 
 
-async def test_the_log_carries_the_proof_of_isolation_and_the_hash_of_what_was_recorded(
+async def test_the_log_carries_the_proof_and_the_hash(
     session: Session, configured: Configured, transcript: Transcript
 ) -> None:
     await _clean_up(await _init(configured()))
@@ -120,7 +120,7 @@ async def test_the_log_carries_the_proof_of_isolation_and_the_hash_of_what_was_r
     assert len(ending["recording"]) == 64
 
 
-async def test_the_log_says_why_machines_did_not_come_up_and_that_they_are_gone(
+async def test_the_log_says_why_machines_did_not_come_up(
     cloud: FakeCloud, configured: Configured, transcript: Transcript
 ) -> None:
     cloud.faults.differences = ["primary machine: a card leads to the host's network"]
@@ -135,7 +135,7 @@ async def test_the_log_says_why_machines_did_not_come_up_and_that_they_are_gone(
     assert len(failure["recording"]) == 64
 
 
-async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
+async def test_machines_that_remain_are_removed_at_the_tasks_end(
     cloud: FakeCloud,
     configured: Configured,
     transcript: Transcript,
@@ -157,7 +157,7 @@ async def test_machines_that_could_not_be_removed_are_removed_at_the_tasks_end(
     assert machines_of_samples == {}
 
 
-async def test_machines_that_failed_to_start_and_could_not_be_removed_are_removed_at_the_tasks_end(
+async def test_failed_machines_are_removed_at_the_tasks_end(
     cloud: FakeCloud, session: Session, configured: Configured, machines_of_samples: dict[str, SampleMachines]
 ) -> None:
     faults = cloud.faults
@@ -179,7 +179,7 @@ async def test_machines_that_failed_to_start_and_could_not_be_removed_are_remove
     assert machines_of_samples == {}
 
 
-async def test_all_machines_that_stay_are_named_although_one_sample_cannot_be_left(
+async def test_all_kept_machines_are_named(
     cloud: FakeCloud,
     configured: Configured,
     machines_of_samples: dict[str, SampleMachines],
@@ -245,7 +245,7 @@ async def test_a_machine_that_is_connected_to_again_delays_no_other(
     await _clean_up(sandboxes)
 
 
-async def test_the_machines_of_a_sample_whose_log_cannot_be_written_are_destroyed(
+async def test_machines_of_an_unwritable_log_are_destroyed(
     cloud: FakeCloud,
     configured: Configured,
     machines_of_samples: dict[str, SampleMachines],
@@ -261,7 +261,7 @@ async def test_the_machines_of_a_sample_whose_log_cannot_be_written_are_destroye
     assert machines_of_samples == {}
 
 
-async def test_a_samples_end_is_told_although_other_samples_begin_meanwhile(
+async def test_a_samples_end_is_told_while_others_begin(
     machines_of_samples: dict[str, SampleMachines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are written down by the event loop, and looked through in threads."""
@@ -309,7 +309,7 @@ async def test_the_notes_of_a_build_say_which_machine_it_is_for(
     assert "startup: its images are ready after " in caplog.text
 
 
-async def test_a_budget_that_bounds_nothing_is_told_once_before_the_samples(
+async def test_a_budget_without_effect_is_reported_once(
     configured: Configured, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = configured(budget=5)
@@ -367,15 +367,13 @@ class _Machine:
 
 
 @pytest.mark.parametrize(("distribution", "user"), [("debian-12", "admin"), ("ubuntu-20.04-cuda", "ubuntu")])
-async def test_a_person_logs_in_on_the_aux_vm_as_its_distributions_own_user(
-    distribution: Distribution, user: str
-) -> None:
+async def test_a_person_logs_in_on_the_aux_vm_as_its_usual_user(distribution: Distribution, user: str) -> None:
     machines = cast(SampleMachines, SimpleNamespace(environment=with_aux(distribution)))
     connection = await ProvisionerSandbox(machines, "aux", user, f"/home/{user}", {}).connection()
     assert connection.command == f"provisioner ssh env --machine aux --user {user}"
 
 
-async def test_half_characters_are_no_errors_of_ours_and_a_file_of_roots_is_read_in_one_call() -> None:
+async def test_half_characters_are_no_errors_of_ours() -> None:
     machine = _Machine()
     sandbox = ProvisionerSandbox(cast(SampleMachines, machine), "primary", "root", "/", {})
     assert (await sandbox.exec(["echo", "\ud800"], input="\ud800")).success
@@ -398,7 +396,7 @@ async def test_the_limits_are_those_that_hold_at_each_call() -> None:
     assert machine.read_limits == [4, 6, SandboxEnvironmentLimits.MAX_READ_FILE_SIZE]
 
 
-async def test_a_command_that_a_busy_machine_starts_too_late_for_its_caller_is_no_loss(
+async def test_a_command_that_starts_too_late_is_no_lost_machine(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.guest_defaults["programs"] = {"true": b""}
@@ -455,7 +453,7 @@ async def test_a_sample_may_be_cleaned_up_twice(
     assert len(_infos(transcript)) == 2  # its beginning and one end
 
 
-async def test_a_login_before_and_after_the_machines_life_is_a_connection_error(configured: Configured) -> None:
+async def test_a_login_to_no_running_machine_is_a_connection_error(configured: Configured) -> None:
     given = configured()
     machines = await end(lambda: SampleMachines(given, Origin("task")))
     with pytest.raises(ConnectionError):
@@ -480,7 +478,7 @@ async def test_a_login_before_and_after_the_machines_life_is_a_connection_error(
     ],
     ids=["unknown", "cores", "memory", "little", "large", "aws", "both"],
 )
-async def test_how_many_sandboxes_run_at_once_depends_on_where_they_run(
+async def test_sandboxes_at_once_depend_on_the_cloud(
     clouds: Sequence[str], memory_gib: float, cores: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_module, "available_memory_gib", lambda: memory_gib)
@@ -513,14 +511,14 @@ OF_SAMPLE = Machine(name="a", run=("echo ${SAMPLE_METADATA_WORD} ${SAMPLE_METADA
     ],
     ids=["image", "missing", "null", "surrogate", "environment", "none"],
 )
-async def test_metadata_that_images_depend_on_asks_for_a_task_init_of_its_own(
+async def test_metadata_for_images_needs_a_task_init_of_its_own(
     machine: Machine, metadata: dict[str, str], variables: dict[str, str]
 ) -> None:
     given = Configuration(machines=(machine,))
     assert await ProvisionerSandbox.task_init_environment(given, metadata) == variables
 
 
-async def test_an_image_that_depends_on_a_sample_is_built_before_the_samples(
+async def test_an_image_that_depends_on_a_sample_is_built_first(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = Configuration(machines=(Machine(name="a", run=("echo ${SAMPLE_METADATA_WORD}",)),))
@@ -534,7 +532,7 @@ async def test_an_image_that_depends_on_a_sample_is_built_before_the_samples(
     assert "Building" not in caplog.text
 
 
-async def test_one_samples_image_that_cannot_be_built_is_that_samples_error_alone(
+async def test_an_image_that_fails_is_one_samples_error(
     configured: Configured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = configured(task="${SAMPLE_METADATA_TASK}")

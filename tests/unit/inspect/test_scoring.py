@@ -62,7 +62,7 @@ class Default:
     ],
     ids=["last call", "then words", "without answer", "file", "completion"],
 )
-async def test_the_last_call_of_submit_goes_before_the_file_and_that_before_the_completion(
+async def test_the_last_call_of_submit_comes_before_the_file(
     messages: list[ChatMessage], has_file: bool, scored: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "sandbox", lambda name: {"default": Default(has_file)}[name])
@@ -122,7 +122,7 @@ async def test_what_the_family_raises_is_raised_with_its_task(
     assert store_as(TaskDriverStore).intermediate_scores == []
 
 
-async def test_a_family_that_scores_without_a_submission_is_not_said_to_ignore_one(
+async def test_a_family_that_ignores_submissions_gets_none(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup = {**SETUP, "has_score": False, "has_intermediate_score": True, "has_aggregate_scores": True}

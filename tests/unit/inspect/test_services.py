@@ -77,7 +77,7 @@ pytestmark = pytest.mark.anyio
 RUNNING = {"State": "running", "Health": "", "ExitCode": 0}
 
 
-def test_services_that_run_are_sandboxes_with_the_users_and_directories_of_their_containers() -> None:
+def test_services_have_their_containers_users_and_directories() -> None:
     machine = _engine(
         {"db": RUNNING, "web": {**RUNNING, "Health": "healthy"}}, '{"user": "app:1", "directory": "/srv"}'
     )
@@ -89,7 +89,7 @@ def test_services_that_run_are_sandboxes_with_the_users_and_directories_of_their
     assert {"--no-build", "--wait"} < set(up)
 
 
-def test_a_service_that_has_done_its_work_is_no_sandbox_and_no_error() -> None:
+def test_a_service_that_is_done_is_no_sandbox() -> None:
     machine = _engine({"web": RUNNING, "db": {"State": "exited", "ExitCode": 0}})
     assert [container.service for container in start(PROJECT, cast(Connection, machine))] == ["web"]
 
@@ -111,7 +111,7 @@ def test_a_service_that_is_not_up_is_named_with_its_last_words(state: Mapping[st
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"Service": "web", "ID": "$(reboot)"}'], ids=["half", "list", "no id"])
-def test_a_machine_that_lies_about_its_containers_is_not_believed(line: str) -> None:
+def test_false_words_about_containers_are_not_believed(line: str) -> None:
     machine = _Machine(lambda argv: _says(0, line if "ps" in argv else ""))
     with pytest.raises(TaskError, match=r"no JSON|no service's state"):
         start(PROJECT, cast(Connection, machine))
@@ -127,7 +127,7 @@ def test_a_machine_that_lies_about_its_containers_is_not_believed(line: str) -> 
     ],
     ids=["null", "relative", "half", "list"],
 )
-def test_a_machine_that_lies_about_a_containers_user_or_directory_is_not_believed(config: str) -> None:
+def test_a_false_user_or_directory_of_a_container_is_refused(config: str) -> None:
     machine = _engine({"web": RUNNING, "db": RUNNING}, config)
     with pytest.raises(TaskError, match="does not describe the container of web"):
         start(PROJECT, cast(Connection, machine))
@@ -148,7 +148,7 @@ async def test_a_command_runs_in_the_container_as_the_call_says() -> None:
     assert machine.calls[1] == ["docker", "exec", "--workdir", "/srv", ID, "pwd"]
 
 
-async def test_a_command_that_runs_out_of_time_is_an_error_with_its_output() -> None:
+async def test_a_command_that_times_out_is_an_error_with_its_output() -> None:
     with pytest.raises(TimeoutError) as raised:
         await _sandbox(_Machine(lambda _: _says(124, "half", " of it"))).exec(["x"], timeout=1)
     assert raised.value.truncated_output == "half of it"  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ async def test_a_command_that_could_not_be_started_is_a_result(said: Completed) 
     assert "x" in done.stderr
 
 
-async def test_words_of_the_command_itself_are_not_taken_for_the_engines() -> None:
+async def test_a_commands_own_words_are_not_the_engines() -> None:
     said = _says(126, f"first line\n{OCI}permission denied: unknown\n")
     assert (await _sandbox(_Machine(lambda _: said)).exec(["x"])).returncode == 126
 
@@ -197,7 +197,7 @@ async def test_words_of_the_command_itself_are_not_taken_for_the_engines() -> No
     [_says(1, "", "Error response from daemon: container 01 is not running\n"), _says(137)],
     ids=["said", "died"],
 )
-async def test_a_container_that_is_gone_is_unavailable_and_one_that_runs_is_not(said: Completed) -> None:
+async def test_only_a_container_that_is_gone_is_unavailable(said: Completed) -> None:
     def answer(state: str) -> _Machine:
         return _Machine(lambda argv: said if "exec" in argv else _says(0, state))
 
@@ -217,9 +217,7 @@ async def test_a_container_that_is_gone_is_unavailable_and_one_that_runs_is_not(
         ("something else", OSError),
     ],
 )
-async def test_a_file_that_cannot_be_read_or_written_is_the_error_that_inspect_expects(
-    words: str, kind: type[Exception]
-) -> None:
+async def test_file_errors_are_those_that_inspect_expects(words: str, kind: type[Exception]) -> None:
     sandbox = _sandbox(_Machine(lambda _: _says(1, "", f"{words}\n")))
     with pytest.raises(kind):
         await sandbox.read_file("x")
@@ -253,7 +251,7 @@ def compose(configured: Configured, tmp_path: Path) -> Configuration:
     return configuration_of(str(tmp_path / "compose.yaml"))
 
 
-async def test_a_samples_services_are_its_sandboxes_and_its_end_is_its_machines(
+async def test_a_samples_services_are_its_sandboxes(
     cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(services, "start", lambda *_: [Container("db", ID, "", "/"), Container("web", ID, "", "/")])
@@ -266,7 +264,7 @@ async def test_a_samples_services_are_its_sandboxes_and_its_end_is_its_machines(
     assert cloud.existing() == []
 
 
-async def test_a_sample_whose_service_does_not_start_says_why_and_leaves_nothing(
+async def test_a_sample_whose_service_fails_says_why(
     cloud: FakeCloud, compose: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> list[Container]:

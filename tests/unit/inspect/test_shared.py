@@ -14,7 +14,7 @@ from provisioner.inspect import shared
 from tests.waiting import BOUND_SECONDS
 
 
-def test_samples_that_begin_at_once_share_one_budget_and_one_batcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_begin_at_once_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def slowly() -> Settings:
         time.sleep(0.1)
         return Settings()

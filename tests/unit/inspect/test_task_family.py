@@ -33,9 +33,7 @@ def fam(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path / "fam"
 
 
-def test_the_arguments_that_a_log_keeps_make_the_task_again_in_another_directory(
-    fam: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logs_arguments_make_the_task_again(fam: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secrets.env").write_text("KEY=value\n")
     arguments = {"family": "fam", "task": "main", "secrets_env_path": "secrets.env"}
     kept = resolve_task_args(_only(load_tasks(["provisioner/task_family"], arguments)))
@@ -83,9 +81,7 @@ def test_a_familys_task_and_samples_have_metrs_names(fam: Path) -> None:
     ("given", "samples"),
     [("main,other", ["main", "other"]), ("main", ["main"]), ("7", ["7"]), ("7, main", ["7", "main"])],
 )
-def test_tasks_are_named_on_inspects_command_line_which_takes_commas_and_numbers_for_yaml(
-    fam: Path, cloud: FakeCloud, given: str, samples: list[str]
-) -> None:
+def test_tasks_are_named_on_inspects_command_line(fam: Path, cloud: FakeCloud, given: str, samples: list[str]) -> None:
     (fam / "fam.py").write_text((fam / "fam.py").read_text().replace('"main": {}', '"main": {}, "other": {}, "7": {}'))
     cloud.guest_defaults = {"values": {"setup": {**SETUP, "tasks": {name: {} for name in ("main", "other", "7")}}}}
     arguments = parse_cli_args(["family=fam", f"task={given}"])
@@ -101,9 +97,7 @@ def test_a_wrong_argument_is_named(fam: Path) -> None:
         load_tasks(["provisioner/task_family"], arguments)
 
 
-def test_a_family_that_is_not_there_and_a_ttl_without_a_unit_are_told_with_what_is_expected(
-    fam: Path, tmp_path: Path
-) -> None:
+def test_a_missing_family_and_a_bad_ttl_are_explained(fam: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=f"^{tmp_path}/nowhere does not exist: a task family is a directory NAME"):
         load_tasks(["provisioner/task_family"], {"family": "nowhere"})
     with pytest.raises(BadInputError, match="Say the unit: 90m for minutes, 90s for seconds"):

@@ -47,7 +47,7 @@ def _messages() -> Iterator[str]:
                             yield text.value
 
 
-def test_no_error_of_the_library_names_an_option_to_inspects_users() -> None:
+def test_no_error_names_an_option_to_inspects_users() -> None:
     named = [text for text in _messages() if OPTION.search(text)]
     assert len(named) > 5
     left = {text: said for text in named if OPTION.search(re.sub("`provisioner [^`]*`", "", said := for_inspect(text)))}

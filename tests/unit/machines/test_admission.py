@@ -12,7 +12,7 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import told_of, up
 
 
-def test_a_controller_that_has_moved_is_let_in_before_it_connects(
+def test_a_moved_controller_is_let_in_before_it_connects(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = up(session)

@@ -79,9 +79,7 @@ def test_terraforms_are_bounded_by_cores_and_memory(cores: int, gib: float, slot
     assert terraform_slots(cores, gib) == slots
 
 
-def test_those_that_begin_together_take_one_apply_and_too_many_take_more(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_takes_one_apply_up_to_a_bound(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     stacks: list[list[str]] = []
     at_once, most = 0, 0
     mutex = threading.Lock()

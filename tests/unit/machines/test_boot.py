@@ -15,7 +15,7 @@ from tests.unit.fakes.world import created, environment
 from tests.waiting import until
 
 
-def test_the_controller_can_log_in_to_all_machines_and_they_are_hardened(session: Session, cloud: FakeCloud) -> None:
+def test_the_controller_can_log_in_to_hardened_machines(session: Session, cloud: FakeCloud) -> None:
     [env] = created(session, environment(roles=("primary", "aux")))
     connections = boot_machines(session, env)
     assert {role: connection.login.user for role, connection in connections.items()} == {
@@ -49,7 +49,7 @@ def test_a_first_boot_with_gpu_drivers_may_take_minutes(
     assert cloud.hardened == ["env"]
 
 
-def test_the_error_for_a_machine_that_ended_shows_the_end_of_its_console(session: Session, cloud: FakeCloud) -> None:
+def test_an_ended_machines_error_shows_its_console(session: Session, cloud: FakeCloud) -> None:
     [env] = created(session, environment())
     cloud.end_machine(env)
     with pytest.raises(MachineLostError, match="The primary machine did not come up") as caught:
@@ -57,7 +57,7 @@ def test_the_error_for_a_machine_that_ended_shows_the_end_of_its_console(session
     assert (caught.value.details or "").splitlines() == [f"console line {number} of primary" for number in range(5, 20)]
 
 
-def test_a_machine_that_runs_and_is_not_reached_comes_with_the_clouds_advice(
+def test_a_machine_out_of_reach_comes_with_the_clouds_advice(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boot, "BOOT_SECONDS", 1.0)

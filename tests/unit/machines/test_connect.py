@@ -14,14 +14,14 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
 
 
-def test_root_and_the_agent_can_run_commands_in_a_running_machine(session: Session) -> None:
+def test_root_and_the_agent_can_run_commands(session: Session) -> None:
     running = up(session)
     with connect(session, running, "primary") as connection:
         assert connection.run(["journalctl"]).stdout == b"a journal\n"
         assert connection.run(["sh", "-c", 'basename "$HOME"'], user="agent").stdout == b"home-env-primary\n"
 
 
-def test_the_error_for_a_machine_that_ended_says_how_to_remove_it(session: Session, cloud: FakeCloud) -> None:
+def test_an_ended_machines_error_says_how_to_remove_it(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     cloud.end_machine(running)
     with pytest.raises(MachineLostError) as caught:
@@ -38,14 +38,14 @@ def test_the_error_says_if_the_time_to_live_has_ended(session: Session, cloud: F
         connect(session, past, "primary")
 
 
-def test_a_running_machine_that_refuses_the_login_is_not_reported_as_ended(session: Session, cloud: FakeCloud) -> None:
+def test_a_refused_login_is_not_reported_as_an_ended_machine(session: Session, cloud: FakeCloud) -> None:
     running = up(session)
     cloud.machine(running).sshd.authorize = lambda _user, _key: False
     with pytest.raises(MachineLostError, match="answers, but SSH fails"):
         connect(session, running, "primary")
 
 
-def test_connecting_to_a_machine_that_was_never_up_is_a_usage_error(session: Session) -> None:
+def test_connecting_to_a_machine_that_was_never_up_fails(session: Session) -> None:
     [booting] = created(session, environment())
     with pytest.raises(UsageError, match="env is not up: its status is creating"):
         connect(session, booting, "primary")

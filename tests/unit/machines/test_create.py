@@ -86,7 +86,7 @@ def test_terraform_gets_the_values_of_the_record(session: Session) -> None:
     ],
     ids=["one way", "template", "boot", "instead"],
 )
-def test_a_machine_that_could_not_start_as_it_should_have_is_noted_and_runs(
+def test_a_machine_that_could_not_start_as_planned_runs_anyway(
     session: Session, cloud: FakeCloud, origin: str, notes: list[str]
 ) -> None:
     cloud.origin = origin
@@ -100,7 +100,7 @@ def test_an_environment_keeps_its_recorded_place(session: Session) -> None:
     assert env.placement["zone"] == "z"
 
 
-def test_an_environment_goes_to_the_next_place_if_the_first_is_full(session: Session, cloud: FakeCloud) -> None:
+def test_an_environment_goes_to_the_next_place_if_one_is_full(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = [("zone a is full", {"region": "crater", "zone": "b"})]
     cloud.terraform_fails(environment="two")
     first, second = created(session, environment("one", stack="many"), environment("two", stack="many"))
@@ -110,23 +110,21 @@ def test_an_environment_goes_to_the_next_place_if_the_first_is_full(session: Ses
     assert session.environments.find("two").placement["zone"] == "b"
 
 
-def test_terraform_forgets_what_the_cloud_has_removed_before_it_is_created_in_the_same_place_again(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_terraform_forgets_what_the_cloud_has_removed(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = [("an answer was lost", {"region": "crater", "zone": "a"})]
     cloud.terraform_fails(environment="two")
     created(session, environment("one", stack="many"), environment("two", stack="many"))
     assert cloud.runs() == ["apply many", "state many", "apply many"]
 
 
-def test_all_environments_go_to_the_next_place_if_terraform_names_none(session: Session, cloud: FakeCloud) -> None:
+def test_all_environments_go_to_the_next_place(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = [("full", {"zone": "b"}), ("full", {"zone": "c"})]
     cloud.terraform_fails()
     environments = created(session, environment("one", stack="many"), environment("two", stack="many"))
     assert {env.placement["zone"] for env in environments} == {"b", "c"}
 
 
-def test_the_error_names_the_environments_for_which_no_place_is_left(session: Session, cloud: FakeCloud) -> None:
+def test_the_error_names_environments_without_a_place(session: Session, cloud: FakeCloud) -> None:
     cloud.faults.places = []
     cloud.terraform_fails(environment="two")
     with pytest.raises(CapacityError) as caught:
@@ -166,7 +164,7 @@ def saved_with_place(session: Session) -> Environment:
     return session.environments.save(environment(placement={"region": "crater"}))
 
 
-def test_a_shared_network_whose_creation_was_interrupted_is_created_again(session: Session, cloud: FakeCloud) -> None:
+def test_an_interrupted_shared_network_is_created_again(session: Session, cloud: FakeCloud) -> None:
     cloud.network = NETWORK
     cloud.terraform_fails(summary="Killed")
     env = saved_with_place(session)
@@ -181,7 +179,7 @@ def test_a_shared_network_whose_creation_was_interrupted_is_created_again(sessio
     assert not marker.exists()
 
 
-def test_a_network_that_another_controller_created_in_the_meantime_is_used(
+def test_a_network_created_by_another_controller_is_used(
     session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.network = NETWORK

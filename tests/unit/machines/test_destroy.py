@@ -49,7 +49,7 @@ def test_destroying_again_is_no_error(session: Session, cloud: FakeCloud) -> Non
     assert cloud.runs() == ["apply env", "destroy env"]
 
 
-def test_an_environment_that_was_never_created_is_removed_without_terraform(session: Session, cloud: FakeCloud) -> None:
+def test_a_never_created_environment_needs_no_terraform(session: Session, cloud: FakeCloud) -> None:
     record_environment(session, environment())
     destroy_machines(session, environment())
     assert cloud.runs() == []
@@ -68,7 +68,7 @@ def test_a_machine_that_terraform_forgot_is_removed(session: Session, cloud: Fak
     assert not session.environments.directory("env").exists()
 
 
-def test_a_terraform_failure_does_not_matter_once_everything_is_gone(session: Session, cloud: FakeCloud) -> None:
+def test_a_terraform_failure_does_not_matter_once_all_is_gone(session: Session, cloud: FakeCloud) -> None:
     [env] = reserved(session, environment())
     cloud.terraform_fails("destroy")
     destroy_machines(session, env)
@@ -77,7 +77,7 @@ def test_a_terraform_failure_does_not_matter_once_everything_is_gone(session: Se
     assert not (session.home.stacks / "env").exists()
 
 
-def test_an_environment_that_still_exists_keeps_its_record_and_reservation(session: Session, cloud: FakeCloud) -> None:
+def test_an_existing_environment_keeps_its_reservation(session: Session, cloud: FakeCloud) -> None:
     [env] = reserved(session, environment())
     cloud.terraform_fails("destroy")
     cloud.faults.stuck = True
@@ -100,7 +100,7 @@ def test_the_end_is_unverified_if_the_cloud_cannot_be_reached(session: Session, 
     assert len(unsettled(session)) == 1
 
 
-def test_the_last_environments_of_a_stack_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
+def test_the_last_environments_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
     both = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
     destroy_machines(session, *both)
     assert cloud.runs() == ["apply many", "destroy many"]
@@ -108,9 +108,7 @@ def test_the_last_environments_of_a_stack_take_one_run_of_terraform(session: Ses
     assert not (session.home.stacks / "many").exists()
 
 
-def test_one_environment_of_a_stack_is_removed_without_terraform_and_the_others_stay(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_one_environment_is_removed_without_terraform(session: Session, cloud: FakeCloud) -> None:
     first, second = reserved(session, environment("one", stack="many"), environment("two", stack="many"))
     destroy_machines(session, first)
     assert cloud.runs() == ["apply many"]
@@ -120,7 +118,7 @@ def test_one_environment_of_a_stack_is_removed_without_terraform_and_the_others_
     assert not (session.home.stacks / "many").exists()
 
 
-def test_several_environments_of_a_larger_stack_take_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
+def test_several_environments_go_in_one_run_of_terraform(session: Session, cloud: FakeCloud) -> None:
     new = [environment(name, stack="many") for name in ("one", "two", "three")]
     first, second, _ = reserved(session, *new)
     destroy_machines(session, first, second)

@@ -69,7 +69,7 @@ def recorded(session: Session, *, stack: str = "env", came_up: bool = True, plac
     return session.environments.save(environment)
 
 
-def test_the_cloud_is_asked_once_after_terraform_removed_everything(home: Home) -> None:
+def test_the_cloud_is_asked_once_after_terraform(home: Home) -> None:
     cloud = CountingCloud()
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session))
@@ -77,7 +77,7 @@ def test_the_cloud_is_asked_once_after_terraform_removed_everything(home: Home) 
     assert session.environments.all() == []
 
 
-def test_the_cloud_is_asked_once_after_a_removal_without_terraform(home: Home) -> None:
+def test_the_cloud_is_asked_once_after_a_removal(home: Home) -> None:
     cloud = CountingCloud()
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, stack="twenty"))
@@ -87,7 +87,7 @@ def test_the_cloud_is_asked_once_after_a_removal_without_terraform(home: Home) -
 @pytest.mark.parametrize(
     ("stack", "first"), [("env", []), ("twenty", ["remove"])], ids=["after-terraform", "after-a-removal-by-hand"]
 )
-def test_remaining_resources_are_removed_and_the_cloud_is_asked_again(home: Home, stack: str, first: list[str]) -> None:
+def test_remaining_resources_are_removed_after_a_second_look(home: Home, stack: str, first: list[str]) -> None:
     cloud = CountingCloud([["instance i-1"]])
     session = session_with(home, cloud)
     destroy_machines(session, recorded(session, stack=stack))
@@ -103,7 +103,7 @@ def test_remaining_resources_are_removed_and_the_cloud_is_asked_again(home: Home
     ],
     ids=["nothing-is-there", "something-shows-at-once", "something-shows-late"],
 )
-def test_the_cloud_is_asked_twice_after_an_apply_that_may_have_created_anything(
+def test_the_cloud_is_asked_twice_after_an_unclear_apply(
     home: Home, answers: list[list[str]], calls: list[str]
 ) -> None:
     cloud = CountingCloud(answers)

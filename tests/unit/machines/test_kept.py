@@ -69,7 +69,7 @@ def test_a_second_command_goes_over_the_connection_of_the_first(
     assert sshd.logins == logins + 1
 
 
-def test_what_keeps_a_connection_has_nothing_of_the_command_s_own(
+def test_a_keeper_has_nothing_of_the_commands_own(
     session: Session, running: Environment, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROVISIONER_DATABASE", "postgres://user:secret@host/base")
@@ -117,7 +117,7 @@ def test_a_command_whose_connection_breaks_says_so(session: Session, running: En
         connection.run(["sh", "-c", "echo one; exec sleep 2"], user="agent", on_stdout=lambda _: sshd.cut())
 
 
-def test_a_kept_connection_that_the_machine_does_not_answer_on_is_passed_by(
+def test_a_kept_connection_without_answers_is_not_used(
     session: Session, running: Environment, sshd: Sshd, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(session, running, "true")
@@ -132,7 +132,7 @@ def test_a_kept_connection_that_the_machine_does_not_answer_on_is_passed_by(
         os.kill(keeper, signal.SIGKILL)
 
 
-def test_without_openssh_each_command_has_a_connection_of_its_own(
+def test_without_openssh_each_command_connects_by_itself(
     session: Session, running: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -141,7 +141,7 @@ def test_without_openssh_each_command_has_a_connection_of_its_own(
         assert connection.run(["/bin/echo", "own"], user="agent").stdout == b"own\n"
 
 
-def test_a_machine_with_another_host_key_is_refused_before_our_key_is_offered(
+def test_another_host_key_is_refused_before_ours_is_offered(
     session: Session, running: Environment, sshd: Sshd, directory: Path
 ) -> None:
     offered: list[str] = []
@@ -188,7 +188,7 @@ def test_destroying_an_environment_ends_its_connections(
     until(lambda: not keepers(directory))
 
 
-def test_a_connection_that_cannot_be_ended_keeps_no_environment_alive(
+def test_a_connection_that_cannot_end_keeps_no_environment(
     session: Session, running: Environment, directory: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud
 ) -> None:
     run(session, running, "true")

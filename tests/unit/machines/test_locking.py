@@ -35,7 +35,7 @@ def test_an_environment_is_locked_before_it_has_a_record(session: Session) -> No
     assert not is_locked(session.environments.lock("env"))
 
 
-def test_a_waiting_provisioner_says_so_and_then_sees_the_other_ones_changes(session: Session) -> None:
+def test_a_waiting_provisioner_sees_the_other_ones_changes(session: Session) -> None:
     saved = session.environments.save(environment())
     has_lock, waits, seen = threading.Event(), threading.Event(), []
 
@@ -56,7 +56,7 @@ def test_a_waiting_provisioner_says_so_and_then_sees_the_other_ones_changes(sess
     assert told_of(session).notes == ["Waiting for another provisioner that works on env"]
 
 
-def test_a_destruction_does_without_a_lock_file_and_without_a_record(session: Session) -> None:
+def test_a_destruction_needs_neither_lock_file_nor_record(session: Session) -> None:
     saved = session.environments.save(environment())
     (session.environments.directory("env") / "environment.json").write_text("{")
     session.environments.lock("env").mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_a_destruction_does_without_a_lock_file_and_without_a_record(session: Se
     assert note.startswith("Locking env: IsADirectoryError")
 
 
-def test_a_destruction_waits_for_other_provisioners_and_sees_their_changes(session: Session) -> None:
+def test_a_destruction_waits_for_others_and_sees_their_changes(session: Session) -> None:
     saved = session.environments.save(environment())
     session.environments.update(saved, status="ready")
     with destruction_lock(session, saved) as current:

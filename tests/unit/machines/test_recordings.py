@@ -44,9 +44,7 @@ def destroyed(session: Session, env: Environment) -> tuple[Environment, Path]:
     return session.environments.find(env.id, archived=True), session.environments.archived_logs(env.id)
 
 
-def test_calls_captures_and_the_network_are_kept_and_sealed_with_score_and_images(
-    session: Session, recorded: Environment
-) -> None:
+def test_calls_captures_and_network_are_sealed(session: Session, recorded: Environment) -> None:
     keep_journals(session, recorded)
     archived, logs = destroyed(session, recorded)
     sealed = manifest.load(logs)
@@ -126,7 +124,7 @@ def test_no_failure_keeps_anything_from_being_destroyed(
     assert any(type(error).__name__ in note for note in told_of(session).notes)
 
 
-def test_a_record_has_the_same_hash_in_later_versions_until_something_is_changed() -> None:
+def test_a_records_hash_is_the_same_in_later_versions() -> None:
     env = environment()
     again = Environment.model_validate_json(env.model_dump_json())
     assert recordings.record_hash(again) == recordings.record_hash(env)
@@ -135,9 +133,7 @@ def test_a_record_has_the_same_hash_in_later_versions_until_something_is_changed
     assert recordings.record_hash(env.model_copy(update={"agent_exit_code": 1})) != recordings.record_hash(env)
 
 
-def test_the_proof_of_isolation_is_sealed_and_its_verdict_stands_in_the_facts(
-    session: Session, recorded: Environment
-) -> None:
+def test_the_proof_of_isolation_is_sealed_with_its_verdict(session: Session, recorded: Environment) -> None:
     proof = write(session.environments.logs(recorded.id))
     archived, logs = destroyed(session, recorded)
     sealed = manifest.load(logs)

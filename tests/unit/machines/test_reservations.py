@@ -20,7 +20,7 @@ from tests.unit.fakes.world import environment, told_of, up
 HOUR = timedelta(hours=1)
 
 
-def test_the_worst_case_is_reserved_under_the_commands_project_and_batch(session: Session, cloud: FakeCloud) -> None:
+def test_the_worst_case_is_reserved_under_project_and_batch(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(command="c-1", project="p", batch="b"))
     reserved = reservations.reserve(session, environment(batch="b"))
@@ -32,7 +32,7 @@ def test_the_worst_case_is_reserved_under_the_commands_project_and_batch(session
     session.leases.release("env")
 
 
-def test_a_launch_beyond_the_budget_leaves_neither_lease_nor_entry(session: Session, cloud: FakeCloud) -> None:
+def test_a_launch_beyond_the_budget_leaves_no_lease_or_entry(session: Session, cloud: FakeCloud) -> None:
     cloud.usd = Decimal(3)
     session = replace(session, spending=Spending(budget=Decimal("6.99")))
     with pytest.raises(BudgetError, match="does not fit --budget"):
@@ -67,9 +67,7 @@ def test_the_worst_case_covers_the_time_to_live_and_the_clean_up(usd: str, lives
     assert reservations.worst_cost(priced) == micro_usd
 
 
-def test_an_environment_counts_as_running_until_the_cloud_reports_all_machines_ended(
-    session: Session, cloud: FakeCloud
-) -> None:
+def test_an_environment_runs_until_all_machines_have_ended(session: Session, cloud: FakeCloud) -> None:
     env = up(session)
     assert reservations.still_runs(session, env)
     cloud.faults.unreachable = True
@@ -106,7 +104,7 @@ def test_settling_without_the_shared_database_asks_for_its_url(session: Session)
     assert "PROVISIONER_DATABASE" in told_of(session).notes[0]
 
 
-def test_the_lease_is_renewed_in_the_cloud_only_once_machines_exist(session: Session, cloud: FakeCloud) -> None:
+def test_the_lease_is_renewed_only_for_existing_machines(session: Session, cloud: FakeCloud) -> None:
     renewals: list[object] = []
     new = session.environments.save(environment())
     session = replace(session, leases=RecordingLeases(renewals))  # type: ignore[arg-type]

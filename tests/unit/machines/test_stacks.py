@@ -18,7 +18,7 @@ def test_environments_of_one_stack_share_their_root(session: Session) -> None:
     assert not stack_of(session, environment("three")).exists
 
 
-def test_stacks_without_an_environment_are_removed_and_shared_networks_stay(session: Session, cloud: FakeCloud) -> None:
+def test_stacks_without_environments_are_removed(session: Session, cloud: FakeCloud) -> None:
     created(session, environment())
     for name in ("unused", "network-crater"):
         (session.home.stacks / name).mkdir()

@@ -47,7 +47,7 @@ def test_a_recording_is_an_asciicast_without_secrets(tmp_path: Path) -> None:
     assert header_of(tmp_path / "terminal-1.cast").command == "login [redacted:TOKEN]"
 
 
-def test_what_a_command_prints_without_a_terminal_gets_a_terminals_line_ends(tmp_path: Path) -> None:
+def test_output_without_a_terminal_gets_line_ends(tmp_path: Path) -> None:
     with Cast(tmp_path, "agent", REDACTOR) as cast, OutputTee(REDACTOR, lambda _: None, cast=cast) as tee:
         out, err = tee.stream(), tee.stream()
         out(b"one\ntwo s3cr")

@@ -77,7 +77,7 @@ def test_two_answers_to_one_probe_are_refused() -> None:
         proof(answers={"primary": (REFUSED, REFUSED)})
 
 
-def test_the_compact_form_says_what_was_asked_and_seen_and_is_bounded() -> None:
+def test_the_compact_form_is_complete_and_bounded() -> None:
     many = tuple(REFUSED.model_copy(update={"probe": f"tcp {number}", "reached": True}) for number in range(500))
     compact = proof(proven=False, answers={"primary": (*many, NEIGHBOUR)}, differences=None).compact()
     assert (compact["proven"], compact["probes_of"], compact["contradictions"]) == (False, {"primary": 501}, 500)

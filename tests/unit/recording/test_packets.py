@@ -58,7 +58,7 @@ def test_connections_are_connected_refused_or_without_an_answer() -> None:
     ]
 
 
-def test_questions_have_their_answers_code_and_names_show_what_is_unusual() -> None:
+def test_questions_show_their_code_and_unusual_names() -> None:
     name, odd = b"\x07example\x03com\x00", b"\x06a.b\x1b[m\x00"
     rows = table(
         dns(GUEST, 5000, "198.51.100.53", 53, name=name),

@@ -90,13 +90,13 @@ def test_every_altered_byte_of_the_results_is_noticed(published: Path) -> None:
     ],
     ids=["score", "no-score", "task", "head", "no-head", "environment"],
 )
-def test_a_row_that_says_something_else_is_noticed_without_a_seal(
+def test_an_altered_row_is_noticed_without_a_seal(
     published: Path, changes: dict[str, Any], problem: tuple[str, str, str]
 ) -> None:
     assert said(with_row(published, **changes)) == [problem]
 
 
-def test_a_row_without_its_score_and_hash_is_noticed_where_its_logs_are_sealed(published: Path) -> None:
+def test_a_row_without_score_and_hash_is_noticed(published: Path) -> None:
     problem = ("env-1", "the results", "they carry no hash of its recording")
     assert said(with_row(published, score=None, recording="")) == [problem]
 

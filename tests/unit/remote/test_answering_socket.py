@@ -54,7 +54,7 @@ def connect(answers: list[bytes | None], seconds: float = BOUND_SECONDS) -> byte
     [[None], [None, b"", b"", None], [b"", b"Exceeded MaxStartups\r\n"]],
     ids=["silence", "silence and refusals", "too many"],
 )
-def test_a_connection_that_is_left_waiting_keeps_no_other_from_being_tried(before: list[bytes | None]) -> None:
+def test_a_waiting_connection_does_not_block_another_attempt(before: list[bytes | None]) -> None:
     assert connect([*before, BANNER]) == BANNER
 
 
@@ -63,7 +63,7 @@ def test_connections_that_are_left_waiting_are_given_up_in_time() -> None:
         connect([None, None], seconds=1)
 
 
-def test_a_machine_that_takes_its_time_is_not_given_more_and_more_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_machine_does_not_get_more_and_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WaitingClock()
     monkeypatch.setattr(module, "time", clock)
     tried: list[socket.socket] = []

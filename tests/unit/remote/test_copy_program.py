@@ -121,7 +121,7 @@ def test_another_name_is_not(name: bytes) -> None:
     assert not is_plain_name(name)
 
 
-def test_what_is_in_the_way_comes_back_if_nothing_can_take_its_place(tmp_path: Path) -> None:
+def test_a_replaced_file_comes_back_if_the_copy_fails(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "work").mkdir()
     parent, work = (os.open(path, os.O_RDONLY) for path in (tmp_path, tmp_path / "work"))

@@ -93,7 +93,7 @@ def test_a_link_that_others_could_have_placed_is_not_followed(inside: Path, chan
         assert is_same(descriptor, inside / "real" / "below")
 
 
-def test_a_link_below_a_directory_that_others_can_move_is_not_followed(inside: Path) -> None:
+def test_a_link_below_a_directory_of_others_is_not_followed(inside: Path) -> None:
     (inside / "real" / "link").symlink_to("below")
     with open_directory(f"{inside}/real/link"):
         pass
@@ -130,7 +130,7 @@ def test_a_working_directory_is_private_and_leaves_nothing(inside: Path) -> None
         assert (inside / "real" / "below").exists()
 
 
-def test_a_working_directory_that_others_moved_is_emptied_where_it_is(inside: Path) -> None:
+def test_a_moved_working_directory_is_emptied_where_it_is(inside: Path) -> None:
     with open_directory(str(inside)) as parent, working_directory(parent) as work:
         [name] = {path.name for path in inside.iterdir()} - {"real", "link"}
         os.mkdir("mine", dir_fd=work)

@@ -81,7 +81,7 @@ def missing(module: str, kind: str = "ModuleNotFoundError") -> bytes:
     ],
     ids=["metr", "submodule", "other"],
 )
-def test_the_error_for_a_missing_module_names_the_build_step_that_brings_it(result: bytes, hint: str) -> None:
+def test_a_missing_modules_error_names_the_build_step(result: bytes, hint: str) -> None:
     with pytest.raises(TaskError, match=r"^install\(\) raised ModuleNotFoundError") as caught:
         driver(result).call("install", timeout_seconds=60).value("install()")
     assert hint in (caught.value.hint or "")
@@ -105,13 +105,13 @@ def test_a_valid_result_is_returned_without_secrets() -> None:
     }
 
 
-def test_a_secret_that_is_called_as_a_key_of_the_helpers_leaves_the_result_whole() -> None:
+def test_a_secret_like_a_key_of_the_helpers_spoils_no_result() -> None:
     said = json.dumps({"status": "ok", "value": {"value": 1}}).encode()
     answer = driver(said, secret="value").call("score", timeout_seconds=60)
     assert answer.value("score()") == {"[redacted:TOKEN]": 1}
 
 
-def test_a_failure_shows_the_familys_frame_and_the_exception_below_a_librarys_many_frames() -> None:
+def test_a_failure_shows_the_familys_frame_and_the_exception() -> None:
     frames = [f'  File "/usr/lib/library.py", line {line}, in call\n    call()' for line in range(50)]
     trace = ["Traceback (most recent call last):", '  File "/root/fam.py", line 3, in start', "    train()", *frames]
     result = {"status": "error", "kind": "exception", "type": "KeyError", "message": "'x'"}
@@ -126,7 +126,7 @@ def test_a_failure_shows_the_familys_frame_and_the_exception_below_a_librarys_ma
     assert len(lines) == 12
 
 
-def test_an_answer_says_how_much_the_operation_wrote_although_the_helper_cut_it_out() -> None:
+def test_an_answer_says_how_much_the_operation_wrote() -> None:
     half = OUTPUT_LIMIT_BYTES // 2
     sent = b"x" * half + b"\n[... 70000000 bytes cut out ...]\n" + b"y" * half
     pieces = (sent[begin : begin + 65_521] for begin in range(0, len(sent), 65_521))

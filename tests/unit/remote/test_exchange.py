@@ -123,7 +123,7 @@ def test_kept_output_is_bounded_but_a_listener_gets_all_of_it(channel: ScriptedC
     assert heard == [b"a" * 10, b"b" * 10]
 
 
-def test_what_arrives_in_a_flood_of_tiny_pieces_is_passed_on_in_few(channel: ScriptedChannel) -> None:
+def test_a_flood_of_tiny_pieces_is_passed_on_in_few(channel: ScriptedChannel) -> None:
     heard: list[bytes] = []
     channel.gives_bytes = 1 << 16
     channel.answer(frame(STARTED), *([frame(STDOUT, b"o"), frame(STDERR, b"e")] * 10_000))
@@ -240,7 +240,7 @@ class EndlessChannel(ScriptedChannel):
         return frame(STDERR, b"y") if self.pieces else frame(STARTED)
 
 
-def test_output_that_never_pauses_delays_neither_the_deadline_nor_the_check() -> None:
+def test_constant_output_delays_neither_deadline_nor_check() -> None:
     with closing(EndlessChannel()) as channel:
         with pytest.raises(TimeoutError):
             exchange(channel, timeout_seconds=0.1)

@@ -22,7 +22,7 @@ from provisioner.remote import bounded_transport, forwarding
 from provisioner.remote.bounded_transport import PORT_WINDOW_BYTES
 from provisioner.remote.forwarding import Forwarder, listen
 from provisioner.remote.ssh import Connection
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from tests.attacks.hostile_sshd import message
 from tests.unit.fakes.sshd import Sshd, _Server
 from tests.unit.remote.test_ssh import login_to, unused_port
@@ -112,7 +112,7 @@ def test_bytes_go_both_ways_and_each_direction_ends_for_itself(tmp_path: Path, h
         assert read_all(client).decode() == hashlib.sha256(data).hexdigest()
 
 
-def test_a_long_answer_arrives_whole_although_its_sender_has_gone(tmp_path: Path) -> None:
+def test_a_long_answer_arrives_after_its_sender_has_gone(tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     begun = threading.Event()
 
@@ -130,7 +130,7 @@ def test_only_the_loopback_listens() -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_the_preferred_port_is_taken_if_it_is_free_and_another_if_not() -> None:
+def test_the_preferred_port_is_taken_if_it_is_free() -> None:
     port = unused_port()
     with listen(None, preferred=port) as first, listen(None, preferred=port) as second:
         assert first.getsockname()[1] == port
@@ -139,7 +139,7 @@ def test_the_preferred_port_is_taken_if_it_is_free_and_another_if_not() -> None:
             listen(port)
 
 
-def test_a_closed_port_is_said_and_the_next_connection_is_tried_again(tmp_path: Path) -> None:
+def test_a_closed_port_is_reported_and_tried_again(tmp_path: Path) -> None:
     port = unused_port()
     with forwarded(port, tmp_path) as there:
         with there.client() as client:
@@ -166,9 +166,7 @@ def test_many_short_connections_are_no_flood(tmp_path: Path, monkeypatch: pytest
         there.connection.require_active()
 
 
-def test_no_more_connections_than_allowed_reach_the_machine_and_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_connections_than_allowed_reach_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "MOST_CONNECTIONS", 5)
     reached: list[int] = []
 
@@ -212,9 +210,7 @@ def test_a_flood_for_a_client_that_does_not_read_is_held_back(tmp_path: Path) ->
         assert sent_bytes < 16 << 20
 
 
-def test_a_client_that_breaks_off_frees_its_place_although_the_machine_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_breaks_off_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "MOST_CONNECTIONS", 1)
 
     def greet(stream: socket.socket) -> None:
@@ -228,9 +224,7 @@ def test_a_client_that_breaks_off_frees_its_place_although_the_machine_is_silent
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # it resets
 
 
-def test_a_client_that_closes_frees_its_place_although_the_machine_neither_reads_nor_speaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_closes_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "MOST_CONNECTIONS", 1)
     monkeypatch.setattr(forwarding, "KEEPALIVE_SECONDS", 1)
     released = threading.Event()
@@ -288,12 +282,10 @@ def test_a_lost_machine_ends_it(tmp_path: Path, when: str) -> None:
             with there.client() as client:
                 assert client.recv(1) == b""
         with pytest.raises(MachineLostError):
-            there.forwarder.wait(there.connection.require_active if when == "idle" else go_on)
+            there.forwarder.wait(there.connection.require_active if when == "idle" else no_check)
 
 
-def test_an_sshd_that_sends_more_than_it_may_loses_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sshd_that_sends_too_much_loses_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flood(onward: socket.socket, channel: paramiko.Channel) -> None:
         data = message(MSG_CHANNEL_DATA, channel.remote_chanid, bytes(32_000))
         with onward, contextlib.suppress(OSError, EOFError, paramiko.SSHException):

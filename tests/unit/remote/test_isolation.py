@@ -33,7 +33,7 @@ class Machine:
         return Completed(0, io.BytesIO(answer).read(limit_bytes), b"")
 
 
-def test_the_program_is_sent_and_runs_from_no_file_of_the_machine() -> None:
+def test_the_program_is_sent_and_runs_from_no_file() -> None:
     machine: Any = Machine()
     results = isolation.probe(machine, asked(), PROGRAM)
     assert machine.ran == [["probe.py"]]

@@ -12,7 +12,7 @@ from provisioner.errors import CommandTimeoutError, MachineLostError
 from provisioner.remote.calls import SOCKET
 from provisioner.remote.kept_connection import KeptConnection, end_connection, keep_connection
 from provisioner.remote.transfer import download, upload
-from provisioner.signals import go_on
+from provisioner.signals import no_check
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.remote.test_ssh import login_to, sh
@@ -36,7 +36,7 @@ def path(server: Sshd, tmp_path: Path) -> Iterator[Path]:
     keys.mkdir(parents=True)
     login = login_to(server, keys)
     login.private_key.chmod(0o600)
-    keep_connection(login, keys / "known_hosts_primary", path, SOCKET, go_on)
+    keep_connection(login, keys / "known_hosts_primary", path, SOCKET, no_check)
     yield path
     end_connection(path)
     until(lambda: not keepers(directory))

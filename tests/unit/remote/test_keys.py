@@ -33,7 +33,7 @@ def test_the_repr_of_a_pair_hides_its_private_key() -> None:
     assert repr(KeyPair("the private half", "ssh-ed25519 AAAA")) == "KeyPair(public='ssh-ed25519 AAAA')"
 
 
-def test_the_record_store_imports_neither_paramiko_nor_cryptography() -> None:
+def test_the_record_store_imports_no_cryptography() -> None:
     program = f"import sys, provisioner.store.environments; print([m for m in {SLOW_LIBRARIES} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -29,7 +29,7 @@ def enclosed(tmp_path: Path) -> Iterator[tuple[Path, int]]:
         yield pidfile_and_port
 
 
-def test_any_number_of_connections_reach_what_listens_in_the_namespace(enclosed: tuple[Path, int]) -> None:
+def test_many_connections_reach_the_namespaces_listener(enclosed: tuple[Path, int]) -> None:
     pidfile, port = enclosed
     sockets = Sockets(pidfile)
     for _ in range(SOCKETS_AT_ONCE + 2):

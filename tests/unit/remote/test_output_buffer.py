@@ -35,7 +35,7 @@ def _mark(kept: bytes) -> bytes:
     return match[0] if match else b"no mark"
 
 
-def test_endless_output_takes_at_most_one_and_a_half_times_the_limit() -> None:
+def test_endless_output_takes_a_bounded_amount_of_memory() -> None:
     buffer = BoundedBuffer(1000)
     for _ in range(1000):
         buffer.write(bytes(100))

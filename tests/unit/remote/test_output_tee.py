@@ -90,7 +90,7 @@ def test_a_second_command_appends_to_the_log(tmp_path: Path) -> None:
     assert log.read_text() == "$ run 1 [redacted:TOKEN]\nout\n\n$ run 2 [redacted:TOKEN]\nout\n\n"
 
 
-def test_a_log_that_gets_too_long_loses_its_middle_and_the_listener_still_gets_everything(tmp_path: Path) -> None:
+def test_a_long_log_loses_its_middle_and_the_listener_nothing(tmp_path: Path) -> None:
     log, heard = tmp_path / "agent.log", list[str]()
     with OutputTee(REDACTOR, heard.append, log, limit_bytes=400) as tee:
         stdout, stderr = tee.stream(), tee.stream()
@@ -117,7 +117,7 @@ def test_a_log_is_bounded_over_all_commands_that_write_to_it(tmp_path: Path) -> 
     assert log.read_text().endswith("run 98\nrun 99\n")
 
 
-def test_two_commands_that_write_to_one_log_lose_nothing_of_its_end(tmp_path: Path) -> None:
+def test_two_writers_of_one_log_lose_nothing(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
 
     def write(name: bytes) -> None:
@@ -137,7 +137,7 @@ def test_two_commands_that_write_to_one_log_lose_nothing_of_its_end(tmp_path: Pa
         assert kept == list(range(3000))[3000 - len(kept) :]
 
 
-def test_text_that_was_held_back_is_passed_on_after_a_failure_too(tmp_path: Path) -> None:
+def test_text_that_was_held_back_comes_after_a_failure_too(tmp_path: Path) -> None:
     log, heard = tmp_path / "start.log", list[str]()
 
     def time_out(tee: OutputTee) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.errors import IsolationError
 from provisioner.models import Destination, Endpoint, ProbeResult, Role
-from provisioner.remote.probes import CanaryPorts, Questions, judge, questions, require
+from provisioner.remote.probes import CanaryPorts, Questions, evaluate, questions, require
 from tests.unit.fakes.probes import answers, honest_answers
 from tests.unit.fakes.world import environment
 
@@ -34,11 +34,11 @@ def results(questions: Questions, reached: tuple[str, ...] = (), missed: tuple[s
     given = answers(questions.request())
     for answer in given:
         answer[2] = "reached" if answer[1] in reached else "not reached" if answer[1] in missed else answer[2]
-    return list(judge(questions, json.dumps(["word", given]).encode()))
+    return list(evaluate(questions, json.dumps(["word", given]).encode()))
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["offline", "online"])
-def test_every_user_of_every_machine_is_asked_what_is_never_allowed(online: bool) -> None:
+def test_every_user_is_asked_what_is_never_allowed(online: bool) -> None:
     users_by_role: dict[Role, list[str]] = {"primary": ["root", "agent"], "aux": ["root"]}
     for role, users in users_by_role.items():
         by_user = asked(role, full_internet=online).probes
@@ -62,7 +62,7 @@ def test_each_machine_must_reach_every_other() -> None:
         assert names == {f"neighbour {other}" for other in addresses.values() if other != address}
 
 
-def test_offline_root_is_asked_through_each_card_and_the_agent_may_not_ping() -> None:
+def test_offline_root_asks_each_card_and_the_agent_no_ping() -> None:
     offline = asked(allowed_destinations=ALLOWED)
     assert offline.cards == ("10.0.2.2", "10.213.0.3")
     root = {probe.name: probe.expected for probe in offline.probes["root"]}
@@ -74,7 +74,7 @@ def test_offline_root_is_asked_through_each_card_and_the_agent_may_not_ping() ->
 
 
 @pytest.mark.parametrize("name", [*NEVER, *OFFLINE])
-def test_reaching_more_than_promised_is_an_error_that_names_the_probe(name: str) -> None:
+def test_reaching_more_than_promised_names_the_probe(name: str) -> None:
     offline = asked()
     require(results(offline), [], [])
     with pytest.raises(IsolationError, match="not isolated as promised") as raised:
@@ -90,7 +90,7 @@ def test_reaching_less_than_promised_is_an_error_too(name: str) -> None:
     assert f"as agent: {name}: not reached" in (raised.value.details or "")
 
 
-def test_a_word_at_the_canary_and_a_difference_seen_from_outside_outweigh_all_answers() -> None:
+def test_the_canary_and_the_outside_view_outweigh_answers() -> None:
     with pytest.raises(IsolationError) as raised:
         require(results(asked()), ["aux"], ["the group has a rule too many"])
     assert (raised.value.details or "").splitlines() == [
@@ -100,19 +100,19 @@ def test_a_word_at_the_canary_and_a_difference_seen_from_outside_outweigh_all_an
 
 
 @pytest.mark.parametrize("detail", ["\x1b]52;c;cGF5bG9hZA==\a", "[Errno 19] No such device"], ids=["escape", "device"])
-def test_a_probe_that_could_not_be_sent_is_an_error_without_the_machines_control_characters(detail: str) -> None:
+def test_a_probe_that_could_not_be_sent_is_a_printable_error(detail: str) -> None:
     questions = asked()
     given = answers(questions.request())
     given[0][2:] = ["impossible", detail]
     with pytest.raises(IsolationError, match="one answer to each") as raised:
-        judge(questions, json.dumps(["word", given]).encode())
+        evaluate(questions, json.dumps(["word", given]).encode())
     assert "could not be sent, as root" in (raised.value.details or "")
     assert "\x1b" not in (raised.value.details or "")
 
 
 def test_honest_answers_are_results_of_their_machine() -> None:
     questions = asked("aux")
-    judged = judge(questions, honest_answers(questions.request()))
+    judged = evaluate(questions, honest_answers(questions.request()))
     assert {(result.machine, result.user) for result in judged} == {("aux", "root")}
     assert all(result.reached == result.expected for result in judged)
     assert len(judged) == len(questions.probes["root"])

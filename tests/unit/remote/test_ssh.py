@@ -83,12 +83,12 @@ def test_the_command_reads_all_of_stdin_and_its_end(
     assert connection.run(["cat"], stdin=kind(data)).stdout == data
 
 
-def test_a_command_that_ends_before_it_reads_its_input_returns_its_exit_code(connection: Connection) -> None:
-    done = connection.run(sh("exec <&-; exit 4"), stdin=b"x" * (4 << 20), timeout_seconds=60)
+def test_a_command_that_does_not_read_its_input_has_its_code(connection: Connection) -> None:
+    done = connection.run(sh("exec <&-; exit 4"), stdin=b"x" * (4 << 20), timeout_seconds=BOUND_SECONDS)
     assert done.exit_code == 4
 
 
-def test_a_connection_lost_while_input_is_sent_raises_machine_lost(server: Sshd, connection: Connection) -> None:
+def test_a_connection_lost_during_input_raises_machine_lost(server: Sshd, connection: Connection) -> None:
     class Endless(io.RawIOBase):
         sent = 0
 
@@ -99,10 +99,10 @@ def test_a_connection_lost_while_input_is_sent_raises_machine_lost(server: Sshd,
             return b"x" * size
 
     with pytest.raises(MachineLostError):
-        connection.run(["cat"], stdin=cast("IO[bytes]", Endless()), timeout_seconds=60)
+        connection.run(["cat"], stdin=cast("IO[bytes]", Endless()), timeout_seconds=BOUND_SECONDS)
 
 
-def test_output_is_passed_on_as_it_arrives_and_kept_within_bounds(connection: Connection) -> None:
+def test_output_arrives_at_once_and_within_bounds(connection: Connection) -> None:
     received: dict[str, bytes] = {"out": b"", "err": b""}
 
     def listen(name: str) -> Callable[[bytes], None]:
@@ -132,9 +132,7 @@ def test_an_exception_from_a_listener_ends_the_command(connection: Connection) -
     "error", [BrokenPipeError("stdout"), EOFError("stdin"), ConnectionResetError("peer")], ids=["pipe", "end", "reset"]
 )
 @pytest.mark.parametrize("stream", ["on_stdout", "on_stderr"])
-def test_an_exception_from_a_listener_is_never_mistaken_for_a_lost_connection(
-    connection: Connection, error: Exception, stream: str
-) -> None:
+def test_a_listeners_exception_is_no_lost_connection(connection: Connection, error: Exception, stream: str) -> None:
     def refuse(_: bytes) -> None:
         raise error
 
@@ -144,7 +142,7 @@ def test_an_exception_from_a_listener_is_never_mistaken_for_a_lost_connection(
     assert connection.run(["true"]).exit_code == 0
 
 
-def test_output_that_arrives_while_a_call_is_closed_does_not_break_the_connection(
+def test_output_during_a_close_breaks_no_connection(
     server: Sshd, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_closing, has_arrived = threading.Event(), threading.Event()
@@ -175,7 +173,7 @@ def test_output_that_arrives_while_a_call_is_closed_does_not_break_the_connectio
     connection.require_active()
 
 
-def test_an_exception_from_the_check_is_never_mistaken_for_a_lost_connection(login: Login) -> None:
+def test_the_checks_exception_is_no_lost_connection(login: Login) -> None:
     has_output = threading.Event()
 
     def check() -> None:
@@ -186,13 +184,13 @@ def test_an_exception_from_the_check_is_never_mistaken_for_a_lost_connection(log
         connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
 
 
-def test_a_command_killed_by_signal_n_has_the_exit_code_128_plus_n(connection: Connection) -> None:
+def test_a_command_killed_by_signal_n_exits_with_128_plus_n(connection: Connection) -> None:
     assert connection.run(sh("kill -KILL $$")).exit_code == 137
     assert connection.run(["true"]).exit_code == 0
 
 
 def test_a_background_process_is_not_waited_for(connection: Connection) -> None:
-    done = connection.run(sh("sleep 1000 & echo $!"), timeout_seconds=60)
+    done = connection.run(sh("sleep 1000 & echo $!"), timeout_seconds=BOUND_SECONDS)
     os.kill(int(done.stdout), signal.SIGKILL)
     assert done.exit_code == 0
 
@@ -256,7 +254,7 @@ def test_a_host_key_of_another_type_is_refused(login: Login) -> None:
         Connection(wrong)
 
 
-def test_an_unsupported_type_of_host_key_is_refused_and_the_connection_closed(server: Sshd, login: Login) -> None:
+def test_an_unsupported_host_key_closes_the_connection(server: Sshd, login: Login) -> None:
     wrong = Login(login.endpoint, login.user, login.private_key, "ssh-rsa AAAA")
     with pytest.raises(MachineLostError, match="answers, but SSH fails: host keys of type ssh-rsa are not supported"):
         Connection(wrong)
@@ -288,7 +286,7 @@ def test_a_server_that_does_not_speak_ssh_raises_machine_lost(login: Login) -> N
         thread.join()
 
 
-def test_a_machine_that_does_not_answer_in_time_raises_machine_lost(login: Login) -> None:
+def test_a_machine_that_does_not_answer_raises_machine_lost(login: Login) -> None:
     silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
     with pytest.raises(MachineLostError, match="it did not answer in time"):
         Connection(silent, 0.01)
@@ -334,7 +332,7 @@ def test_closing_twice_is_not_an_error(login: Login) -> None:
     [(0, b""), (10, b"0123456789"), (11, b"01234\n[... 1 bytes cut out ...]\n67890"), (25, None)],
     ids=["empty", "full", "over", "double"],
 )
-def test_a_bounded_buffer_keeps_both_ends_however_the_data_is_split(size: int, kept: bytes | None, piece: int) -> None:
+def test_a_bounded_buffer_keeps_both_ends_of_split_data(size: int, kept: bytes | None, piece: int) -> None:
     data = (b"0123456789" * 3)[:size]
     buffer = BoundedBuffer(10)
     for at in range(0, size, piece):
@@ -342,9 +340,7 @@ def test_a_bounded_buffer_keeps_both_ends_however_the_data_is_split(size: int, k
     assert buffer.value() == (b"01234\n[... 15 bytes cut out ...]\n01234" if kept is None else kept)
 
 
-def test_a_file_that_cannot_be_copied_is_explained_in_the_machines_words(
-    connection: Connection, tmp_path: Path
-) -> None:
+def test_a_failed_copy_is_explained_in_the_machines_words(connection: Connection, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="could not be read") as caught:
         download(connection, str(tmp_path / "nothing"), tmp_path / "copy")
     assert "No such file or directory" in str(caught.value.details)

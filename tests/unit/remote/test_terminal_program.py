@@ -82,7 +82,7 @@ def test_a_program_that_cannot_start_has_a_shells_exit_code(
     machine.shows(says)
 
 
-def test_the_command_has_a_terminal_of_the_given_size_and_follows_its_changes(started: Callable[..., Machine]) -> None:
+def test_a_terminals_command_follows_changes_of_its_size(started: Callable[..., Machine]) -> None:
     show = "test -t 0 && test -t 1 && test -t 2 && stty size"
     script = f"{show}; trap 'stty size; exit 3' WINCH; echo set; while :; do read x; done"
     machine = started("bash", "-c", script)
@@ -109,7 +109,7 @@ def test_a_long_output_arrives_whole(started: Callable[..., Machine]) -> None:
     assert machine.end() == 0
 
 
-def test_a_process_left_in_the_background_does_not_keep_the_terminal(started: Callable[..., Machine]) -> None:
+def test_a_background_process_does_not_hold_the_terminal(started: Callable[..., Machine]) -> None:
     machine = started("bash", "-c", "trap '' HUP; sleep 1000 & echo pid $!; exit 4")
     assert machine.end() == 4
     left = int(machine.shows(rb"pid (\d+)")[1])
@@ -139,7 +139,7 @@ def test_the_end_of_the_input_hangs_the_terminal_up(started: Callable[..., Machi
     assert machine.end() == 129
 
 
-def test_keys_wait_for_a_command_that_does_not_read_and_none_is_lost(started: Callable[..., Machine]) -> None:
+def test_keys_wait_for_a_command_that_does_not_read(started: Callable[..., Machine]) -> None:
     machine = started("sh", "-c", "stty raw -echo; echo begun; sleep 2; exec head -c 300000 | wc -c")
     machine.shows(rb"begun")
     for _ in range(10):

@@ -53,7 +53,7 @@ def test_a_tree_comes_down_without_special_permissions(origin: Path, inside: Pat
     assert [path.name for path in inside.iterdir()] == ["copy"]
 
 
-def test_a_file_comes_down_to_a_directory_or_in_the_place_of_a_file(
+def test_a_file_is_copied_down_into_a_directory_or_over_a_file(
     origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(inside)
@@ -151,7 +151,7 @@ def test_a_tree_goes_up(origin: Path, inside: Path) -> None:
     assert [path.name for path in inside.iterdir()] == ["copy"]
 
 
-def test_a_file_goes_up_to_a_directory_a_new_one_or_in_the_place_of_anything(origin: Path, inside: Path) -> None:
+def test_a_file_is_copied_up_into_a_directory_or_over_anything(origin: Path, inside: Path) -> None:
     upload(origin / "size1", inside)
     upload(origin / "size1", f"{inside}/new/er/")
     upload(origin, inside / "size1")

@@ -98,7 +98,7 @@ def test_a_crowd_comes_up_and_goes(session: Session, cloud: FakeCloud, fam: Task
     assert nothing_is_left(session, cloud)
 
 
-def test_a_crowd_that_the_account_has_no_room_for_is_not_even_begun(
+def test_machines_beyond_the_accounts_room_do_not_start(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shortage(sizes: Mapping[Role, MachineSize], count: int) -> str:

@@ -22,7 +22,7 @@ def test_the_report_has_the_facts_the_steps_and_the_surprise() -> None:
     assert "\x1b" not in text
 
 
-def test_it_names_no_account_no_user_no_key_and_no_public_address() -> None:
+def test_it_names_no_account_user_key_or_public_address() -> None:
     said = (
         "arn:aws:iam::123456789012:user/alice may not, in 123456789012 with AKIAIOSFODNN7EXAMPLE from 203.0.113.9/32; "
         "i-0123456789abcdef0 and 10.215.0.4 stay"

@@ -48,7 +48,7 @@ def test_a_record_with_a_hostile_id_is_refused(identity: str) -> None:
         environment(identity)
 
 
-def test_environments_are_listed_oldest_first_and_found_by_either_end(store: EnvironmentStore) -> None:
+def test_environments_are_listed_oldest_first(store: EnvironmentStore) -> None:
     for each in (environment("fam-main-bbb"), environment("fam-main-aaa", age_seconds=60), environment("other-ccc")):
         store.save(each)
     assert [each.id for each in store.all()] == ["fam-main-aaa", "fam-main-bbb", "other-ccc"]
@@ -82,7 +82,7 @@ def test_a_damaged_record_is_named_and_not_guessed_at(store: EnvironmentStore) -
             store.all()
 
 
-def test_a_destroyed_environment_keeps_its_record_and_logs_but_not_its_keys(store: EnvironmentStore) -> None:
+def test_a_destroyed_environment_keeps_record_and_logs_alone(store: EnvironmentStore) -> None:
     record = store.save(environment("fam-main-aaa"))
     store.write_keys(record.id, {"controller": ed25519_key_pair()})
     (store.directory(record.id) / "link").symlink_to(store.directory(record.id).parent)
@@ -123,7 +123,7 @@ def test_a_kill_while_a_directory_is_removed_loses_no_log(
     assert {path.name for path in store.logs(record.id).iterdir()} == {"agent.log", "start.log"}
 
 
-def test_the_record_goes_last_by_which_what_a_kill_leaves_is_found(
+def test_the_record_that_finds_a_killed_start_goes_last(
     store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = store.save(environment("fam-main-aaa"))
@@ -150,7 +150,7 @@ def test_a_record_is_read_by_its_exact_id_alone_live_or_archived(store: Environm
     assert store.record("fam-main-aaa") == known
 
 
-def test_a_directory_without_a_record_is_left_over_unless_it_is_being_created(store: EnvironmentStore) -> None:
+def test_a_directory_without_a_record_is_an_orphan(store: EnvironmentStore) -> None:
     store.directory("fam-main-aaa").mkdir()
     assert [path.name for path in store.unrecorded()] == ["fam-main-aaa"]
     with locked(store.lock("fam-main-aaa")):

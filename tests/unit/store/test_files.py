@@ -41,9 +41,7 @@ def test_a_tree_is_removed_and_a_missing_one_is_not_an_error(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tree_is_removed_although_another_process_writes_to_it_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_is_removed_while_another_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     rmdir = os.rmdir
@@ -66,9 +64,7 @@ def test_the_end_of_a_file_is_read(tmp_path: Path, limit: int, end: bytes) -> No
     assert read_end(tmp_path / "missing", limit) == b""
 
 
-def test_the_space_of_a_tree_is_counted_although_files_go_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_changing_tree_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("kept", "gone"):
         (tmp_path / "deep").mkdir(exist_ok=True)
         (tmp_path / "deep" / name).write_bytes(b"x" * 8192)

@@ -66,7 +66,7 @@ def test_two_simultaneous_builds_of_an_image_build_it_once(home: Home) -> None:
     assert ImageStore(home).finished("family-a-1")
 
 
-def test_the_remains_of_a_killed_build_are_no_image_and_are_replaced_by_the_next(home: Home) -> None:
+def test_a_killed_builds_remains_are_replaced(home: Home) -> None:
     started = PROCESSES.Event()
     builder = PROCESSES.Process(target=build, args=(home, "family-a-1", 60, started))
     builder.start()
@@ -159,7 +159,7 @@ def test_prune_keeps_images_that_are_newest_in_use_or_needed(home: Home) -> None
     assert store.all() == []
 
 
-def test_an_unreadable_record_hides_no_other_image_and_nothing_is_pruned(home: Home) -> None:
+def test_an_unreadable_record_hides_no_other_image(home: Home) -> None:
     add(home, "base-primary-1", "base")
     add(home, "family-a-1", "family", "a", "base-primary-1")
     (home.images / "family-a-1" / "image.json").write_text("{")
@@ -177,7 +177,7 @@ def test_a_missing_image_is_a_usage_error(home: Home) -> None:
         ImageStore(home).load("nothing")
 
 
-def test_what_an_interrupted_template_left_is_removed_and_a_lock_beside_it_stays(home: Home) -> None:
+def test_an_interrupted_template_is_removed_without_its_lock(home: Home) -> None:
     templates = home.images / "family-a-1" / TEMPLATES
     left = templates / f"{UNFINISHED}12345678-a"
     left.mkdir(parents=True)
@@ -189,9 +189,7 @@ def test_what_an_interrupted_template_left_is_removed_and_a_lock_beside_it_stays
     assert lock.exists()
 
 
-def test_an_image_that_is_removed_while_unfinished_templates_are_can_be_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_removed_during_a_template_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     home.make()
     store = ImageStore(home)
@@ -230,7 +228,7 @@ def test_an_image_that_only_adds_files_has_the_disk_of_its_base(home: Home) -> N
     assert store.added_files("install-a-1") is None
 
 
-def test_layers_stay_while_an_image_that_stays_was_built_over_them(home: Home) -> None:
+def test_layers_stay_while_an_image_over_them_stays(home: Home) -> None:
     add(home, "base-primary-1", "base")
     for name in ("layer-a-1", "layer-a-2", "layer-a-3"):
         add(home, name, "layer", "a", "base-primary-1")

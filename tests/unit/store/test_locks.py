@@ -22,7 +22,7 @@ def hold(path: Path, held: Event) -> None:
         signal.pause()
 
 
-def test_a_lock_excludes_other_processes_and_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "locks" / "one"
     held = PROCESSES.Event()
     holder = PROCESSES.Process(target=hold, args=(path, held))

@@ -70,7 +70,7 @@ def test_a_name_leads_nowhere_else(store: SnapshotStore, name: str) -> None:
             use(name)
 
 
-def test_what_fails_or_is_cut_short_leaves_nothing_that_could_be_used(store: SnapshotStore, tmp_path: Path) -> None:
+def test_a_failed_copy_leaves_nothing_that_could_be_used(store: SnapshotStore, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), store.making("first", nobody):
         raise ZeroDivisionError
     assert list(store.path("first").parent.iterdir()) == []
@@ -96,7 +96,7 @@ def test_a_snapshot_is_removed_damaged_or_not(store: SnapshotStore, tmp_path: Pa
     assert list(store.path("whole").parent.iterdir()) == []
 
 
-def test_a_snapshot_that_another_command_removes_meanwhile_is_not_there(
+def test_a_snapshot_that_another_command_removes_is_gone(
     store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(store, tmp_path, "first")

@@ -95,7 +95,7 @@ def test_what_an_earlier_run_said_is_not_heard_again(put: Put, root: Path) -> No
     assert heard == [{"@message": "one"}]
 
 
-def test_terraform_has_a_session_of_its_own_no_input_and_the_roots_directory(put: Put, root: Path) -> None:
+def test_terraform_has_its_own_session_and_no_input(put: Put, root: Path) -> None:
     put("ps -o sid= -p $$ | tr -d ' '; echo $$; pwd; cat")
     heard: list[str] = []
     process.run(root, "apply", lambda message: heard.append(message["@message"]), 1)
@@ -135,7 +135,7 @@ def test_an_interruption_while_terraform_starts_ends_it(put: Put, root: Path, mo
     ["echo begun; exec sleep 1000", "trap 'echo done; exit 1' INT; echo begun; while :; do sleep 0.01; done"],
     ids=["dies", "ends-in-good-order"],
 )
-def test_what_the_check_raises_interrupts_terraform_and_waits_for_its_end(put: Put, root: Path, script: str) -> None:
+def test_the_checks_exception_interrupts_terraform(put: Put, root: Path, script: str) -> None:
     put(script)
     begun = threading.Event()
 
@@ -149,9 +149,7 @@ def test_what_the_check_raises_interrupts_terraform_and_waits_for_its_end(put: P
     assert ("done" in (root / "terraform.log").read_text()) == ("done" in script)
 
 
-def test_a_terraform_that_ignores_the_interrupt_is_killed_with_what_it_started(
-    put: Put, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terraform_that_ignores_interrupts_is_killed(put: Put, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TERMINATE_SECONDS", 0.05)
     put("trap '' INT TERM; sleep 1000 & echo begun; wait; wait; wait")
     begun = threading.Event()
@@ -194,7 +192,7 @@ def test_how_often_go_collects_garbage_is_the_operators_choice() -> None:
     assert terraform_environment({"GOGC": "100"})["GOGC"] == "100"
 
 
-def test_a_configuration_file_that_is_missing_is_not_named_to_terraform(tmp_path: Path) -> None:
+def test_a_missing_configuration_file_is_not_given_to_terraform(tmp_path: Path) -> None:
     there = tmp_path / "terraformrc"
     there.touch()
     assert terraform_environment({"TF_CLI_CONFIG_FILE": str(there)})["TF_CLI_CONFIG_FILE"] == str(there)

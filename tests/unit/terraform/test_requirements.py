@@ -31,7 +31,7 @@ def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_both_are_missed_where_there_is_neither_and_the_remedy_says_where_to_get_one() -> None:
+def test_missing_terraform_and_opentofu_says_where_to_get_one() -> None:
     [(problem, remedy)] = problems()
     assert problem == "Neither Terraform nor OpenTofu is installed."
     assert "scripts/install-terraform" in remedy
@@ -48,9 +48,7 @@ def test_a_variable_that_names_no_program_is_to_blame_itself(tmp_path: Path, mon
     assert problems() == []
 
 
-def test_the_named_program_comes_first_then_terraform_then_opentofu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_named_program_comes_before_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = {"PATH": str(tmp_path)}
     assert terraform_program(path) is None
     tofu = program(tmp_path / "tofu", "OpenTofu v1.11.1")

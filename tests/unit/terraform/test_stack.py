@@ -47,7 +47,7 @@ def test_nothing_is_left_in_the_directory_for_temporary_files(
     assert list(temporary.iterdir()) == []
 
 
-def test_an_error_shows_each_summary_once_and_the_last_lines_of_the_details(program: Program, tmp_path: Path) -> None:
+def test_an_error_shows_each_summary_once_and_the_last_lines(program: Program, tmp_path: Path) -> None:
     detail = "\n".join(f"line {number} {'x' * 1000}" for number in range(100))
     lines = [error_line("local-exec provisioner error", detail)] * 2
     stack = program(say(tmp_path, "\n".join(lines)) + "; exit 1")
@@ -141,7 +141,7 @@ def test_forgetting_environments_needs_no_terraform(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "stack").exists()
 
 
-def test_all_environments_of_a_stack_go_with_a_destroy_and_its_directory(program: Program, tmp_path: Path) -> None:
+def test_all_environments_of_a_stack_go_with_its_directory(program: Program, tmp_path: Path) -> None:
     stack = program("exit 0")
     stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
     stack.remove({"one", "two"}, silent)
@@ -151,7 +151,7 @@ def test_all_environments_of_a_stack_go_with_a_destroy_and_its_directory(program
     assert len(runs(tmp_path)) == 1
 
 
-def test_some_environments_of_a_stack_go_with_an_apply_of_the_others(program: Program, tmp_path: Path) -> None:
+def test_some_environments_go_with_an_apply_of_the_others(program: Program, tmp_path: Path) -> None:
     stack = program("cat environments.auto.tfvars.json")
     stack.write({"environments.auto.tfvars.json": '{"environments": {"one": {}, "two": {}}}'})
     stack.remove({"one"}, silent)
@@ -162,9 +162,7 @@ def test_some_environments_of_a_stack_go_with_an_apply_of_the_others(program: Pr
     assert '"one"' not in stack.log_text()
 
 
-def test_a_repetition_believes_the_state_as_the_cloud_may_not_show_yet_what_is_new(
-    program: Program, tmp_path: Path
-) -> None:
+def test_a_repetition_believes_the_state(program: Program, tmp_path: Path) -> None:
     said = say(tmp_path, error_line("couldn't find resource"))
     stack = program(f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || {{ {said}; exit 1; }}")
     stack.apply(silent, refresh=True)
@@ -178,9 +176,7 @@ def test_a_repetition_believes_the_state_as_the_cloud_may_not_show_yet_what_is_n
     [("Successfully removed 2 resource instance(s).", 0), ("No matching objects found. To view", 1)],
     ids=["known", "unknown"],
 )
-def test_what_the_cloud_has_removed_of_an_environment_is_forgotten(
-    program: Program, tmp_path: Path, said: str, code: int
-) -> None:
+def test_what_the_cloud_has_removed_is_forgotten(program: Program, tmp_path: Path, said: str, code: int) -> None:
     stack = program(f"{say(tmp_path, said)}; exit {code}")
     stack.write({VALUES: '{"environments": {"one": {}, "two": {}}}'})
     stack.release("one", silent)
@@ -212,7 +208,7 @@ def test_an_error_names_the_environments_that_it_is_about(program: Program, tmp_
     assert failure.value.environments == {"one"}
 
 
-def test_a_state_that_another_controller_has_locked_is_told_as_that(program: Program, tmp_path: Path) -> None:
+def test_a_state_locked_by_another_controller_is_explained(program: Program, tmp_path: Path) -> None:
     stack = program(say(tmp_path, error_line("Error acquiring the state lock")) + "; exit 1")
     with pytest.raises(TerraformError, match="another controller is working on this stack") as failure:
         stack.apply(silent)
@@ -236,7 +232,7 @@ def test_only_a_stack_with_a_backend_is_remote(tmp_path: Path) -> None:
     assert stack.is_remote
 
 
-def test_the_state_of_others_is_read_only_after_the_providers_are_installed(program: Program, tmp_path: Path) -> None:
+def test_a_foreign_state_is_read_after_the_providers(program: Program, tmp_path: Path) -> None:
     stack = program("exit 0")
     (tmp_path / "terraform").write_text(f'#!/bin/sh\necho "$@" $(cd .terraform && ls *.tfstate) >> {tmp_path}/runs\n')
     remembered = tmp_path / "stack" / ".terraform" / "terraform.tfstate"
@@ -292,9 +288,7 @@ def test_damaged_values_are_not_taken_for_an_empty_stack(program: Program, tmp_p
 
 
 @pytest.mark.parametrize("name", ["terraform", "tofu"])
-def test_the_versions_of_what_applied_the_stack_are_known_without_asking(
-    program: Program, tmp_path: Path, name: str
-) -> None:
+def test_the_versions_of_an_applied_stack_are_known(program: Program, tmp_path: Path, name: str) -> None:
     version = json.dumps({"type": "version", "@message": "x", name: "1.11.4", "ui": "1.2"})
     stack = program(say(tmp_path, version))
     assert stack.versions() == {}

@@ -86,7 +86,7 @@ def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["wheel", "egg"],
 )
-def test_a_copied_project_has_a_record_with_which_pip_can_replace_it(
+def test_pip_can_replace_a_copied_project_by_its_record(
     information: str, record: str, rows: set[str], debian: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = "\n".join(map(str, [debian, debian / "pytest/file", debian / information / "file", "/usr/share/doc/x"]))
@@ -111,14 +111,14 @@ def test_debian_13_has_its_schemes_in_a_package_and_no_distutils() -> None:
 ENTRY = b"name-and-code---"
 
 
-def test_an_interpreter_loses_the_first_of_the_entries_and_keeps_its_size() -> None:
+def test_an_interpreter_loses_one_entry_and_keeps_its_size() -> None:
     entries = b"site-and-code---" + ENTRY + bytes(16)
     program = b"before" + entries + b"after"
     assert install.without_first(program, entries, 16) == b"before" + ENTRY + bytes(32) + b"after"
 
 
 @pytest.mark.parametrize("copies", [0, 2])
-def test_an_interpreter_in_which_the_table_is_not_found_once_is_refused(copies: int) -> None:
+def test_an_interpreter_without_one_clear_table_is_refused(copies: int) -> None:
     entries = b"site-and-code---" + bytes(16)
     with pytest.raises(ValueError, match=f"table of frozen modules {copies} times"):
         install.without_first(b"before" + entries * copies, entries, 16)

@@ -59,7 +59,7 @@ def test_all_that_was_kept_of_a_run_is_found(store: EnvironmentStore, archived: 
     assert found.machines == {"primary": "2 CPUs, 4 GiB, debian-12", "aux": "2 CPUs, 4 GiB"}
 
 
-def test_the_ends_of_the_recorded_tables_are_found_and_what_is_damaged_is_left_out(store: EnvironmentStore) -> None:
+def test_the_ends_of_recorded_tables_are_found(store: EnvironmentStore) -> None:
     kept(store)
     call = {
         "at": "T1",
@@ -88,7 +88,7 @@ def test_a_row_shows_no_environment_but_one_of_its_own(store: EnvironmentStore) 
     assert not is_own("another-batch", row(1, environment=OWN, attempts=2))
 
 
-def test_a_run_of_another_home_or_with_a_damaged_record_has_what_there_is(store: EnvironmentStore) -> None:
+def test_a_run_of_another_home_shows_what_there_is(store: EnvironmentStore) -> None:
     run = row(1, environment=OWN, attempts=2)
     assert gather(store, BATCH, [run])[run.key].submission is None
     kept(store)

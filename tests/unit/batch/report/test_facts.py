@@ -8,7 +8,7 @@ from tests.unit.batch.report.samples import BEGIN, batch, row
 from tests.unit.recording.proofs import proof
 
 
-def test_the_figures_tell_timeouts_and_what_did_not_run_from_failures() -> None:
+def test_the_figures_tell_timeouts_from_failures() -> None:
     rows = [row(1), row(2, outcome="timed_out"), row(3, outcome="agent_failed"), row(4, outcome="over_budget")]
     assert totals(rows, 6) == {
         "runs": "4 of 6", "tasks": "1", "agents": "1", "scored": "1", "timed out": "1", "failed": "1", "not run": "1",
@@ -46,7 +46,7 @@ def test_agents_are_there_with_their_commands() -> None:
     ]  # fmt: skip
 
 
-def test_the_header_says_of_how_many_runs_the_isolation_is_proven() -> None:
+def test_the_header_says_how_many_runs_are_isolated() -> None:
     known = {
         "a": Evidence(isolation=proof().compact()),
         "b": Evidence(isolation=proof(proven=False, problem="It leaks.").compact()),

@@ -29,7 +29,7 @@ def test_a_cell_has_the_mean_its_interval_and_each_run() -> None:
     assert found.overall[0].estimate == cell.estimate
 
 
-def test_intervals_are_drawn_as_far_as_the_axis_of_the_scores_goes() -> None:
+def test_intervals_end_where_the_axis_ends() -> None:
     found = matrix([row(1, task="a", score=1.0), row(2, task="b", score=0.1)])
     overall = found.overall[0]
     assert overall.estimate is not None

@@ -77,7 +77,7 @@ def test_the_policy_changes_with_the_script() -> None:
     assert "script-src 'sha256-PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0='" in policy("a", "b")
 
 
-def test_the_templates_trust_no_text_and_the_script_makes_no_markup_of_any() -> None:
+def test_templates_trust_no_text() -> None:
     directory = package_data.directory("templates") / "report"
     for path in directory.glob("*.j2"):
         assert not re.search(r"\|\s*safe|autoescape|<script(?!>)|\son\w+=|\sstyle=", path.read_text()), path

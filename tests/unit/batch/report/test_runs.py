@@ -46,7 +46,7 @@ def test_the_score_log_shows_its_end() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 60, MAX_RUNS + 10])
-def test_texts_are_bounded_whatever_they_are_and_however_many_runs_there_are(count: int) -> None:
+def test_texts_are_bounded_for_any_number_of_runs(count: int) -> None:
     awful = '"' * 70_000
     evidence = Evidence(
         instructions=awful, submission=awful, agent_output=awful, log_name="score.log", log=awful, network=awful,

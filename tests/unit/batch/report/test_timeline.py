@@ -9,7 +9,7 @@ from provisioner.batch.report.timeline import MAX_LINES, cost_chart, timeline
 from tests.unit.batch.report.samples import BEGIN, row
 
 
-def test_phases_follow_each_other_from_the_beginning_of_the_batch() -> None:
+def test_phases_follow_each_other_from_the_beginning() -> None:
     later = row(2, started_at=BEGIN + timedelta(seconds=30), ended_at=BEGIN + timedelta(seconds=120))
     found = timeline([row(1), later, row(3, started_at=None)])
     assert [tick.label for tick in found.axis.ticks] == ["0", "30s", "1m", "1m30s", "2m"]

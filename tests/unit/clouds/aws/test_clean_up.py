@@ -36,7 +36,7 @@ def clean_up(monkeypatch: pytest.MonkeyPatch) -> AwsCleanUp:
         (["primary"], ["env.primary", "env.aux"], True),  # EC2 has forgotten the other, which ended long ago
     ],
 )
-def test_only_the_schedules_show_that_an_environment_was_created_completely(
+def test_only_the_schedules_show_a_complete_environment(
     clean_up: AwsCleanUp,
     monkeypatch: pytest.MonkeyPatch,
     instances: list[str],

@@ -32,7 +32,7 @@ CREDITS = 4 * Decimal("0.05")
 VOLUMES = Decimal("0.08") * 100 / 672
 
 
-def test_instances_volumes_and_addresses_are_counted_at_their_worst() -> None:
+def test_instances_volumes_and_addresses_count_at_their_worst() -> None:
     offline = cost_lines(SIZES, MARKET, has_way_out=False)
     assert hourly(offline) == Decimal("0.0208") + Decimal("0.0416") + Decimal("0.005") + VOLUMES + CREDITS
     assert worst_hourly(offline) == 2 * Decimal("0.0416") + Decimal("0.005") + VOLUMES + CREDITS

@@ -26,9 +26,7 @@ def instance(name: str, endpoint: str = "disabled", state: str = "applied") -> d
     ],
     ids=["off", "others", "nothing", "one-missing", "pending", "on", "silent"],
 )
-def test_the_metadata_service_is_off_only_if_every_machine_was_seen_with_it_off(
-    instances: list[dict[str, Any]], off: bool
-) -> None:
+def test_metadata_is_off_only_if_seen_so_on_every_machine(instances: list[dict[str, Any]], off: bool) -> None:
     assert metadata_is_off(instances, ["i-1", "i-2"]) is off
 
 

@@ -93,7 +93,7 @@ def test_a_network_as_it_should_be_has_no_differences() -> None:
     assert compare(SEEN, RECORD, NETWORK) == []
 
 
-def test_another_controller_that_joined_the_shared_network_is_none() -> None:
+def test_a_controller_that_joined_the_network_is_no_orphan() -> None:
     other = "198.51.100.9/32"
     entries = [*ENTRIES, entry(other, "6", 22, 22, egress=False), entry(other, "6", 1024, 65535, egress=True)]
     route = {"DestinationCidrBlock": other, "GatewayId": "igw-off"}

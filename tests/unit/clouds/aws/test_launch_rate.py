@@ -21,7 +21,7 @@ def test_a_bucket_does_not_overflow() -> None:
     assert turn(BUCKET, 0, 1000, 1) == (1000, BUCKET - 1)
 
 
-def test_a_large_apply_begins_with_a_full_bucket_and_the_next_waits_for_all_of_it() -> None:
+def test_a_large_apply_waits_for_a_full_bucket() -> None:
     begin, tokens = turn(BUCKET, 0, 10, 40)
     assert (begin, tokens) == (10, BUCKET - 40)
     assert turn(tokens, begin, 10, 2) == (10 + (40 - BUCKET + 2) / PER_SECOND, 0)

@@ -85,7 +85,7 @@ def test_capacity_and_quota_are_told_from_other_failures(said: str, level: Level
     ],
     ids=["spot-role", "verification", "sign-up", "blocked", "login", "other-words"],
 )
-def test_what_the_account_may_not_do_yet_is_told_from_missing_credentials(said: str, problem: str, remedy: str) -> None:
+def test_missing_rights_are_told_from_missing_credentials(said: str, problem: str, remedy: str) -> None:
     found = account_problem(said)
     assert bool(found) == bool(problem)
     if found:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from provisioner.clouds.local import capture, disk, disk_layers, standstill
+from provisioner.clouds.local import capture, disk, disk_layers, pausing
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
 from tests.unit.fakes.world import SIZE
@@ -26,7 +26,7 @@ def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRecord:
     def held(_: Path) -> Iterator[Mock]:
         yield Mock()
 
-    monkeypatch.setattr(standstill, "held", held)
+    monkeypatch.setattr(pausing, "held", held)
     (tmp_path / "machine").mkdir()
     (tmp_path / "disk.raw").touch()
     (tmp_path / "machine" / disk.OVERLAY).write_text("disk")

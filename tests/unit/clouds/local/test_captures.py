@@ -17,7 +17,7 @@ from tests.unit.clouds.local.test_qemu import LAUNCH
 from tests.unit.fakes.qmp import serving
 
 
-def test_only_a_machine_that_is_to_be_recorded_is_captured_and_its_template_never(tmp_path: Path) -> None:
+def test_only_a_recorded_machine_is_captured(tmp_path: Path) -> None:
     launch = replace(LAUNCH, link=(("link.sock", "../aux/link.sock"),))
     assert not any("filter-dump" in word for word in command(launch))
     recorded = replace(launch, capture=True)
@@ -51,7 +51,7 @@ def test_a_full_capture_ends_and_its_file_is_cut_off(tmp_path: Path) -> None:
     assert not watched.look()
 
 
-def test_a_capture_that_qemu_does_not_end_takes_no_more_than_its_bound(tmp_path: Path) -> None:
+def test_a_capture_that_qemu_does_not_end_stays_bounded(tmp_path: Path) -> None:
     path = tmp_path / "link.pcap"
     watched = Captures(tmp_path, 0.1)
     with path.open("wb", buffering=0) as file:

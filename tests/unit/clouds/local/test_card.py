@@ -57,7 +57,7 @@ def test_no_answer_falls_into_the_middle_of_passts_frames() -> None:
     assert frames.count(b"answer") > 100
 
 
-def test_answers_that_a_stalled_machine_does_not_take_are_dropped() -> None:
+def test_answers_to_a_stalled_machine_are_dropped() -> None:
     async def scene() -> int:
         ours, theirs = socket.socketpair()
         with ours, theirs:

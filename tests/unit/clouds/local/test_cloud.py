@@ -42,7 +42,7 @@ def cloud(home: Home) -> LocalCloud:
     return LocalCloud(home, Settings())
 
 
-def test_a_prepared_machine_has_its_own_host_key_and_time_to_live(cloud: LocalCloud, home: Home) -> None:
+def test_a_prepared_machine_has_its_own_host_key_and_ttl(cloud: LocalCloud, home: Home) -> None:
     cloud.prepare(ENVIRONMENT, {"primary": {"agent": "ssh-ed25519 AAAA\n"}})
     directory = home.environments / "env" / "primary"
     assert (directory / "credentials" / "hostname").read_text() == "primary"
@@ -55,17 +55,13 @@ def test_a_prepared_machine_has_its_own_host_key_and_time_to_live(cloud: LocalCl
 @pytest.mark.parametrize(
     ("kind", "templates"), [("task", True), ("builder", True), ("task", False), ("builder", False)]
 )
-def test_machines_start_from_templates_unless_the_operator_says_otherwise(
-    home: Home, kind: str, templates: bool
-) -> None:
+def test_machines_start_from_templates_unless_switched_off(home: Home, kind: str, templates: bool) -> None:
     planned = ENVIRONMENT.model_copy(update={"kind": kind})
     LocalCloud(home, Settings(templates=templates)).prepare(planned, {"primary": {}})
     assert (home.environments / "env" / "primary" / machine.WANTS_TEMPLATE).exists() is templates
 
 
-def test_an_image_has_what_its_builder_wrote_and_is_a_layer_over_its_base_image_alone(
-    cloud: LocalCloud, home: Home
-) -> None:
+def test_an_image_is_a_layer_over_its_base_image_alone(cloud: LocalCloud, home: Home) -> None:
     base = home.images / "image"
     base.mkdir()
     (base / "disk.raw").write_bytes(b"i" * (4 << 20))
@@ -101,9 +97,7 @@ def write_pattern(layer: Path, mib: int, letter: str) -> None:
     )
 
 
-def test_a_host_has_room_for_as_many_environments_as_its_available_memory_holds(
-    cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
     for available_gib, count in ((0.5, 0), (3.9, 3)):
         monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda gib=available_gib: gib)
@@ -143,7 +137,7 @@ def test_terraform_gets_the_directory_and_the_images_as_files(cloud: LocalCloud,
     assert values.variables == LocalVariables(directory=str(home.environments / "env"))
 
 
-def test_what_the_local_cloud_has_not_is_answered_by_the_defaults(cloud: LocalCloud, tmp_path: Path) -> None:
+def test_the_local_cloud_answers_by_defaults(cloud: LocalCloud, tmp_path: Path) -> None:
     sizes = {"primary": ENVIRONMENT.machines["primary"].size}
     assert cloud.costs(sizes, has_way_out=True, spot=False) == ()
     assert cloud.usd_per_hour(ENVIRONMENT) == Decimal(0)
@@ -152,7 +146,7 @@ def test_what_the_local_cloud_has_not_is_answered_by_the_defaults(cloud: LocalCl
     assert (cloud.shared_network(ENVIRONMENT), cloud.root_files(ENVIRONMENT)) == (None, {})
     assert cloud.impairment(ENVIRONMENT, "primary") == ""
     assert cloud.termination_reason(ENVIRONMENT, "primary").from_within is False
-    assert (cloud.has_image(tmp_path), cloud.adopt("image", tmp_path)) == (True, False)
+    assert (cloud.has_image(tmp_path), cloud.find_image("image", tmp_path)) == (True, False)
 
 
 @pytest.fixture

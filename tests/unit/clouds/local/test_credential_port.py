@@ -31,7 +31,7 @@ def records(body: bytes) -> dict[str, bytes]:
     return values
 
 
-def test_every_record_comes_with_its_length_so_that_no_value_can_end_the_message() -> None:
+def test_every_record_comes_with_its_length() -> None:
     kind, _, rest = message({"b": b"end 0\n", "a": b"", "c": bytes(range(256))}).partition(b" ")
     length, _, body = rest.partition(b"\n")
     assert kind == b"credentials"
@@ -44,7 +44,7 @@ def test_credentials_that_the_machine_would_refuse_are_not_sent() -> None:
         message({"hosts": b"x" * credential_port.MAXIMUM_BYTES})
 
 
-def test_a_machine_that_asks_gets_its_credentials_and_each_time_another_seed(machine: Path) -> None:
+def test_a_machine_gets_its_credentials_and_a_new_seed_each_time(machine: Path) -> None:
     with connected(machine) as (port, theirs):
         seeds = set()
         for _ in range(2):
@@ -67,7 +67,7 @@ def test_a_machine_that_asks_for_the_time_gets_it_in_nanoseconds(machine: Path) 
         assert before <= int(said) <= time.time_ns()
 
 
-def test_a_machine_that_asked_in_vain_for_long_is_told_the_time_at_once_when_it_asks_for_that(machine: Path) -> None:
+def test_a_machine_is_told_the_time_as_soon_as_it_asks(machine: Path) -> None:
     credentials, withheld = machine / "credentials", machine / "withheld"
     with connected(machine) as (port, theirs):
         credentials.rename(withheld)
@@ -88,7 +88,7 @@ def test_what_a_machine_has_taken_is_noted(machine: Path) -> None:
         assert (machine / credential_port.TAKEN).exists()
 
 
-def test_a_port_that_is_not_there_yet_or_any_more_is_looked_for_again(tmp_path: Path) -> None:
+def test_a_port_that_is_not_there_is_looked_for_again(tmp_path: Path) -> None:
     port = CredentialPort(tmp_path)
     assert not port.connect()
     port.serve()

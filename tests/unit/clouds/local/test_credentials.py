@@ -64,7 +64,7 @@ def test_machines_are_known_by_their_host_names() -> None:
     assert f"{addresses['primary'].ip} box\n{addresses['web'].ip} web\n" in values["hosts"]
 
 
-def test_an_allowlist_brings_an_address_and_host_names_but_no_resolver() -> None:
+def test_an_allowlist_gives_addresses_and_no_resolver() -> None:
     allowed = (Destination(cidr="192.0.2.7/32", port=443, host_names=("api.example",)),)
     values = credentials(environment(allowed_destinations=allowed), "primary", "PRIVATE", {})
     assert "192.0.2.7 api.example\n" in values["hosts"]

@@ -58,7 +58,7 @@ def port_of(peer: socket.socket) -> int:
     return port
 
 
-def test_a_flow_has_a_port_of_the_kernels_choice_and_brings_the_answer() -> None:
+def test_a_flow_has_a_port_of_the_kernels_and_its_answer() -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
         guest.flows.take(udp(LOOPBACK, port_of(peer), 8125, b"question"))
         data, source = peer.recvfrom(100)
@@ -134,7 +134,7 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene)
 
 
-def test_dns_goes_to_the_hosts_resolver_and_comes_from_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dns_goes_to_the_hosts_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
         monkeypatch.setattr(datagram_flows, "DNS_PORT", port_of(peer))
         guest.flows.take(udp(egress_rules.RESOLVER, port_of(peer), 4000, b"question"))

@@ -54,7 +54,7 @@ def test_a_home_that_does_not_exist_yet_has_the_room_of_its_disk(tmp_path: Path)
     assert free > 0
 
 
-def test_the_reason_is_there_before_the_machine_ends_and_its_disk_goes_after_that(tmp_path: Path) -> None:
+def test_the_reason_comes_before_the_end_and_the_disk_after(tmp_path: Path) -> None:
     assert disk.eviction(tmp_path) == ""
     overlay = tmp_path / disk.OVERLAY
     overlay.write_bytes(b"x")
@@ -83,7 +83,7 @@ def modest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "modest" / "primary"
 
 
-def test_no_machine_goes_while_the_disk_of_another_is_still_being_removed(modest: Path) -> None:
+def test_no_machine_goes_while_anothers_disk_is_removed(modest: Path) -> None:
     seen = []
 
     def end() -> bool:
@@ -95,9 +95,7 @@ def test_no_machine_goes_while_the_disk_of_another_is_still_being_removed(modest
     assert disk.must_go(modest)  # the flooder's disk is gone, and that was not enough
 
 
-def test_a_disk_that_is_never_removed_keeps_no_other_machine_alive(
-    modest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_never_removed_keeps_no_other_machine(modest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "LEAVING_SECONDS", 0.0)
     disk.evict(modest.parents[1] / "flooder" / "primary", lambda: False)
     assert disk.must_go(modest)

@@ -71,7 +71,7 @@ def test_a_copy_over_the_image_alone_has_what_was_in_between(tmp_path: Path, ima
     assert backing(copied) == str(image)
 
 
-def test_what_a_layer_itself_says_of_the_disk_below_does_not_count(tmp_path: Path, image: Path) -> None:
+def test_a_layers_words_about_its_backing_disk_do_not_count(tmp_path: Path, image: Path) -> None:
     secret, layer = tmp_path / "secret.raw", tmp_path / "layer.qcow2"
     secret.write_bytes(b"s" * (4 * MIB))
     create(layer, image)
@@ -98,9 +98,7 @@ def make_anew(below: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [remove, make_anew])
-def test_a_disk_below_that_was_replaced_is_not_taken_for_the_one_that_a_machine_started_from(
-    tmp_path: Path, image: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_replaced_backing_disk_is_noticed(tmp_path: Path, image: Path, change: Callable[[Path], None]) -> None:
     note_below(tmp_path, image)
     change(image)
     with pytest.raises(ReplacedBelowError, match="since the machine started"):

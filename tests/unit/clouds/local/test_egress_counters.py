@@ -9,7 +9,7 @@ import pytest
 from provisioner.clouds.local.egress_counters import Counters, Counts, read
 
 
-def test_what_was_counted_can_be_read_at_once_and_the_file_does_not_grow(tmp_path: Path) -> None:
+def test_counts_can_be_read_at_once_and_take_bounded_space(tmp_path: Path) -> None:
     path = tmp_path / "counters"
     counters = Counters(path)
     assert read(path) == Counts()

@@ -50,12 +50,12 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
         young.wait()
 
 
-def test_a_machine_that_is_gone_is_destroyed_again_without_a_word(tmp_path: Path) -> None:
+def test_a_machine_that_is_gone_is_destroyed_again_silently(tmp_path: Path) -> None:
     machine.destroy(tmp_path / "primary")
 
 
 @pytest.mark.parametrize("moment", ["goes_on", f"{CREDENTIALS}/machine_id"], ids=["QEMU runs", "QEMU is to come"])
-def test_a_destroy_does_not_wait_for_a_start_whose_machine_does_not_take_its_credentials(
+def test_a_destroy_does_not_wait_for_a_start_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     programs = tmp_path / "bin"
@@ -118,6 +118,6 @@ def test_a_damaged_template_is_thrown_away_before_qemu_sees_it(
     launch = qemu.Launch(
         cpus=1, memory_mib=1, kernel="k", initrd="i", kvm=False, link=(), internet_fd=None, user=None
     )  # fmt: skip
-    origin = machine._go_on({}, launch, template)
+    origin = machine._start_from_template({}, launch, template)
     assert origin.startswith(f"boot: the template did not work and was deleted: {part} is damaged")
     assert not template.directory.exists()

@@ -8,7 +8,7 @@ from provisioner.clouds.local.network_cards import captured
 LINK = (("link.sock", "../aux/link.sock"),)
 
 
-def test_the_link_and_the_internet_card_are_captured_and_the_management_card_never() -> None:
+def test_two_cards_are_captured_and_management_never() -> None:
     assert captured((), None) == []
     assert captured(LINK, 5) == [
         *("-object", "filter-dump,id=capture-link,netdev=link,file=link.pcap,maxlen=2048"),

@@ -8,7 +8,7 @@ import subprocess
 from provisioner.clouds.local.processes import start_time
 
 
-def test_a_living_process_has_a_start_time_that_stays_and_an_ended_one_has_none() -> None:
+def test_only_a_living_process_has_a_start_time() -> None:
     assert start_time(os.getpid()) == start_time(os.getpid()) is not None
     ended = subprocess.Popen(["true"])
     ended.wait()

@@ -33,7 +33,7 @@ def cards(argv: list[str]) -> list[str]:
     return [value for flag, value in itertools.pairwise(argv) if flag == "-netdev"]
 
 
-def test_every_machine_has_a_card_that_leads_nowhere_and_a_port_on_the_loopback_only() -> None:
+def test_every_machine_has_a_closed_card_and_a_loopback_port() -> None:
     [management] = cards(command(LAUNCH))
     assert management.startswith("user,")
     assert "restrict=on" in management
@@ -69,7 +69,7 @@ def devices(argv: list[str]) -> list[str]:
     return [value for flag, value in itertools.pairwise(argv) if flag == "-device"]
 
 
-def test_a_resumed_machine_has_the_same_devices_and_its_own_memory() -> None:
+def test_a_resumed_machine_has_the_same_devices() -> None:
     template = command(replace(LAUNCH, memory="memory", internet_fd=3))
     clone = command(replace(LAUNCH, memory="/proc/self/fd/5", frozen=True, internet_fd=9))
     assert devices(template) == devices(clone)
@@ -92,7 +92,7 @@ def test_nothing_that_a_machine_is_told_is_in_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("kvm", [True, False])
-def test_qemu_runs_in_its_sandbox_and_shows_no_monitor_or_display(kvm: bool) -> None:
+def test_qemu_runs_in_its_sandbox_without_a_display(kvm: bool) -> None:
     argv = command(replace(LAUNCH, kvm=kvm))
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
@@ -100,13 +100,13 @@ def test_qemu_runs_in_its_sandbox_and_shows_no_monitor_or_display(kvm: bool) -> 
     assert not {"-monitor", "-vnc", "-spice", "-gdb"} & set(argv)
 
 
-def test_only_a_kernel_on_an_emulated_cpu_drops_mitigations_and_its_test_of_the_timer() -> None:
+def test_only_an_emulated_kernel_drops_mitigations() -> None:
     for option in ("mitigations=off", "no_timer_check"):
         assert option in " ".join(command(LAUNCH))
         assert option not in " ".join(command(replace(LAUNCH, kvm=True)))
 
 
-def test_an_emulated_machine_keeps_a_bounded_amount_of_translated_code() -> None:
+def test_an_emulated_machines_translated_code_is_bounded() -> None:
     argv = command(LAUNCH)
     assert argv[argv.index("-accel") + 1] == "tcg,tb-size=128"
     assert "kvm" in command(replace(LAUNCH, kvm=True))
@@ -151,16 +151,12 @@ def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
     [({"status": "io-error"}, True), ({"status": "running"}, False), ({"status": "paused"}, False), ([], False)],
     ids=["full", "running", "paused", "strange"],
 )
-def test_a_machine_that_qemu_paused_for_want_of_disk_is_known_by_its_status(
-    tmp_path: Path, answer: Any, paused: bool
-) -> None:
+def test_a_machine_that_qemu_paused_is_known_by_its_status(tmp_path: Path, answer: Any, paused: bool) -> None:
     with serving(tmp_path, {"query-status": answer}):
         assert paused_by_full_disk(tmp_path) is paused
 
 
-def test_a_qemu_that_is_gone_or_busy_with_another_client_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_qemu_that_is_gone_or_busy_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qemu, "STATUS_SECONDS", 0.1)
     assert not paused_by_full_disk(tmp_path)
     monkeypatch.chdir(tmp_path)

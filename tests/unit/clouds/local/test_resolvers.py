@@ -21,7 +21,7 @@ def test_resolv_conf_is_read_as_glibc_reads_it(text: str, addresses: tuple[str, 
     assert parse_resolv_conf(text) == addresses
 
 
-def test_the_next_resolver_is_asked_once_one_has_been_silent_for_long() -> None:
+def test_the_next_resolver_is_asked_after_a_silent_one() -> None:
     resolvers = Resolvers()
     resolvers.replace(["first", "second"])
     assert [resolvers.choose(at) for at in (0, 1, 3.9, 5, 6, 9.5)] == [*["first"] * 3, *["second"] * 2, "first"]

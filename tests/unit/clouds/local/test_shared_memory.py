@@ -43,7 +43,7 @@ def test_the_copy_is_the_same_and_its_holes_take_no_memory(memory: Path) -> None
     os.close(copy)
 
 
-def test_a_copy_that_a_living_process_holds_is_shared_and_one_of_a_dead_process_is_not(memory: Path) -> None:
+def test_a_copy_that_a_living_process_holds_is_shared(memory: Path) -> None:
     lenders = memory.with_name("lenders")
     copy = opened(memory)
     first = inode(copy)
@@ -65,7 +65,7 @@ def test_a_copy_that_a_living_process_holds_is_shared_and_one_of_a_dead_process_
     os.close(other)
 
 
-def test_a_copy_of_a_template_that_was_thrown_away_is_not_the_next_ones(memory: Path) -> None:
+def test_a_copy_of_a_deleted_template_is_not_reused(memory: Path) -> None:
     lenders = memory.with_name("lenders")
     old = opened(memory)
     lenders.unlink()
@@ -79,7 +79,7 @@ def test_a_copy_of_a_template_that_was_thrown_away_is_not_the_next_ones(memory: 
     os.close(old)
 
 
-def test_changed_memory_is_not_copied_and_an_older_copy_still_serves(memory: Path) -> None:
+def test_an_older_copy_of_changed_memory_still_serves(memory: Path) -> None:
     lenders, digest = memory.with_name("lenders"), sparse_files.digest(memory)
     copy = shared_memory.opened(memory, lenders, digest)
     status = memory.stat()

@@ -54,7 +54,7 @@ SHORT = ("the host ran out of memory and killed a process", True)
     ],
     ids=["killed", "first", "none-killed", "rebooted", "no-note", "no-counter", "event"],
 )
-def test_a_silent_end_after_the_kernel_killed_for_want_of_memory_is_no_crash(
+def test_a_silent_end_by_the_oom_killer_is_no_crash(
     events: str, before: int | None, now: int | None, expected: tuple[str, bool]
 ) -> None:
     assert shutdown.explain(events.encode(), before, now) == expected

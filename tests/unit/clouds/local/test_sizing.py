@@ -29,7 +29,7 @@ def test_what_the_host_can_give_passes() -> None:
         (MachineSize(cpus=33, memory_gib=1, disk_gib=16), "cpus of the manifest"),
     ],
 )
-def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: MachineSize, says: str) -> None:
+def test_what_the_host_cannot_give_is_refused_with_a_way_out(size: MachineSize, says: str) -> None:
     with pytest.raises(UnavailableError) as caught:
         check_machine_fits(size, host_memory_gib=8, host_cpus=2)
     assert caught.value.hint is not None
@@ -37,7 +37,7 @@ def test_what_the_host_cannot_give_is_refused_with_what_to_use_instead(size: Mac
     assert says in caught.value.hint
 
 
-def test_machines_that_fit_one_by_one_but_not_together_are_refused() -> None:
+def test_machines_that_do_not_fit_together_are_refused() -> None:
     sizes = [MachineSize(cpus=1, memory_gib=5, disk_gib=16)] * 2
     check_machines_fit_together(sizes, host_memory_gib=10)
     with pytest.raises(UnavailableError, match=r"10 GiB of memory together, and this host has 8\.0 GiB"):
@@ -50,25 +50,25 @@ def test_cuda_is_refused_locally() -> None:
         check_machine_fits(size_of_aux_vm(spec), host_memory_gib=8, host_cpus=2, spec=spec)
 
 
-def test_the_memory_that_a_host_has_available_is_read_from_its_kernel(tmp_path: Path) -> None:
+def test_available_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:    3145728 kB\n")
     assert available_memory_gib(tmp_path / "meminfo") == 3
 
 
 @pytest.mark.parametrize(("count", "fits"), [(1, True), (5, True), (6, False)])
-def test_environments_ahead_fit_if_all_their_memory_may_be_written(count: int, fits: bool) -> None:
+def test_environments_fit_if_all_memory_may_be_written(count: int, fits: bool) -> None:
     pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
     text = memory_shortage(pair, count, 7.9)
     assert text == "" if fits else "room for 5 environments of 1.5 GiB, not for 6" in text
 
 
 @pytest.mark.parametrize(("available_gib", "fit"), [(0.2, 0), (1.4, 0), (1.5, 1), (7.4, 4), (7.5, 5)])
-def test_environments_fit_by_all_the_memory_of_all_their_machines(available_gib: float, fit: int) -> None:
+def test_environments_fit_by_the_memory_of_all_machines(available_gib: float, fit: int) -> None:
     pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
     assert fitting(pair, available_gib) == fit
 
 
-def test_it_says_how_many_environments_fit_if_all_their_memory_is_written() -> None:
+def test_it_says_how_many_environments_fit_into_memory() -> None:
     pair = [MachineSize(cpus=1, memory_gib=1, disk_gib=16), MachineSize(cpus=1, memory_gib=0.5, disk_gib=16)]
     text = memory_text(pair, 7.9)
     assert text.startswith("up to 1.5 GiB of memory, of 7.9 GiB available now: 5 fit if each uses all")

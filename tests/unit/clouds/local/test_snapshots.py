@@ -18,7 +18,7 @@ def written(path: Path, mib: int) -> Path:
     return path
 
 
-def test_what_was_written_below_the_machines_own_layer_counts_too(tmp_path: Path) -> None:
+def test_bytes_below_the_machines_layer_count_too(tmp_path: Path) -> None:
     image, lower = tmp_path / "image.raw", tmp_path / "lower.qcow2"
     with image.open("wb") as file:
         file.truncate(1 << 30)
@@ -39,7 +39,7 @@ def test_what_was_written_below_the_machines_own_layer_counts_too(tmp_path: Path
     assert needed >= taken + LAUNCH.memory_mib * MIB
 
 
-def test_a_machine_over_its_image_alone_needs_what_it_has_written(tmp_path: Path) -> None:
+def test_a_machine_over_its_image_needs_what_it_has_written(tmp_path: Path) -> None:
     image, directory = tmp_path / "image.raw", tmp_path / "primary"
     with image.open("wb") as file:
         file.truncate(1 << 30)

@@ -63,9 +63,7 @@ def programs(directory: Path, monkeypatch: pytest.MonkeyPatch, *, qemu: str = "e
     ],
     ids=["cpus", "memory", "accelerator", "internet", "link"],
 )  # fmt: skip
-def test_machines_that_differ_in_size_cards_or_accelerator_share_no_template(
-    image: Path, launch: Launch, change: dict[str, object]
-) -> None:
+def test_machines_that_differ_share_no_template(image: Path, launch: Launch, change: dict[str, object]) -> None:
     assert templates.key(image, replace(launch, **change)) != templates.key(image, launch)  # type: ignore[arg-type]
 
 
@@ -76,7 +74,7 @@ def test_another_file_of_the_image_makes_another_template(image: Path, launch: L
     assert templates.key(image, launch) != before
 
 
-def test_another_qemu_other_devices_or_another_boot_of_the_host_make_another_template(
+def test_other_devices_or_boots_make_another_template(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = set()
@@ -137,7 +135,7 @@ def open_to_others(template: Template) -> None:
 
 
 @pytest.mark.parametrize("damage", [shorten, lose_memory, lose_record, open_to_others])
-def test_a_template_that_is_damaged_or_that_others_may_write_is_not_used_and_goes(
+def test_a_damaged_template_is_not_used_and_removed(
     image: Path,
     launch: Launch,
     template: Template,
@@ -159,7 +157,7 @@ def test_a_template_that_is_damaged_or_that_others_may_write_is_not_used_and_goe
     [("exit 1", "exit 0"), ('for last; do :; done; touch "$last"', "echo no memory >&2; exit 1")],
     ids=["disk", "machine"],
 )
-def test_a_template_that_cannot_be_made_leaves_nothing_and_says_why(
+def test_a_template_that_cannot_be_made_says_why(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qemu_img: str, qemu: str
 ) -> None:
     programs(tmp_path / "bin", monkeypatch, qemu=qemu, qemu_img=qemu_img)
@@ -193,7 +191,7 @@ open("{seen}", "w")
 """
 
 
-def test_a_machine_that_never_asks_for_its_credentials_fills_no_disk_with_its_console_and_is_given_up(
+def test_a_machine_that_never_asks_for_credentials_is_given_up(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "FAILURE_SECONDS", 0)
@@ -212,7 +210,7 @@ def test_a_machine_that_never_asks_for_its_credentials_fills_no_disk_with_its_co
         templates.obtain(image, launch, print)
 
 
-def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_made(
+def test_a_new_template_removes_what_earlier_boots_left(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path / "bin", monkeypatch, qemu_img="exit 1")
@@ -227,9 +225,7 @@ def test_what_an_earlier_boot_or_a_killed_process_left_goes_when_a_template_is_m
     assert {path.name for path in home.iterdir()} == {of_another_size, f"{key}.lock", f"{key}.failed"}
 
 
-def test_memory_and_state_are_of_one_template_although_it_is_made_anew_meanwhile(
-    template: Template, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_and_state_are_of_one_template(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def locked_after_another_made_it_anew(*_: object, **__: object) -> Iterator[None]:
         for path in (template.state, template.memory):
@@ -264,7 +260,7 @@ def flip(path: Path, at: float) -> None:
         file.write(bytes([value ^ 1]))
 
 
-def test_a_disk_that_takes_long_to_read_is_compared_by_its_size_only(
+def test_a_slow_disk_is_compared_by_its_size_only(
     template: Template, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "DISK_HASH_BYTES", 99)
@@ -283,9 +279,7 @@ def test_a_template_without_hashes_is_damaged(template: Template, launch: Launch
         pytest.fail("it was opened")
 
 
-def test_a_start_does_not_wait_to_lend_its_memory_while_the_template_is_made_anew(
-    template: Template, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_does_not_wait_while_a_template_is_remade(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "COPY_SECONDS", 0.2)
     with template.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -296,7 +290,7 @@ def test_a_start_does_not_wait_to_lend_its_memory_while_the_template_is_made_ane
     assert not template.lenders.exists()
 
 
-def test_a_start_that_fails_does_not_throw_away_what_another_is_making(template: Template) -> None:
+def test_a_start_that_fails_keeps_what_another_is_making(template: Template) -> None:
     with template.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         templates.discard(template)
@@ -328,7 +322,7 @@ def test_a_qemu_that_writes_without_end_is_not_waited_for(tmp_path: Path) -> Non
         templates.write_state(connection, directory)
 
 
-def test_a_template_that_was_made_anew_is_not_discarded_for_its_predecessor(image: Path, launch: Launch) -> None:
+def test_a_remade_template_is_not_discarded_for_the_old_one(image: Path, launch: Launch) -> None:
     template = Template(image.parent / TEMPLATES / templates.key(image, launch))
     put(template, launch)
     old = templates.obtain(image, launch, pytest.fail)
@@ -340,14 +334,14 @@ def test_a_template_that_was_made_anew_is_not_discarded_for_its_predecessor(imag
     assert not template.directory.exists()
 
 
-def test_what_discards_a_template_of_an_image_that_is_gone_makes_no_directory(image: Path, launch: Launch) -> None:
+def test_discarding_a_template_makes_no_directory(image: Path, launch: Launch) -> None:
     template = Template(image.parent / TEMPLATES / templates.key(image, launch))
     remove_tree(image.parent)
     templates.discard(template)
     assert not image.parent.exists()
 
 
-def test_a_start_whose_image_is_pruned_at_that_moment_makes_no_directory(
+def test_a_start_of_a_pruned_image_makes_no_directory(
     template: Template, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def locked_once_the_image_is_gone(*arguments: Any, **named: Any) -> contextlib.AbstractContextManager[None]:
@@ -360,7 +354,7 @@ def test_a_start_whose_image_is_pruned_at_that_moment_makes_no_directory(
     assert not image.parent.exists()
 
 
-def test_a_template_that_could_not_be_made_is_not_tried_again_at_once(
+def test_a_failed_template_is_not_tried_again_at_once(
     image: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []

@@ -19,7 +19,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_two_machines_have_one_user_and_an_environments_have_one_group(root: Path) -> None:
+def test_no_two_machines_have_one_user(root: Path) -> None:
     users = [own_user(Path("/home/environments/one"), root) for _ in range(20)]
     other = own_user(Path("/home/environments/two"), root)
     assert len({user.uid for user in users if user}) == 20

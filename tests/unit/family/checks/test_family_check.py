@@ -59,9 +59,7 @@ def test_a_directory_that_is_no_familys_is_refused(tmp_path: Path) -> None:
         check_family(tmp_path / "nothing")
 
 
-def test_a_module_that_is_too_large_to_be_looked_at_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_is_too_large_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAXIMUM_TOKENS", 10)
     assert found(checked(tmp_path, TWICE, task="none")) == ["warning not-checked fam.py"]
     refuse_mistakes(load_family(tmp_path / "fam"), "none", {})

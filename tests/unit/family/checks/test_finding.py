@@ -21,7 +21,7 @@ def test_the_place_names_what_is_known() -> None:
     assert Finding("error", "no-score", "", None, "", "", "").place == ""
 
 
-def test_errors_come_first_then_the_order_of_the_file_and_each_finding_once() -> None:
+def test_errors_come_first_and_each_finding_once() -> None:
     mixed = [finding("warning", 1), finding("error", 9), finding("error", 2), finding("error", 9)]
     assert [(each.level, each.line) for each in bounded(mixed)] == [("error", 2), ("error", 9), ("warning", 1)]
 

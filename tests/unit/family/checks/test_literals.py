@@ -96,13 +96,13 @@ def test_names_are_known_where_each_of_a_written_list_has_a_task(
     assert (result.tasks, found(result)) == (tasks, [])
 
 
-def test_variables_are_known_where_a_constant_of_the_module_names_them(tmp_path: Path) -> None:
+def test_variables_are_known_by_constants(tmp_path: Path) -> None:
     text = f'NAMES = ["A", "B"]\n{variables("NAMES")}'
     assert checked(tmp_path, text).needs == ("A", "B")
     assert checked(tmp_path, f"{text}NAMES.append('C')\n").needs == ()
 
 
-def test_the_manifests_tasks_are_compared_with_those_that_are_written_out(tmp_path: Path) -> None:
+def test_the_manifests_tasks_are_compared(tmp_path: Path) -> None:
     manifest = {"manifest.yaml": "tasks:\n  hard: {}\n  'esay':\n    version: '1'\n"}
     assert found(checked(tmp_path, files=manifest)) == ["warning unknown-manifest-task manifest.yaml:3"]
     assert found(checked(tmp_path, changed(TASKS, "return tasks()"), manifest)) == []

@@ -45,7 +45,7 @@ def installing(code: str) -> str:
 
 
 @pytest.mark.parametrize("command", PINNED)
-def test_nothing_is_said_of_packages_that_are_pinned_or_not_known(tmp_path: Path, command: str) -> None:
+def test_pinned_or_unknown_packages_earn_no_warning(tmp_path: Path, command: str) -> None:
     assert "unpinned-package" not in str(found(checked(tmp_path, files=build_step(command))))
 
 
@@ -105,7 +105,7 @@ def test_an_import_that_only_install_could_satisfy_is_found(tmp_path: Path, line
 
 
 @pytest.mark.parametrize("module", ["aiohttp", "playwright", "pydantic", "tiktoken"])
-def test_the_finding_names_the_build_step_that_brings_what_metrs_image_has(tmp_path: Path, module: str) -> None:
+def test_the_finding_names_the_build_step_to_add(tmp_path: Path, module: str) -> None:
     [finding] = checked(tmp_path, f"import {module}\n{GOOD}").findings
     assert f'{{"type": "shell", "commands": ["pip install {module}==' in finding.fix
 
@@ -115,7 +115,7 @@ def test_a_build_step_may_have_brought_it(tmp_path: Path, command: str) -> None:
     assert found(checked(tmp_path, f"import numpy\n{GOOD}", build_step(command))) == []
 
 
-def test_a_module_of_newer_pythons_own_library_is_none_of_the_machines(tmp_path: Path) -> None:
+def test_a_module_of_newer_pythons_is_not_in_the_machine(tmp_path: Path) -> None:
     checked(tmp_path)
     assert read_source(load_family(tmp_path / "fam"))
     assert found(checked(tmp_path, f"import compression\n{GOOD}")) == ["warning import-before-install fam.py:1"]

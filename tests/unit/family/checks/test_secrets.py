@@ -51,9 +51,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert len(checked(tmp_path).findings) == 1
 
 
-def test_a_family_that_is_too_large_is_searched_in_part_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_that_is_too_large_is_searched_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "MAXIMUM_TOTAL_BYTES", 100)
     assert [finding.rule for finding in checked(tmp_path, files={"a": "x" * 100}).findings] == ["not-checked"]
     monkeypatch.undo()

@@ -88,7 +88,7 @@ def source_of(directory: Path, text: str, **files: str) -> FamilySource:
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_nothing_is_certain_of_a_class_that_something_could_change(tmp_path: Path, name: str) -> None:
+def test_nothing_is_certain_of_a_class_that_may_change(tmp_path: Path, name: str) -> None:
     source = source_of(tmp_path, CHANGING[name])
     assert source.definition is None
     assert not source.lacks("nothing")

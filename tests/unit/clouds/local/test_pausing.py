@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import standstill
-from provisioner.clouds.local.standstill import MARK, end_if_abandoned, held
+from provisioner.clouds.local import pausing
+from provisioner.clouds.local.pausing import MARK, end_if_abandoned, held
 from provisioner.store.locks import is_locked
 from tests.unit.fakes.qmp import serving
 
@@ -51,10 +51,8 @@ def test_a_machine_that_does_not_resume_is_tried_again(tmp_path: Path) -> None:
     assert (tmp_path / MARK).exists()
 
 
-def test_a_qemu_that_never_stops_writing_is_waited_for_in_a_bounded_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standstill, "GIVING_UP_SECONDS", 0.1)
+def test_a_qemu_that_never_stops_writing_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pausing, "GIVING_UP_SECONDS", 0.1)
     (tmp_path / MARK).touch()
     with serving(tmp_path, {"query-status": {"status": "finish-migrate"}}) as commands:
         end_if_abandoned(tmp_path, 1)

@@ -37,11 +37,11 @@ def held(directory: Path) -> Iterator[qemu.QMP]:
             try:
                 yield qmp
             finally:
-                _go_on(qmp)
+                _resume(qmp)
                 mark.unlink(missing_ok=True)
 
 
-def _go_on(qmp: qemu.QMP) -> None:
+def _resume(qmp: qemu.QMP) -> None:
     qmp.execute("migrate_cancel")
     deadline = time.monotonic() + GIVING_UP_SECONDS
     while _is_writing(qmp) and time.monotonic() < deadline:
@@ -67,5 +67,5 @@ def end_if_abandoned(directory: Path, timeout_seconds: float) -> None:
     mark = directory / MARK
     if mark.exists() and not is_locked(mark):
         with qemu.QMP(directory, timeout_seconds) as qmp:
-            _go_on(qmp)
+            _resume(qmp)
         mark.unlink(missing_ok=True)
