@@ -215,17 +215,22 @@ def leave(session: Session, name: str) -> None:
     session.leases.release(_lease(name))
 
 
-def remove_abandoned(session: Session) -> list[str]:
-    """Removes the attended snapshots whose processes have ended, unless copies of them exist; returns their names."""
+def abandoned(session: Session) -> list[str]:
+    """Returns the names of the attended snapshots whose processes have ended, and of which no copies are known."""
     store = SnapshotStore(session.home)
+    copied = {environment.snapshot for environment in session.environments.readable()}
+    return [name for name in store.attended() if name not in copied and not is_locked(store.lease(name))]
+
+
+def remove_abandoned(session: Session) -> list[str]:
+    """Removes the abandoned snapshots, and returns their names."""
     removed = []
-    for name in store.attended():
-        if not is_locked(store.lease(name)):
-            with (
-                best_effort(session.progress, f"Removing the snapshot {name}"),
-                # A copy exists or may exist, or another process was quicker.
-                contextlib.suppress(UsageError, DamagedRecordError),
-            ):
-                remove(session, name)
-                removed.append(name)
+    for name in abandoned(session):
+        with (
+            best_effort(session.progress, f"Removing the snapshot {name}"),
+            # A copy exists or may exist, or another process was quicker.
+            contextlib.suppress(UsageError, DamagedRecordError),
+        ):
+            remove(session, name)
+            removed.append(name)
     return removed

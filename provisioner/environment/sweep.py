@@ -176,6 +176,8 @@ def sweep(
     session = session.steady()
     marked = find(session, regions, older_than)
     if dry_run:
+        for name in snapshots.abandoned(session):
+            session.progress.note(f"Would remove the snapshot {name}, whose command has ended")
         return marked
     swept: list[Orphan] = []
     if marked:

@@ -127,6 +127,10 @@ def test_an_attended_snapshot_whose_process_has_ended_is_removed(session: Sessio
     snapshots.leave(session, "left")
     told = told_of(session)
     told.notes.clear()
+    sweep(session, lambda _: session, None, older_than=HOUR, dry_run=True)
+    assert told.notes == ["Would remove the snapshot left, whose command has ended"]
+    assert len(SnapshotStore(session.home).all()) == 2
+    told.notes.clear()
     sweep(session, lambda _: session, None, older_than=HOUR)
     assert told.notes == ["Removed the snapshot left, whose command has ended"]
     assert [each.name for each in SnapshotStore(session.home).all()] == ["used"]
