@@ -97,7 +97,7 @@ def nothing_left_behind() -> Iterator[None]:
 def children() -> dict[str, str]:
     """Returns this process's children and what they run, without that of multiprocessing, which stays.
 
-    Nor has it those that have ended: garbage collection finds the ones that nobody waits for.
+    Nor has it those that have ended: garbage collection finds the ones that nothing waits for.
     """
     found = {}
     for thread in Path("/proc/self/task").iterdir():

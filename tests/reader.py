@@ -21,7 +21,7 @@ _INTERRUPTED = 130
 
 
 class Reader:
-    """Somebody who pastes a page's blocks into a shell, and looks whether the boxes after them are right.
+    """A reader who pastes a page's blocks into a shell, and looks whether the boxes after them are right.
 
     Args:
         home: the provisioner home.

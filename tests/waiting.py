@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 async def until_in_loop(condition: Callable[[], Value]) -> Value:
-    """Does as `until` in an event loop, asyncio's or trio's, which goes on meanwhile."""
+    """Does as `until` in an event loop, asyncio's or trio's, which keeps running."""
     import anyio
 
     with anyio.fail_after(BOUND_SECONDS):

@@ -90,7 +90,7 @@ def logged_in(program: Program) -> Iterator[Sshd]:
 
 @contextlib.contextmanager
 def before_login(attack: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Listens on a port that it yields, and attacks whoever connects before anybody could log in."""
+    """Listens on a port that it yields, and attacks each client before its login."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve(stream: socket.socket) -> None:

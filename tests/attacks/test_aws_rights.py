@@ -1,4 +1,4 @@
-"""Attacks by somebody who has the daily credentials of a provisioner, and nothing else, on the rest of the account.
+"""Attacks by a user who has the daily credentials of a provisioner, and nothing else, on the rest of the account.
 
 The policy that `provisioner aws policy` prints must deny each of them. Calls are written as they go over the wire, and
 judged as the calls of the tests in tests/aws are, all of which it must allow.
@@ -115,7 +115,7 @@ ATTACKS = {
     "function-with-role": Call("lambda", "CreateFunction", {}),
     "read-parameters": Call("ssm", "GetParameter", {}),
     "run-command": Call("ssm", "SendCommand", {}),
-    # Machines that have more rights, or somebody else's data or network.
+    # Machines that have more rights, or another owner's data or network.
     "launch-with-profile": launch(IamInstanceProfile__Name="administrator"),
     "launch-with-profile-arn": launch(IamInstanceProfile__Arn="arn:aws:iam::1:instance-profile/x"),
     "profile-later": ec2("AssociateIamInstanceProfile", InstanceId="i-1", IamInstanceProfile__Name="administrator"),

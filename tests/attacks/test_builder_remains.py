@@ -1,4 +1,4 @@
-"""Attack: whoever has a builder's key, or another machine's traces, waits for them in the machines of its image.
+"""Attack: a holder of a builder's key, or another machine's traces, waits for them in the machines of its image.
 
 cloud-init writes the builder's key into root's authorized_keys. An image must keep neither that key nor the builder's
 host keys, user data, logs or random seed, and must keep all that the family itself made.

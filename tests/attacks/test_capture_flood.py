@@ -45,7 +45,7 @@ def test_a_flood_of_packets_leaves_a_bounded_capture(running: subprocess.Popen[b
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as web,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as db,
     ):
-        db.bind("db.sock")  # nobody reads it: what the hub passes on there is dropped
+        db.bind("db.sock")  # nothing reads it: what the hub passes on there is dropped
         web.connect("link-web.sock")
         web.settimeout(BOUND_SECONDS)
         looked = time.monotonic()

@@ -1,6 +1,6 @@
 """Root in a machine opens as many TCP connections as it can, to exhaust the host's descriptors and memory.
 
-passt, which keeps them, has a bound of its own, and goes on working when it is reached.
+passt, which keeps them, has a bound of its own, and keeps working when it is reached.
 """
 
 from __future__ import annotations

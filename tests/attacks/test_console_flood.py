@@ -1,6 +1,6 @@
 """Root in a machine writes to ttyS0 without end, or makes QEMU and passt log without end.
 
-The files on the controller stay bounded while that goes on, and to read them takes a bounded amount of memory. The
+The files on the controller stay bounded meanwhile, and to read them takes a bounded amount of memory. The
 beginning (the boot) and the end are kept.
 """
 
@@ -26,7 +26,7 @@ from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
-# Holds the lock on the pidfile as QEMU does, and writes to the serial log without end, but for a log that nobody cuts.
+# Holds the lock on the pidfile as QEMU does, and writes to the serial log without end, but for a log that nothing cuts.
 FLOOD = """
 import fcntl, os, time
 pidfile = open("qemu.pid", "w")

@@ -1,4 +1,4 @@
-"""`cp --user root` copies into and out of directories of the agent, who swaps them for links meanwhile.
+"""`cp --user root` copies into and out of directories of the agent, which swaps them for links meanwhile.
 
 Whatever the agent does, root writes nothing outside the agent's directory, removes nothing there, and reads nothing of
 what the agent may not read.

@@ -1,6 +1,6 @@
-"""Root in a machine asks on its credential port without end, sends what nobody asked for, or takes no answer.
+"""Root in a machine asks on its credential port without end, sends what was not asked for, or takes no answer.
 
-What the host does for it stays bounded, and the watchdog, which answers, goes on with its work.
+What the host does for it stays bounded, and the watchdog, which answers, continues its work.
 """
 
 from __future__ import annotations

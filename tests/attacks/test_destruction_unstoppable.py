@@ -253,7 +253,7 @@ def test_a_damaged_record_prevents_no_destruction(
     assert list(session.environments.unreadable()) == ["env"]
     with pytest.raises(DamagedRecordError, match="cannot be read"):
         session.environments.find("env")
-    sweep.sweep(session, lambda _: session, None)  # removes `other`, which nobody looks after, and leaves `env` alone
+    sweep.sweep(session, lambda _: session, None)  # removes `other`, which no command attends, and leaves `env` alone
     assert cloud.existing() == ["env/primary"]
     lifecycle.destroy(session, other)
     session.leases.release("env")

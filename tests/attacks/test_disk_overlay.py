@@ -219,6 +219,6 @@ def test_no_machine_excuses_another_of_its_own_environment(
     monkeypatch.setattr(disk, "_free", lambda _: 0)
     assert paused(pair) == ""
     monkeypatch.setattr(disk, "_free", lambda _: 9 << 30)
-    assert paused(pair) != ""  # somebody else's disk is gone
+    assert paused(pair) != ""  # another environment's disk is gone
     (home.environments / "pair" / "aux" / disk.EVICTED).write_text("it was ended")
     assert paused(pair) == ""

@@ -1,4 +1,4 @@
-"""Somebody with rights in the AWS account opens a way out after Terraform's apply, before the task starts.
+"""A user with rights in the AWS account opens a way out after Terraform's apply, before the task starts.
 
 A guest could hide the open way by answering the probes as expected. What EC2's API says is read back, and each change
 to the security group, the routes, the network ACL or the machines is a difference that fails the environment.

@@ -1,4 +1,4 @@
-"""Somebody publishes logs with a forged proof of isolation: `verify` refuses them, also under a new seal."""
+"""An attacker publishes logs with a forged proof of isolation: `verify` refuses them, also under a new seal."""
 
 from __future__ import annotations
 

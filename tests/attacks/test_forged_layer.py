@@ -1,4 +1,4 @@
-"""Who has taken QEMU over makes something else of the machine's disk, before the environment is frozen.
+"""An attacker that has taken QEMU over makes something else of the machine's disk, before the environment is frozen.
 
 The copies' disks lie over it, and the controller's programs open it: it must lead to no other file of the host, and
 reading it must come to an end. A builder's disk becomes an image, over which all machines of its family lie.
@@ -90,7 +90,7 @@ def break_tables(layer: Path) -> None:
 
 
 class Obedient:
-    """Stands in for the control connection of a QEMU that somebody has taken over."""
+    """Stands in for the control connection of a QEMU that an attacker has taken over."""
 
     def execute(self, command: str) -> None:
         assert command == "stop"
@@ -122,7 +122,7 @@ def test_a_builders_disk_that_qemu_did_not_make_is_refused(
             else:
                 cloud.keep_layer(builder, made)
 
-    # Without a layer a build goes on; what it captures at its end is looked at again.
+    # Without a layer a build continues; what it captures at its end is looked at again.
     refused = (ImageBuildError,) if kept == "image" else (ImageBuildError, InfrastructureError)
     with pytest.raises(refused, match=r"builder's disk (is not used|could not be copied)"):
         keep()

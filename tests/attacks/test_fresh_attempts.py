@@ -33,7 +33,7 @@ from tests.unit.fakes.sshd import Sshd
 from tests.unit.fakes.world import Trigger, agents, environment, family, lock_out, up
 
 RUN = Run(key="fam/main/solver/1", family="/fam", task="main", agent="solver", repetition=1)
-# The agent goes on once there is a file `on` beside its directory.
+# The agent continues once there is a file `on` beside its directory.
 SCRIPT = "echo begun; while [ ! -e {on} ]; do sleep 0.05; done; echo ended; exit 3"
 
 

@@ -2,7 +2,7 @@
 
 Inspect leaves a sample's error out of the metrics, and tries it again if the operator says so: --retry-on-error,
 eval-retry, eval-set. What must hold for task families: what the agent brings about is a score of 0. Only what the cloud
-says, or nobody knows, is an error.
+says, or an unknown one, is an error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def sandbox(
     init_subtask_store(Store())
 
     async def generate(*_: Any, **__: Any) -> TaskState:
-        raise AssertionError("nobody asks a model")
+        raise AssertionError("the model must not be asked")
 
     await scoring.begin()(_state(), generate)
     return sandboxes["default"]
@@ -255,7 +255,7 @@ async def test_an_agent_that_breaks_early_scoring_only_hears_so(
 async def test_an_evals_own_solver_needs_no_step_of_ours(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has recorded that the agent began: scoring does."""
+    """Nothing has recorded that the agent began: scoring does."""
     sandboxes = await ProvisionerSandbox.sample_init("task", configured(), {})
     monkeypatch.setattr(scoring, "sandbox", sandboxes.__getitem__)
     init_subtask_store(Store())

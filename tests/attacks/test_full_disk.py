@@ -1,4 +1,4 @@
-"""A machine fills the disk of its host, and QEMU pauses the machines of others: they go on once there is room again."""
+"""A machine fills the disk of its host, and QEMU pauses other machines: they resume once there is room again."""
 
 from __future__ import annotations
 

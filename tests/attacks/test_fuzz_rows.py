@@ -1,4 +1,4 @@
-"""Somebody who can write to the queue's database forges rows of results: times without a zone, costs of 400 digits.
+"""A user who can write to the queue's database forges rows of results: times without a zone, costs of 400 digits.
 
 Whatever a row says, it is a row that every view can show, or one failed run. No view ends the batch's controller.
 """

@@ -104,7 +104,7 @@ def test_whether_a_module_is_imported_is_found_in_time(tmp_path: Path, text: str
 
 OTHERS = {
     "globs": {"manifest.yaml": repeated("tasks: {}\ninstall_inputs:\n", "- '**/*a*a*a*#*/**/*a*a*b*/**'\n", 100, "")},
-    "manifest": {"manifest.yaml": repeated("tasks:\n", "  name of a task that nobody has #: {}\n", 5_000, "")},
+    "manifest": {"manifest.yaml": repeated("tasks:\n", "  name of a task that no family has #: {}\n", 5_000, "")},
     "step": {"build_steps.json": json.dumps([{"type": "shell", "commands": ["echo ("] * 200_000}])},
     "long command": {"build_steps.json": json.dumps([{"type": "shell", "commands": ["echo $(" * 300_000]}])},
     "deep command": {"build_steps.json": json.dumps([{"type": "shell", "commands": ["echo $(" * 30_000]}])},

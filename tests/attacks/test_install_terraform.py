@@ -1,4 +1,4 @@
-"""Somebody on the way, or on HashiCorp's server, answers scripts/install-terraform with another program.
+"""An attacker on the way, or on HashiCorp's server, answers scripts/install-terraform with another program.
 
 Nothing is installed unless the checksums are signed with the one key and the archive has the one checksum.
 """

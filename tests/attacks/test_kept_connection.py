@@ -1,6 +1,6 @@
 """What a machine's sshd sends on a connection that OpenSSH keeps reaches nothing here, and costs little.
 
-The attacker is root in the machine, who holds its host key: OpenSSH logs in to whatever runs there.
+The attacker is root in the machine, and holds its host key: OpenSSH logs in to whatever runs there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A machine takes its QEMU over, and QEMU's control socket answers what the machine likes.
 
-Whoever asks QEMU gets an error in a bounded time, and no exception that nobody expects.
+A caller of QEMU gets an error in a bounded time, and no unexpected exception.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ANSWERS = {
 
 @contextlib.contextmanager
 def answering(directory: Path, chunks: Iterator[bytes], pause_seconds: float = 0.0) -> Iterator[None]:
-    """Listens as QEMU does, and sends what it is told to whoever comes."""
+    """Listens as QEMU does, and sends what it is told to each client."""
 
     def send() -> None:
         with contextlib.suppress(OSError), server.accept()[0] as client:

@@ -1,4 +1,4 @@
-"""Somebody who can write to the queue's database forges jobs: they name other files and hosts of the worker.
+"""A user who can write to the queue's database forges jobs: they name other files and hosts of the worker.
 
 A worker works only on families, agents, env files and destinations that it was told to offer, with all links followed;
 the controller of a batch works only on the jobs of its own record.

@@ -1,7 +1,7 @@
-"""Somebody who can write to the queue's database puts pickles and nonsense into its rows.
+"""A user who can write to the queue's database puts pickles and nonsense into its rows.
 
 No row may run code in a process that reads the queue: nothing is ever unpickled, whatever a row says about itself. A
-job whose row was tampered with fails with a message; the other jobs go on, and the engine lives.
+job whose row was tampered with fails with a message; the other jobs run, and the engine lives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attacks on what is recorded: floods, packets and names that machines choose, and results that somebody has forged."""
+"""Attacks on what is recorded: floods, packets and names that machines choose, and forged results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A machine whose sshd was replaced costs the controller at most 64 MiB and a bounded time.
 
-What goes on for ever ends for the controller by a limit of its own, or not at all: that no test hangs is the proof.
+An endless stream ends for the controller by a limit of its own, or not at all: that no test hangs is the proof.
 
 The attacker is root in the machine. It holds the machine's host key, so the controller logs in to whatever it runs.
 """
@@ -188,7 +188,7 @@ def test_an_sshd_that_never_opens_a_channel_is_not_waited_for(
 
 
 def test_late_output_cannot_occupy_the_controller(tmp_path: Path) -> None:
-    """The attacker goes on sending output of a command that the controller has given up."""
+    """The attacker keeps sending output of a command that the controller has given up."""
     first: list[Call] = []
 
     def program(call: Call) -> int:

@@ -1,4 +1,4 @@
-"""Whoever breaks out of one machine's QEMU tries to write into the memory that all machines of its template start from.
+"""An attacker that breaks out of one QEMU tries to write into the memory that all machines of its template start from.
 
 QEMU holds a descriptor that was opened to read and write, so every way to write through it is tried.
 """

@@ -123,7 +123,7 @@ class Account:
         """Does what the schedules do at their time.
 
         Returns:
-            EC2's refusals. EventBridge Scheduler repeats what EC2 refused, in the same words, and tells nobody.
+            EC2's refusals. EventBridge Scheduler repeats what EC2 refused, in the same words, and reports nothing.
         """
         scheduler, ec2 = self.client("scheduler", region), self.client(region=region)
         refusals = []

@@ -1,4 +1,4 @@
-"""Refuses more rules than a network ACL holds, as EC2 does where nobody has asked for a larger quota.
+"""Refuses more rules than a network ACL holds, as EC2 does without a larger quota.
 
 Amazon VPC user guide, "Amazon VPC quotas": 20 in each direction, with the one that denies the rest.
 """

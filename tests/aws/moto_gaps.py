@@ -10,7 +10,7 @@
 - An account has quotas of vCPUs, and Service Quotas tells them.
 - A network ACL holds 20 rules in each direction.
 - A root volume is no smaller than its AMI's.
-- What CreateImage has made, and the stop before it, show only when somebody asks again.
+- What CreateImage has made, and the stop before it, show only at the next question.
 - Some accounts are on the free plan, or may not use the key of their disks; and EC2 forgets ended instances.
 - ModifyInstanceAttribute without groups leaves the groups alone, where moto takes them all away.
 

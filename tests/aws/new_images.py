@@ -58,7 +58,7 @@ def delay_new_images() -> None:
 
 
 def _is_unseen(resource: Any) -> bool:
-    """Whether the news of a resource is not there yet: only the first who asks finds that."""
+    """Whether the news of a resource is not there yet: only the first call finds that."""
     unseen = getattr(resource, "unseen", 0)
     resource.unseen = 0
     return bool(unseen)

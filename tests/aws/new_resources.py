@@ -76,7 +76,7 @@ ElementTree.register_namespace("", "http://ec2.amazonaws.com/doc/2016-11-15/")
 _NAMESPACE = re.compile(r"\{[^}]*\}")
 
 
-# How long nobody finds what is new, if nothing else is said.
+# How long a new resource stays hidden by default.
 SECONDS_VARIABLE = "PROVISIONER_TEST_UNSEEN_SECONDS"
 _SECONDS = 2.0
 
@@ -90,7 +90,7 @@ class NewResources:
     """What has just been created in an account.
 
     Args:
-        seconds: how long nobody finds it.
+        seconds: how long it stays hidden.
         rare: how many of the next resources of a kind it happens to, for those to which it does not always happen.
     """
 

@@ -67,7 +67,7 @@ class Defect:
 
 
 def defect(call: Call, environ: Mapping[str, Any], body: bytes) -> Defect | None:
-    """Returns the first thing that AWS would refuse a request for; None if there is none, or nobody describes it."""
+    """Returns the first thing that AWS would refuse a request for; None if there is none, or no model describes it."""
     if call.service not in SERVICES:
         return None
     operation = _operation(call.service, call.action)

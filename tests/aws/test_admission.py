@@ -1,4 +1,4 @@
-"""A controller whose address has changed reaches the machines that it left running, and nobody else does."""
+"""A controller whose address has changed reaches the machines that it left running, and no other host does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.aws.proxy import FaultyApi
 
 REGION, OTHER_REGION, THIRD_REGION = "us-west-2", "us-east-2", "us-west-1"
 MOVED = "192.0.2.77/32"
-# Nobody hardens these machines.
+# These machines are not hardened.
 UNHARDENED = ["the primary machine has its metadata service on"]
 ALLOWED = (Destination(cidr="198.51.100.7/32", port=443),)
 
@@ -70,7 +70,7 @@ def test_every_layer_admits_the_new_address(account: Account, at_home: Session, 
     before = [around(account, record) for record in records]
     for record in records:
         readmit(at_home, record)
-    assert [around(account, record) for record in records] == before  # nobody has moved
+    assert [around(account, record) for record in records] == before  # no controller has moved
     moved = opened(account, MOVED)
     for record, then in zip(records, before, strict=True):
         for _ in range(2):

@@ -80,7 +80,7 @@ def test_a_snapshot_whose_image_is_gone_already_is_deleted(api: FaultyApi, accou
     session = account.session()
     made = images.create(Api(None, REGION), REGION, builder, "family-half-gone", TAGS)
     other = images.create(Api(None, REGION), REGION, builder, "family-kept", TAGS)
-    # Whoever removed it was killed in between.
+    # The process that removed it was killed in between.
     account.client().deregister_image(ImageId=made.id)
     assert len(snapshots(account)) == 2
     discard(session, made, "family-half-gone")
@@ -125,7 +125,7 @@ def test_each_debian_starts_from_its_own_newest_ami(account: Account) -> None:
     backend = ec2_backends[ACCOUNT][REGION]
     names = ["debian-12-amd64-20260101-0000", "debian-13-amd64-20260101-0000"]
     amis = [add_vendor_image(backend, name, DEBIAN_ROOT_GIB, DEBIAN_OWNER) for name in names]
-    # Neither somebody else's of that name, nor another architecture's, nor one with other packages.
+    # Neither another account's of that name, nor another architecture's, nor one with other packages.
     others = [
         add_vendor_image(backend, names[1], DEBIAN_ROOT_GIB, "210987654321"),
         add_vendor_image(backend, "debian-13-arm64-20260101-0000", DEBIAN_ROOT_GIB, DEBIAN_OWNER, "arm64"),

@@ -90,7 +90,7 @@ def test_environments_that_end_together_share_their_looks(
         machine._state.name, machine._state.code = "shutting-down", 32
 
     def end() -> None:
-        while looks(api) <= ENVIRONMENTS:  # until somebody waits
+        while looks(api) <= ENVIRONMENTS:  # until a caller waits
             time.sleep(0.1)
         time.sleep(4)
         for machine in machines:

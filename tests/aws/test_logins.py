@@ -36,7 +36,7 @@ sso_start_url = {START_URL}
 
 
 class Logins:
-    """What the AWS CLI leaves in an operator's home when somebody logs in.
+    """What the AWS CLI leaves in an operator's home after a login.
 
     Args:
         directory: the home's `.aws`.

@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, api: FaultyApi, tmp_path_factory: pytest
 
 
 def operator(url: str, service: str = "ec2", region: str = REGION) -> Any:
-    """Returns a client whose calls are judged, checked by nobody before they are sent, and not repeated."""
+    """Returns a client whose calls are judged, sent unchecked, and not repeated."""
     return boto3.client(
         service, endpoint_url=url, region_name=region, aws_access_key_id="testing", aws_secret_access_key="testing",
         config=Config(retries={"total_max_attempts": 1}, parameter_validation=False),

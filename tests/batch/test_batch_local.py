@@ -126,7 +126,7 @@ def test_four_runs_whose_controller_is_killed_once_end_once_each(home: Home, tmp
 
 def test_a_suite_with_killed_controllers_ends_each_run_once(home: Home, tmp_path: Path) -> None:
     moments: list[Callable[[], bool]] = [
-        # While Terraform creates, which it then goes on with by itself; while an agent works; and once some runs have
+        # While Terraform creates, which it then finishes by itself; while an agent works; and once some runs have
         # ended and others are on their way.
         lambda: any(record["status"] == "creating" and record["stack"] != record["id"] for record in records(home)),
         lambda: any(record["agent_at"] for record in records(home)),

@@ -1,4 +1,4 @@
-"""Runs evals of Inspect on the account of many: what samples share, what refuses them, and who sees them."""
+"""Runs evals of Inspect on the account of many: what samples share, what refuses them, and where they are listed."""
 
 from __future__ import annotations
 

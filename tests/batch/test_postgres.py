@@ -1,4 +1,4 @@
-"""What several controllers share in Postgres: the ledger, and the knowledge of who is alive."""
+"""What several controllers share in Postgres: the ledger, and the knowledge of which workers live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freezes an environment of two machines while it runs, lets two copies go on from there, and reads the recordings."""
+"""Freezes an environment of two machines while it runs, brings up two copies, and reads the recordings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOCK_SECONDS = 0.5
 # From the beginning of the call that sends the flag.
 SENT_SECONDS = 60
 
-# One connection for ever: whoever breaks it gets no other.
+# One connection for ever: a client that breaks it gets no other.
 SERVER = r"""
 import socket
 listening = socket.create_server(("", 5000))
@@ -133,7 +133,7 @@ def test_copies_of_a_frozen_environment_are_independent(
             copies = [Machines(session, name, logins) for name in names[1:]]
             all_three = [original, *copies]
 
-            for machines in all_three:  # each goes on, with the same process and the same connection
+            for machines in all_three:  # each continues, with the same process and the same connection
                 number, process = machines.counted()
                 assert process == at_freeze[1]
                 wait_for(partial(reached, machines, number + 5))

@@ -23,7 +23,7 @@ def _sample(identity: str, budget: float | None = None) -> Sample:
 
 @solver
 def wait_until_seen() -> Solver:
-    """Works until somebody has looked, as a file in the same directory says."""
+    """Works until the test has looked, as a file in the same directory says."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         assert (await sandbox().exec(["true"])).success

@@ -93,7 +93,7 @@ async def _raise() -> None:
 
 
 async def _kill_the_machine() -> None:
-    """Kills the machine's QEMU and goes on as if nothing were wrong."""
+    """Kills the machine's QEMU and continues as if nothing were wrong."""
     environment = sandbox().as_type(ProvisionerSandbox).machines.environment
     [pidfile] = EnvironmentStore(Home.default()).directory(environment.id).rglob("qemu.pid")
     os.kill(int(pidfile.read_text()), signal.SIGKILL)

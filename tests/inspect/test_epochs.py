@@ -69,7 +69,7 @@ async def _said(command: str, user: str = "root") -> str:
 
 
 class _Meeting:
-    """Lets epochs go on once all of them have come."""
+    """Lets epochs continue once all of them have come."""
 
     def __init__(self) -> None:
         self._come, self._all = 0, anyio.Event()

@@ -58,7 +58,7 @@ async def commands() -> None:
 
 
 async def sessions(directory: str = "/srv") -> None:
-    """Calls the shell that goes on between calls."""
+    """Calls the shell that stays open between calls."""
     shell = bash_session()
     await _told(shell, action="type_submit", input=f"cd {directory}; answer=$((6 * 7))")
     assert f"{directory} 42" in await _told(shell, action="type_submit", input="echo $PWD $answer")

@@ -43,7 +43,7 @@ def test_a_family_on_debian_13_comes_up_from_its_own_template(lab_session: Sessi
         kernel, version, tmp, *_ = lab.text("uname -r; . /etc/os-release; echo $VERSION_ID; stat -fc %T /tmp").split()
         assert (version, tmp) == ("13", "ext2/ext3")
         assert {kernel} == kernels(newer)
-        # QEMU's generation id told the kernel that it went on in a copy of its machine.
+        # QEMU's generation id told the kernel that it resumed in a copy of its machine.
         assert "random: crng reseeded due to virtual machine fork" in lab.text("dmesg")
         assert lab.text(LISTENING).split() == ["0.0.0.0:22", "[::]:22"]
         # Neither Python is Debian's, which the family has removed.

@@ -81,7 +81,7 @@ def test_a_call_has_its_users_login_and_what_it_was_given(root: Connection) -> N
     ]  # fmt: skip
     assert text(root, "pwd; cut -d- -f1 /proc/self/cgroup") == "/root\n0::/provisioner/call"
     assert root.run(["pwd"], user="agent", cwd="/var/tmp").stdout == b"/var/tmp\n"
-    # Processes that go on in the background are still there, in their call's cgroup.
+    # Processes in the background are still there, in their call's cgroup.
     assert text(root, "sleep 999 < /dev/null > /dev/null 2>&1 & echo begun") == "begun"
     assert text(root, "pkill -x sleep && echo there") == "there"
 

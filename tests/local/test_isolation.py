@@ -171,7 +171,7 @@ def _assert_reaches_only(lab: Lab, open_port: int, refused: Iterable[tuple[str, 
 
 @contextlib.contextmanager
 def copy_of(lab: Lab) -> Iterator[Lab]:
-    """Freezes an environment, yields a copy that goes on from there, and removes both copy and snapshot."""
+    """Freezes an environment, yields a copy of it, and removes both copy and snapshot."""
     store, name = SnapshotStore(lab.session.home), "reaches-out"
     if store.path(name).exists():  # a test before was killed
         store.remove(name)

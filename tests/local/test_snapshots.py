@@ -72,7 +72,7 @@ def test_a_machine_resumes_when_its_freezing_process_is_killed(
         while in_directory(target) or (directory / MARK).exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        # It can be frozen as if nothing had been, and again, and goes on each time.
+        # It can be frozen as if nothing had been, and again, and continues each time.
         launch = machine.described(directory, settings_of(session, environment))
         for name in ("again", "and again"):
             subject = snapshots.Subject(directory, session.images.disk(image), launch, gib, tmp_path / name)

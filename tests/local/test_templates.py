@@ -1,4 +1,4 @@
-"""Machines that go on from a template: what they share, and what becomes of a template that does not serve."""
+"""Machines that resume from a template: what they share, and what becomes of a template that does not serve."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_machine_of_a_template_is_larger_and_reboots(session: Session, image: 
 def test_a_start_during_a_prune_gets_a_whole_machine_or_none(
     session: Session, image: str, delay_seconds: float
 ) -> None:
-    # tests.soak.template_kills has more moments, and kills the one who prunes.
+    # tests.soak.template_kills has more moments, and kills the process that prunes.
     assert prune_beside_start(session, image, "-", delay_seconds) == []
     assert session.images.remove_unfinished() == []
     assert session.images.finished(image) or delay_seconds > 0

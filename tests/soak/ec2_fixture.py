@@ -153,7 +153,7 @@ def test_internet_needs_the_group_the_route_and_the_acl_each(site: Site, primary
     ec2.authorize_security_group_egress(GroupId=site.internet_group, IpPermissions=everywhere)
     eventually("internet with the group", 10, out)
 
-    # The controller keeps its own route, or nobody could look.
+    # The controller keeps its own route, so that the test can look.
     controller = site.cloud.controller_cidr
     ec2.create_route(RouteTableId=site.route_table, DestinationCidrBlock=controller, GatewayId=site.gateway)
     ec2.delete_route(RouteTableId=site.route_table, DestinationCidrBlock="0.0.0.0/0")

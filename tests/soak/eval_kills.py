@@ -80,7 +80,7 @@ def kill_at(moment: str, home: Home, directory: Path) -> list[str]:
     """Starts an eval, kills it, and clears away; returns what is wrong afterwards."""
     family = directory / "phases"
     shutil.copytree(FAMILY, family)
-    if moment == "images":  # an image that nobody has built
+    if moment == "images":  # an image that is not built yet
         with (family / "phases.py").open("a") as file:
             file.write(f"\nNAME = {directory.name!r}\n")
     watched = Watched(home, directory)

@@ -3,8 +3,8 @@
 Usage: python -m tests.soak.template_kills [--points N] [--seed 1]
 
 After each kill the machine is destroyed and the home swept; then nothing may be left, and no lock be held. Afterwards
-two machines start at once: both must go on from a whole template, made anew if it was not there. While all is pruned,
-and while the one who prunes is killed, another starts a machine from the image that goes. Prints a line for each
+two machines start at once: both must resume from a whole template, made anew if it was not there. While all is pruned,
+and while the pruning process is killed, another starts a machine from the image that goes. Prints a line for each
 point, of which there are some hundred; N takes that many of each kind. Ends with exit code 1 if anything was left.
 """
 
@@ -115,7 +115,7 @@ def prune(session: Session, wanted: str) -> subprocess.CompletedProcess[str]:
 
 
 def prune_beside_start(session: Session, image: str, wanted: str, delay_seconds: float) -> list[str]:
-    """Prunes all images until a moment comes, if it comes, while somebody else starts a machine from one of them.
+    """Prunes all images until a moment comes, if it comes, while another process starts a machine from one of them.
 
     Args:
         delay_seconds: when the machine is recorded and begins to start, after the pruning has begun. If negative, its
@@ -137,7 +137,7 @@ def prune_beside_start(session: Session, image: str, wanted: str, delay_seconds:
                 _, said = process.communicate()
             pruned = pruning.result()
             wrong = [] if pruned.returncode in (0, moments.KILLED) else [pruned.stderr]
-            # Only who was recorded too late may find the image gone. Then there is nothing where it was.
+            # Only a machine that was recorded too late may find the image gone. Then there is nothing where it was.
             is_there = session.images.finished(image)
             if process.returncode != 0 and (is_there or delay_seconds < 0):
                 wrong.append(said)

@@ -20,7 +20,7 @@ KEY = "ssh-ed25519 AAAA"
 
 
 def silent(_: str) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 def machine(image: str = "/nowhere/disk.qcow2") -> MachineSpec:

@@ -119,7 +119,7 @@ def test_terraform_takes_over_a_state_that_opentofu_has_written(
 def test_an_unused_provider_is_refused_from_any_registry(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    """Whoever writes the state might name another provider of the same namespace."""
+    """A writer of the state might name another provider of the same namespace."""
     monkeypatch.setenv("PROVISIONER_TERRAFORM", programs["terraform"])
     stack, path = stack_with(tmp_path, state("registry.opentofu.org/hashicorp/other"), shared)
     with pytest.raises(TerraformError):

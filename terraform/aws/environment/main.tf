@@ -11,7 +11,7 @@ locals {
   # Only allowed destinations have a route: the offline VPC's shared table has routes to the controllers alone.
   ways_out  = var.allowlist == null ? toset([]) : toset(concat(tolist(var.controller_cidrs), var.allowed_destinations[*].cidr))
   subnet_id = var.allowlist == null ? var.subnet_id : aws_subnet.allowlist[0].id
-  # A rule whose number changes is made anew, and until then nobody whom it lets in gets through.
+  # A rule whose number changes is made anew, and until then it lets no host in.
   controllers = { for index, cidr in sort(tolist(var.controller_cidrs)) : cidr => lookup(var.controller_rules, cidr, 100 + index) }
   allowed     = { for destination in var.allowed_destinations : "${destination.cidr}:${destination.port}" => destination }
 }

@@ -76,7 +76,7 @@ resource "aws_route_table_association" "this" {
 }
 
 # The third layer of "offline": only packets between neighbours and the controllers' SSH. Each
-# controller's rules keep their number, so that nobody loses packets while another one comes or goes.
+# controller's rules keep their number, so that none loses packets while another comes or goes.
 resource "aws_network_acl" "offline" {
   vpc_id     = aws_vpc.this["offline"].id
   subnet_ids = [for name, subnet in local.subnets : aws_subnet.this[name].id if subnet.kind == "offline"]

@@ -27,7 +27,7 @@ from tests.homes import cache, new_home
 REAL = bool(os.environ.get("PROVISIONER_TEST_AWS"))
 
 
-# A host of the internet that answers (RFC 5737: an address that nobody has).
+# A host of the internet that answers (RFC 5737: an address that no host has).
 OUTSIDE = Destination(cidr="198.51.100.80/32", port=4433)
 
 

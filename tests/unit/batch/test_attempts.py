@@ -298,7 +298,7 @@ def test_a_run_that_waits_for_budget_plans_once(attempt: Attempt, monkeypatch: p
     def launch(*_: Any) -> Any:
         done.append("launch")
         if len(done) == 2:
-            ledger.settle("other", now(), 1)  # between the refusal and the question who holds
+            ledger.settle("other", now(), 1)  # between the refusal and the question which run holds
             raise BudgetError("It does not fit.")
         if len(done) == 3:
             raise TaskError("It broke.")

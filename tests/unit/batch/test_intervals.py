@@ -1,4 +1,4 @@
-"""Means and differences with their intervals, against the examples of those who published the methods."""
+"""Means and differences with their intervals, against the examples in the methods' publications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the reservations of attempts that nobody looks after; test_attempts.py shows more."""
+"""What is made of the reservations of attempts that no process attends; test_attempts.py shows more."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_interruptions_are_no_failures_but_are_bounded() -> None:
         (WRONG, {}, "task_failed", None, "start() failed"),
         (Failure(outcome="over_budget", message="too dear"), {}, "over_budget", None, "too dear"),
         (None, {"agent": {"exit_code": 3}}, "agent_failed", 1.0, "The agent ended with exit code 3."),
-        (None, {"agent": {"problem": "Nobody knows."}}, "agent_failed", 1.0, "Nobody knows."),
+        (None, {"agent": {"problem": "The cause is unknown."}}, "agent_failed", 1.0, "The cause is unknown."),
         (None, {"agent": {"timed_out": True}}, "timed_out", 1.0, "The agent did not end in time."),
         (None, {"score": {"failure": WRONG}}, "task_failed", None, "start() failed"),
         (

@@ -141,7 +141,7 @@ def test_a_rewritten_log_is_followed_from_where_it_was(tmp_path: Path) -> None:
 
 @pytest.fixture
 def followed(store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment with a log, whose consoles nobody asks a cloud for."""
+    """An environment with a log, whose consoles no test asks a cloud for."""
     monkeypatch.setattr(log_commands, "_keep", lambda *_: None)
     saved = store.save(environment("echo-main-bcd234"))
     (store.logs(saved.id) / "agent.log").write_text("early\n" * 50)

@@ -1,4 +1,4 @@
-"""Tests a command that keeps an environment as a family's files are, while somebody writes them."""
+"""Tests a command that keeps an environment as a family's files are, while an author writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock whose time passes when somebody waits."""
+"""A clock whose time passes when a caller waits."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ class Guest:
         ran_as: the users as whom root ran commands.
         programs: the output of other programs that root runs, by name.
         secrets_left: the lines that the search for secrets prints.
-        cloud_init: whether it is there, each time that somebody asks; the last answer stays.
+        cloud_init: whether it is there, at each question; the last answer stays.
         sealed_with: the key that was removed from the disk before it became an image.
         agent_requests: the requests to the program that runs agents, in order.
         cgroup: what was asked of the agent's cgroup, in order; `cgroup_exit_code` is the answer.
-        renewal: what taking new credentials does, in a machine that went on from a snapshot; None if it refuses.
+        renewal: what taking new credentials does, in a machine that resumed from a snapshot; None if it refuses.
         ttl_moved_to: the new time of the timer in the machine; `ttl_refusal` is the error that it gives instead.
     """
 
@@ -195,7 +195,7 @@ class Guest:
             return self.cgroup_exit_code, b"", b"processes of the agent do not end"
         if argv[0] in self.programs:
             return 0, self.programs[argv[0]], b""
-        assert argv[0] == "sh", f"nobody expects {call.command[:300]}"
+        assert argv[0] == "sh", f"unexpected: {call.command[:300]}"
         return self._run_script(call, stdin)
 
     def _as_programs(self, call: Call, stdin: bytes) -> tuple[bytes, bytes]:
@@ -216,7 +216,7 @@ class Guest:
             case _, "secret_scan.py":
                 assert json.loads(stdin), "there is nothing to look for"
                 return "\n".join(self.secrets_left).encode(), b""
-        raise AssertionError(f"nobody expects the program {call.argv[0]}")
+        raise AssertionError(f"unexpected program: {call.argv[0]}")
 
     def _copy(self, call: Call, stdin: bytes) -> tuple[bytes, bytes]:
         match call.argv[1:]:
@@ -226,7 +226,7 @@ class Guest:
             case "write", path, _, ("644" | "755"):
                 self.files[path] = stdin
             case unexpected:
-                raise AssertionError(f"nobody expects a copy by {unexpected}")
+                raise AssertionError(f"unexpected copy by {unexpected}")
         return b"", b""
 
     def _run_script(self, call: Call, stdin: bytes) -> tuple[int, bytes, bytes]:
@@ -252,7 +252,7 @@ class Guest:
             return 0, b"", b""
         if argv[1].endswith("/prepare.sh"):
             return self.package_exit_code, b"Unpacking curl\n", b"E: no curl\n" if self.package_exit_code else b""
-        raise AssertionError(f"nobody expects {call.command[:300]}")
+        raise AssertionError(f"unexpected: {call.command[:300]}")
 
     def _follow_cloud_init(self, argv: list[str], stdin: bytes) -> int:
         """Waits for its end, or takes its place at later boots; returns the exit code."""
@@ -267,7 +267,7 @@ class Guest:
     def _help(self, request: dict[str, Any]) -> tuple[bytes, bytes]:
         operation = request["operation"]
         self.requests.append(request)
-        assert operation in self.values, f"nobody expects the operation {operation}"
+        assert operation in self.values, f"unexpected operation: {operation}"
         if operation in self.during:
             self.during[operation]()
         value = self.values[operation]

@@ -30,7 +30,7 @@ def serving(directory: Path, answers: Mapping[str, Any]) -> Iterator[list[str]]:
         thread.start()
         yield commands
         with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)  # nobody may have come
+            server.shutdown(socket.SHUT_RDWR)  # no client may have come
         thread.join(BOUND_SECONDS)
         (directory / "qmp.sock").unlink()
 

@@ -73,7 +73,7 @@ class Trigger(Told):
 
 
 def lock_out(sshd: Sshd) -> None:
-    """Ends a machine's connections, and lets nobody in again."""
+    """Ends a machine's connections, and refuses new ones."""
     sshd.authorize = lambda _user, _key: False
     sshd.cut()
 

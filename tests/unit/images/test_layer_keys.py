@@ -147,7 +147,7 @@ def test_layers_of_an_aux_vm_depend_on_the_steps_up_to_them(tmp_path: Path) -> N
     before = aux_layer_names(some, "base", spec("a", "b", "c"))
     after = aux_layer_names(some, "base", spec("a", "x", "c"))
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, False]
-    # Whoever adds a step begins with the image that was finished before.
+    # An author who adds a step begins with the image that was finished before.
     assert aux_image_name(some, "base", spec("a", "b")) == before[1].replace("layer-", "aux-")
     assert aux_layer_names(some, "other", spec("a"))[0] != before[0]
 

@@ -1,4 +1,4 @@
-"""Tests that blocking calls leave the event loop alone, and end before a cancelled task goes on."""
+"""Tests that blocking calls leave the event loop alone, and end before a cancelled task continues."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def test_samples_that_wait_for_budget_let_others_finish(
             assert up == []
             _, outcome = await blocking.score(lambda: first.score("42"))
             assert outcome.score == 0.5
-            assert await blocking.launch(lambda: "other launches go on") == "other launches go on"
+            assert await blocking.launch(lambda: "other launches run") == "other launches run"
             await blocking.end(first.destroy)
     assert len(up) == 3
     assert first.session.ledger.entries(unsettled=True) == []

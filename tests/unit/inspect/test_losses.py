@@ -56,7 +56,7 @@ def _lost(cloud: FakeCloud, role: str = "primary") -> None:
 
 @solver
 def lose(cloud: FakeCloud, role: str = "primary") -> Solver:
-    """Loses a machine of the sample, which nobody notices yet."""
+    """Loses a machine of the sample, which no call has noticed yet."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         _lost(cloud, role)

@@ -267,7 +267,7 @@ async def test_a_samples_end_is_told_while_others_begin(
     """They are written down by the event loop, and looked through in threads."""
 
     class Others(dict[str, SampleMachines]):
-        """Another sample begins whenever somebody looks at one of them."""
+        """Another sample begins whenever a caller looks at one of them."""
 
         def items(self) -> Any:
             for item in super().items():

@@ -1,4 +1,4 @@
-"""Whoever connects is let in first if this controller's address has changed; tests/aws shows what a cloud does then."""
+"""A controller whose address has changed is let in before it connects; tests/aws shows what a cloud does then."""
 
 from __future__ import annotations
 

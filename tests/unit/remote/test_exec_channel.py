@@ -54,7 +54,7 @@ def test_a_server_that_starts_again_is_waited_for(server: Sshd, tmp_path: Path) 
     (tmp_path / "service").touch()
 
     class Commands(list[str]):
-        """Has the server start once somebody has asked whether the machine has one."""
+        """Has the server start once a caller has asked whether the machine has one."""
 
         def append(self, command: str) -> None:
             super().append(command)

@@ -14,7 +14,7 @@ Program = Callable[[str], Stack]
 
 
 def silent(_: str) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 def error_line(summary: str, detail: str = "") -> str:

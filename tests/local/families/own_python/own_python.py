@@ -56,7 +56,7 @@ class TaskFamily:
             subprocess.run(["apt-get", "-qq", "-y", *command], check=True)
         assert not pathlib.Path("/usr/bin/python3").exists()
         _install("1.0")
-        # Whoever looks there breaks.
+        # A process that looks there breaks.
         json_module = pathlib.Path("/usr/lib/python3.11/json/__init__.py")
         json_module.parent.mkdir(parents=True, exist_ok=True)
         json_module.write_text("raise SystemExit(66)\n")

@@ -1,4 +1,4 @@
-"""Many who ask AWS the same at once ask once, and nobody believes for long what it answered."""
+"""Callers that ask AWS the same at once ask once, and keep the answer for a short time."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_only_a_recorded_machine_is_captured(tmp_path: Path) -> None:
         templates.key(tmp_path / "disk", replace(each, kernel=f"{tmp_path}/kernel", initrd=f"{tmp_path}/initrd"))
         for each in (launch, recorded)
     }
-    assert len(names) == 1  # both go on from one template
+    assert len(names) == 1  # both resume from one template
 
 
 def test_captures_are_found_by_their_cards(tmp_path: Path) -> None:

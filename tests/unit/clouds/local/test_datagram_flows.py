@@ -165,7 +165,7 @@ def test_what_cannot_be_sent_is_dropped() -> None:
 def test_a_ping_is_answered_under_the_machines_identifier() -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ping_group_range").read_text().split())
     if low > high:
-        pytest.skip("this host lets nobody ping")
+        pytest.skip("this host forbids pings")
 
     async def scene(guest: Guest, _: socket.socket) -> None:
         guest.flows.take(ping(LOOPBACK, 77, b"data"))

@@ -16,7 +16,7 @@ from provisioner.clouds.local.credential_port import CREDENTIALS
 from provisioner.store.home import TEMPLATES
 from tests.waiting import BOUND_SECONDS, until
 
-# Stands in for a QEMU that goes on from any template, and whose machine never asks for anything.
+# Stands in for a QEMU that resumes from any template, and whose machine never asks for anything.
 SILENT_QEMU = """#!/usr/bin/python3
 import fcntl, os, socket
 pidfile = open("qemu.pid", "w")

@@ -1,4 +1,4 @@
-"""Tests that a machine that was stopped goes on."""
+"""Tests that a paused machine resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sealed copy of a template's memory for all machines that go on from it."""
+"""One sealed copy of a template's memory for all machines that resume from it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_copy_of_a_deleted_template_is_not_reused(memory: Path) -> None:
     new = memory.with_name("new")
     new.write_bytes(b"n" * memory.stat().st_size)
     new.replace(memory)
-    shared_memory.lend(lenders, os.getpid(), old)  # a machine that had begun to go on from the old one
+    shared_memory.lend(lenders, os.getpid(), old)  # a machine that had begun to resume from the old one
     copy = opened(memory)
     assert os.pread(copy, 4096, 0) == b"n" * 4096
     os.close(copy)

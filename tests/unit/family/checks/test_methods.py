@@ -46,7 +46,7 @@ WRONG = {
     "install": (with_function("@staticmethod\n    def install(t):"), "error wrong-parameters fam.py:30"),
     "aux": (with_function("@staticmethod\n    def get_aux_vm_spec():"), "error wrong-parameters fam.py:30"),
     "teardown": (changed("def teardown():", "def teardown(a, b):"), "warning wrong-parameters fam.py:26"),
-    "score that nobody calls": (
+    "score that nothing calls": (
         changed("def score(t, submission):", "def score(t):") + INTERMEDIATE + AGGREGATE,
         "warning wrong-parameters fam.py:22",
     ),
