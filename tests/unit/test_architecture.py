@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,14 @@ def test_the_drawing_in_the_document_is_todays() -> None:
         [sys.executable, "scripts/architecture.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert f"```text\n{drawn.stdout}```" in DOCUMENT, "scripts/architecture.py --write brings it up to date"
+
+
+def test_the_run_in_the_document_is_todays() -> None:
+    [section] = re.findall(r"^## One run, call by call\n(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
+    hops = re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)
+    assert 20 <= len(hops) <= 25
+    for hop in hops:
+        assert callable(pkgutil.resolve_name(f"provisioner.{hop}")), hop
 
 
 @pytest.mark.parametrize("folder", [path for path in PACKAGE.rglob("__init__.py") if path in SOURCES])
