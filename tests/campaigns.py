@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ def campaign(item: pytest.Item) -> str:
     return (CAMPAIGNS | ELSEWHERE)[_folder(item)]
 
 
-def cases(names: Iterable[str], left: Container[str]) -> list[Any]:
+def cases(names: Collection[str], left: set[str]) -> list[Any]:
     """Returns the parameters of a test of which some are left to the campaign: those in `left`."""
+    assert left.issubset(names)
     return [pytest.param(name, marks=[pytest.mark.campaign] if name in left else []) for name in names]
 
 

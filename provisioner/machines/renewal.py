@@ -63,7 +63,7 @@ def renew(session: Session, environment: Environment) -> None:
 
         try:
             login, calls = _frozen_login(session, environment, role), session.calls(environment, role)
-            with Connection(login, LOGIN_SECONDS, alive, session.check, calls) as frozen:
+            with Connection(login, LOGIN_SECONDS, alive, session.check, calls, boots=True) as frozen:
                 done = frozen.run(["sh", "-c", _RENEW, "renew", ttl], timeout_seconds=SECONDS)
         except MachineLostError as error:
             raise MachineLostError(

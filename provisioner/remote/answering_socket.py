@@ -56,6 +56,8 @@ def answering_socket(
                     attempts.remove(attempt)
                 if answer == b"":
                     begin_at, pause = min(begin_at, now + REFUSED_SECONDS), first_pause
+                elif answer == TOO_MANY:
+                    begin_at = min(begin_at, now + ATTEMPT_SECONDS)
             time.sleep(0.05)
     finally:
         sockets.close()

@@ -36,7 +36,8 @@ class Connection(Calls):
         alive: called between attempts; False means that waiting is useless.
         check: called whenever the connection waits; an exception that it raises ends the wait.
         calls: records what the machine is told to do; None records nothing.
-        boots: the machine may still be booting, so that an attempt without an answer is soon followed by another.
+        boots: the machine may still be booting or has just resumed: an attempt without an answer is soon followed by
+            another.
 
     Raises:
         MachineLostError: sshd did not answer in time, showed another host key, or refused the login.

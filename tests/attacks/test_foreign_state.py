@@ -106,15 +106,15 @@ def test_a_changed_root_is_initialised_without_its_old_state(bucket: Bucket) -> 
     refused(bucket, stack)
 
 
-@pytest.mark.parametrize("lent", [True, False], ids=["lent", "not-lent"])
-def test_what_an_earlier_version_has_installed_is_not_used(bucket: Bucket, tmp_path: Path, lent: bool) -> None:
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "not-cached"])
+def test_what_an_earlier_version_has_installed_is_not_used(bucket: Bucket, tmp_path: Path, cached: bool) -> None:
     """It ran init with the state: its lock file names the attacker's provider."""
     stack, directory = bucket.stack("first"), tmp_path / "first" / "stack"
     stack.apply(silent)
     bucket.poison()
     subprocess.run(["terraform", "init", "-input=false"], cwd=directory, check=True, capture_output=True)
     assert "attacker/evil" in (directory / ".terraform.lock.hcl").read_text()
-    if not lent:
+    if not cached:
         shutil.rmtree(directory.parent / ".initialised")
     [mark] = (directory / ".terraform").glob("provisioner-*")
     mark.rename(mark.with_name("provisioner-initialised"))

@@ -107,7 +107,8 @@ def ledger(home: Home) -> dict[str, Any]:
 def test_four_runs_whose_controller_is_killed_once_end_once_each(home: Home, tmp_path: Path) -> None:
     family = {"path": str(FAMILY), "tasks": ["main"]}
     writing = {"name": "writing", "directory": str(WRITER), "command": "bash write.sh"}
-    crashing = {"name": "crashing", "directory": str(WRITER), "command": "bash write.sh; exit 3"}
+    failing = "echo 0.25 > ~/submission.txt; exit 3"
+    crashing = {"name": "crashing", "directory": str(WRITER), "command": failing}
     path = suite(tmp_path, families=[family], agents=[writing, crashing], repetitions=2)
     process = started(home, "run", str(path))
     wait_for(lambda: any(record["agent_at"] for record in records(home)), process)
@@ -118,7 +119,7 @@ def test_four_runs_whose_controller_is_killed_once_end_once_each(home: Home, tmp
     rows = {row["key"]: row for row in told_again["rows"]}
     assert len(told_again["rows"]) == len(rows) == 4
     outcomes = sorted((row["agent"], row["outcome"], row["score"]) for row in rows.values())
-    assert outcomes == [("crashing", "agent_failed", 0.75)] * 2 + [("writing", "scored", 0.75)] * 2
+    assert outcomes == [("crashing", "agent_failed", 0.25)] * 2 + [("writing", "scored", 0.75)] * 2
     costs = ledger(home)
     assert costs["reserved_usd"] == 0
     launched = {entry["environment"] for entry in costs["entries"] if entry["kind"] == "task"}

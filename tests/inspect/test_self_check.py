@@ -57,10 +57,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def sandboxes(home: Home) -> Iterator[Callable[[str], SandboxEnvironment]]:
     """Brings up the machine of a default user when its first check asks for it; it serves both event loops."""
+    begun: set[str] = set()
     with ExitStack() as ends:
 
         @cache
         def sandbox_of(user: str) -> SandboxEnvironment:
+            assert user not in begun, "its machine did not come up for an earlier check"
+            begun.add(user)
             configuration = Configuration(machines=(Machine(name=user, user=user),))
             anyio.run(ProvisionerSandbox.task_init, "self_check", configuration)
             found = anyio.run(ProvisionerSandbox.sample_init, "self_check", configuration, {})

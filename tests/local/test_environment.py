@@ -106,6 +106,7 @@ def test_the_tasks_key_opens_the_aux_vm(lab: Lab) -> None:
 @pytest.mark.campaign
 def test_the_tasks_key_opens_nothing_else(lab: Lab) -> None:
     aux = lab.environment.endpoints["aux"].private_address
+    assert lab.run(f"{SSH_WITH_TASKS_KEY} admin@{aux} true", user="agent").exit_code == 0
     for login in ("root@127.0.0.1", "agent@127.0.0.1", f"root@{aux}"):
         assert lab.run(f"{SSH_WITH_TASKS_KEY} {login} true", user="agent").exit_code != 0
 

@@ -15,7 +15,7 @@ from provisioner.session import Session
 from tests.local.clones import running
 from tests.waiting import until
 
-STANDSTILL_SECONDS = 20  # more than a call takes on a busy host
+PAUSE_SECONDS = 20  # more than a call takes on a busy host
 CLOCK_SECONDS = 0.5
 RECORD = "/run/provisioner-clock"  # the service writes it once it has set the clock
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
@@ -40,7 +40,7 @@ def test_the_clock_is_right_again_after_a_pause(
         until(lambda: connection.run(["test", "-e", RECORD]).exit_code == 0)
         # Stopped, the service cannot set the clock before the test has seen that it is behind.
         assert connection.run(["systemctl", "kill", "--signal=STOP", "provisioner-clock"]).exit_code == 0
-        for command, seconds in (("stop", STANDSTILL_SECONDS), ("cont", 0)):
+        for command, seconds in (("stop", PAUSE_SECONDS), ("cont", 0)):
             with qemu.QMP(directory) as qmp:
                 qmp.execute(command)
             time.sleep(seconds)

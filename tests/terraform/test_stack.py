@@ -187,7 +187,7 @@ def test_an_initialisation_that_was_cut_short_is_done_again(site: Site) -> None:
     assert site.done("start") == ["one/primary"]
 
 
-def test_a_stack_borrows_what_init_made_of_the_same_files(site: Site) -> None:
+def test_a_stack_copies_what_init_made_of_the_same_files(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
     assert "Initializing" in site.stack.log_text()
@@ -198,11 +198,11 @@ def test_a_stack_borrows_what_init_made_of_the_same_files(site: Site) -> None:
     assert site.done("start") == ["one/primary", "two/primary"]
 
 
-def test_a_stack_borrows_nothing_that_leads_nowhere(site: Site) -> None:
+def test_a_stack_copies_nothing_that_leads_nowhere(site: Site) -> None:
     site.write(site.spec("one"))
     site.stack.apply(silent)
-    [lent] = (site.root / ".initialised").iterdir()
-    (lent / ".terraform" / "provider").symlink_to(site.root / "a-mirror-that-is-gone")
+    [cached] = (site.root / ".initialised").iterdir()
+    (cached / ".terraform" / "provider").symlink_to(site.root / "a-mirror-that-is-gone")
     second = Stack(site.root / "second")
     second.write(render_stack("local", LocalVariables, {"two": site.spec("two")}))
     second.apply(silent)

@@ -47,7 +47,7 @@ def test_each_of_the_two_programs_initialises_a_root_for_itself(
     ran = opentofu(tmp_path, monkeypatch, "exit 0")
     first.apply(silent)
     first.apply(silent)
-    second.apply(silent)  # which borrows what OpenTofu has installed for the first
+    second.apply(silent)  # which copies what OpenTofu has installed for the first
     assert [line.split()[0] for line in ran.read_text().splitlines()] == ["init", "apply", "apply", "apply"]
 
 

@@ -52,7 +52,7 @@ def test_a_copy_that_a_living_process_holds_is_shared(memory: Path) -> None:
         assert holder.stdout
         assert holder.stdout.readline() == b"holding\n"
         shared_memory.add_holder(holders, holder.pid, copy)
-        os.close(copy)  # what this process lent is gone
+        os.close(copy)  # what this process held open is gone
         other = os.memfd_create("something else")  # under the same number, perhaps
         again = opened(memory)
         assert inode(again) == first
@@ -96,7 +96,7 @@ def test_an_older_copy_of_changed_memory_still_serves(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "[[1]]", '[["x", "y", "z"]]', "{}", '[[1, "0", 0]]'])
-def test_a_damaged_or_old_list_of_lenders_names_no_process(memory: Path, text: str) -> None:
+def test_a_damaged_or_old_list_of_holders_names_no_process(memory: Path, text: str) -> None:
     holders = memory.with_name("holders")
     holders.write_text(text)
     copy = opened(memory)
