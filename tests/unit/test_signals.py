@@ -16,8 +16,9 @@ from provisioner.signals import wait
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[2]
+# It never blocks for long: Python runs no handler of a signal that comes just before a call that blocks.
 PROGRAM = """
-    import os, signal, sys
+    import os, select, sys, time
     from provisioner.signals import Interrupts
 
     def tell(text):
@@ -27,13 +28,15 @@ PROGRAM = """
     interrupts.install()
     try:
         tell("working")
-        signal.pause()
+        while True:
+            time.sleep(0.02)
     except KeyboardInterrupt as stop:
         tell(f"stopped by {stop}")
         try:
             with interrupts.shield():
                 tell("cleaning")
-                sys.stdin.readline()
+                while not select.select([sys.stdin], [], [], 0.02)[0]:
+                    pass
         except KeyboardInterrupt:
             tell("left at once")
             sys.exit(3)
