@@ -61,8 +61,9 @@ def connected(server: Path) -> socket.socket:
 def call(server: Path, stdin: bytes = b"", **request: Any) -> tuple[bytes, CallEnd | None]:
     """Makes a call, and returns its stdout and its end."""
     with connected(server) as channel:
-        channel.sendall(frame(REQUEST, json.dumps({"operation": "execute", "user": ME, **request}).encode()))
-        channel.sendall((frame(STDIN, stdin) if stdin else b"") + frame(STDIN_END))
+        asked = frame(REQUEST, json.dumps({"operation": "execute", "user": ME, **request}).encode())
+        # At once: a command that reads no input may have ended, and its call been closed, before a second message.
+        channel.sendall(asked + (frame(STDIN, stdin) if stdin else b"") + frame(STDIN_END))
         return answers(channel)
 
 
