@@ -92,7 +92,7 @@ def _operation(service: str, action: str) -> OperationModel | None:
 
 @cache
 def _model(service: str) -> ServiceModel:
-    """Reads a service's model: EC2's takes half a second, and 100 MB."""
+    """Reads a service's model, which takes long for EC2's: four megabytes of JSON."""
     return botocore.session.get_session().get_service_model(SERVICES[service])
 
 

@@ -12,7 +12,7 @@ from provisioner.store.locks import is_locked
 from tests.unit.fakes.qmp import serving
 
 HELLO = "qmp_capabilities"
-GOES_ON = ["migrate_cancel", "query-status", "cont"]
+RESUMES = ["migrate_cancel", "query-status", "cont"]
 
 
 def stop_and_fail(directory: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_paused_machine_resumes_whatever_happens(tmp_path: Path) -> None:
     with serving(tmp_path, {}) as commands:
         with pytest.raises(ZeroDivisionError):
             stop_and_fail(tmp_path)
-        assert commands == [HELLO, "stop", *GOES_ON]
+        assert commands == [HELLO, "stop", *RESUMES]
     assert not (tmp_path / PAUSED_FILE).exists()
 
 
@@ -41,7 +41,7 @@ def test_an_abandoned_machine_is_resumed_once(tmp_path: Path) -> None:
     with serving(tmp_path, {}) as commands:
         end_if_abandoned(tmp_path, 1)
         end_if_abandoned(tmp_path, 1)
-        assert commands == [HELLO, *GOES_ON]
+        assert commands == [HELLO, *RESUMES]
 
 
 def test_a_machine_that_does_not_resume_is_tried_again(tmp_path: Path) -> None:
