@@ -14,15 +14,15 @@ cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
 chmod 0711 "$tree/usr/lib/provisioner"
 chmod 0700 "$tree/usr/lib/provisioner/guest"
 # The message of the day: each login would run the programs of /etc/update-motd.d, a quarter of a second without KVM.
-# They stay, since build steps change them. /etc/motd is still shown.
+# The programs are kept, since build steps change them. /etc/motd is still shown.
 sed -i 's|^session.*pam_motd\.so.*motd=/run/motd\.dynamic|# &|' "$tree/etc/pam.d/sshd"
 # Inodes that are freed before scoring, should the agent have used up all others.
 mkdir -p "$tree/usr/lib/provisioner/inodes"
 chmod 0700 "$tree/usr/lib/provisioner/inodes"
 (cd "$tree/usr/lib/provisioner/inodes" && seq 1000 | xargs touch)
 rm -f "$tree"/etc/ssh/ssh_host_*
-# Since 9.8, OpenSSH shuts an address out for a while if logins from there fail. The controller may come from the same
-# address as somebody who wants just that: through the primary machine.
+# Since 9.8, OpenSSH shuts an address out for a while if logins from it fail. An agent could use that to shut out the
+# controller, which reaches an aux VM from the primary machine's address.
 if grep -q -i -a persourcepenalties "$tree/usr/sbin/sshd"; then
     printf 'PerSourcePenalties no\n' > "$tree/etc/ssh/sshd_config.d/provisioner-penalties.conf"
 fi

@@ -35,7 +35,7 @@ SIGN_OF_LIFE_SECONDS = 10.0
 
 
 def main() -> int:
-    """Start the command if the request says so and nobody did, and follow it to its end."""
+    """Start the command if the request says so and it has not been started, and follow it to its end."""
     request = json.load(sys.stdin.buffer)
     state = os.path.join(request["root"], "var/lib/provisioner/agents", request["id"])
     if request["start"]:
@@ -117,7 +117,7 @@ def supervise(request: dict, rings: dict[str, Ring]) -> dict:
     for reader, ring in readers.items():
         # What the pipe still holds; more than its capacity is another process's.
         for _ in range(16):
-            if not take(reader, ring):
+            if not copy_chunk(reader, ring):
                 break
     code = None if timed_out else max(os.waitstatus_to_exitcode(status), -1)
     return {"exit_code": code, "timed_out": timed_out}
@@ -170,13 +170,13 @@ def collect(child: int, readers: dict[int, Ring], limit_seconds: float | None) -
             return False
         ready = select.select(waiting, [], [], left)[0]
         for reader in ready:
-            if reader != ended and not take(reader, readers[reader]):
-                waiting.remove(reader)  # closed, though the command may go on
+            if reader != ended and not copy_chunk(reader, readers[reader]):
+                waiting.remove(reader)  # closed, though the command may still run
         if ended in ready:
             return True
 
 
-def take(reader: int, ring: Ring) -> bool:
+def copy_chunk(reader: int, ring: Ring) -> bool:
     """Keep a chunk of output and return whether there may be more."""
     try:
         data = os.read(reader, CHUNK_BYTES)

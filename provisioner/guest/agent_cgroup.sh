@@ -3,7 +3,7 @@
 # Usage: agent_cgroup.sh login | join PART PID | kill PART | reopen
 #   login       moves the login that PAM is opening into the part `logins`: sshd, cron and at log in as agent
 #   join, kill  moves a process into a part of the cgroup; ends all processes of a part
-#   reopen      lets logins in again, which agent_end.py has ended
+#   reopen      lets logins in again, after agent_end.py has ended them
 set -eu
 # Neither what a family has installed in /usr/local, nor what PAM passes on.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -51,7 +51,7 @@ kill_all() {
 
 case $1 in
     login)
-        # sshd would go on with a login that could not be moved.
+        # Otherwise sshd would continue with a login that could not be moved.
         if [ "${PAM_TYPE:-}" = open_session ]; then join logins "$PPID" || kill -KILL "$PPID"; fi
         ;;
     join)

@@ -20,7 +20,7 @@ SECONDS, PAUSE_SECONDS = 20.0, 0.02
 
 
 def main(root=ROOT, inodes=INODES, segments=SEGMENTS):
-    """End the agent's processes. Exit with 1, and say so, if they do not end.
+    """End the agent's processes. Exit with 1 and a message if they do not end.
 
     Args:
         root: where the cgroups are.
@@ -58,7 +58,7 @@ def _free_inodes(directory):
 
 
 def _remove_segments(segments):
-    """Remove the agent's System V segments that nobody uses: they outlive the processes that made them."""
+    """Remove the agent's System V segments that no process uses: they outlive the processes that made them."""
     for line in _read(segments).splitlines()[1:]:
         _, segment, _, _, _, _, attached, user, *_ = line.split()
         if attached == "0" and int(user) == pwd.getpwnam("agent").pw_uid:

@@ -167,7 +167,7 @@ def knock(device, address, port, word):
 
 
 def knock_udp(device, address, port, word):
-    """Sends the word to the canary, which never answers; repeatedly, as somebody may flood the canary."""
+    """Sends the word to the canary, which never answers: several times, since a flood may drown one datagram."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM, device) as connection:
         for _ in range(KNOCKS):
             connection.sendto(word.encode(), (address, port))

@@ -21,7 +21,7 @@ def shell(request: Request) -> None:
         commands: the script's lines.
         shell: the shell and its options.
         cwd: absolute directory.
-        user: the user who runs them; None for root.
+        user: the user that runs them; None for root.
 
     Raises:
         OperationError: the exit code of the script is not 0.

@@ -40,10 +40,10 @@ class ControllerGoneError(Exception):
 
 
 def _name(user):
-    """Return a user's name, who may be named by number; what was said if there is no such user."""
+    """Return the name of a user that may be given by number; the given text if there is no such user."""
     try:
         return account(user).pw_name
-    except (KeyError, ValueError):  # nobody's, or no name at all
+    except (KeyError, ValueError):  # a number without an account, or no name at all
         return user
 
 

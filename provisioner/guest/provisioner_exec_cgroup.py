@@ -1,7 +1,7 @@
-"""Gives each command of the exec server a cgroup of its own, which bounds it and by which it is ended whole.
+"""Gives each command of the exec server a cgroup, which bounds the command and lets all its processes be ended.
 
-The agent's commands go into the agent's cgroup (agent_cgroup.sh), whose limits they share, and which is ended before
-scoring. Where there are no such cgroups (another Linux than ours), only its process group is ended.
+The agent's commands go into the agent's cgroup (agent_cgroup.sh): they share its limits, and end before scoring. On a
+Linux without such cgroups, only the command's process group is ended.
 """
 
 import os
@@ -13,7 +13,7 @@ OURS = ROOT + "/provisioner"
 AGENTS = ROOT + "/agent"
 AGENT = "agent"
 AGENT_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent_cgroup.sh")
-# What a command of root's leaves to the rest of the system, at least.
+# The least memory that a command of root leaves to the rest of the system.
 RESERVE_BYTES = 64 << 20
 END_SECONDS = 20.0
 
@@ -75,7 +75,7 @@ class Cgroup:
         self.leave()
 
     def leave(self):
-        """Remove it and those of calls that are over, unless processes in the background still use them."""
+        """Remove this cgroup and those of ended calls, unless processes in the background still use them."""
         if self.path is None:
             return
         parent = os.path.dirname(self.path)
@@ -89,7 +89,7 @@ class Cgroup:
 
 
 def outlive_call():
-    """Move this process out of its call's cgroup, so that it outlives the call however that ends."""
+    """Move this process out of its call's cgroup, so that it outlives the call however the call ends."""
     if is_available():
         path = os.path.join(_ours(), "supervisors")
         os.makedirs(path, exist_ok=True)
@@ -112,7 +112,7 @@ def _agents():
 
 
 def _limits():
-    """Return what a command may take: nearly all, so that a runaway one does not stop the machine."""
+    """Return a command's limits: nearly all of the machine, so that a runaway command does not stop it."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     tasks = min(int(_read("/proc/sys/kernel/threads-max")), int(_read("/proc/sys/kernel/pid_max")))
     return {"memory.max": str(total - max(RESERVE_BYTES, total // 20)), "pids.max": str(tasks * 3 // 4)}

@@ -20,12 +20,12 @@ MOST_DESCRIPTORS = 4096
 CHUNK_BYTES = 64 << 10
 PR_SET_DUMPABLE = 4
 HIGHEST_USER = (1 << 32) - 2
-# In the new process: the pipe to the server that says why it cannot start.
+# In the new process: the pipe on which it reports to the server why it cannot start.
 REPORT = 3
 
 
 class StartError(Exception):
-    """Something cannot be started.
+    """A process cannot be started.
 
     Args:
         what: what is wrong: user, directory, program, file or process.
@@ -46,9 +46,9 @@ class Child:
         cgroup: where.
 
     Attributes:
-        pid: the process, which leads a session and a process group; None once it is over.
+        pid: the process, which leads a session and a process group; None after its end.
         stdin, stdout, stderr: our ends of its pipes, which never block.
-        status: where it says why it cannot start; closed without a word once it has.
+        status: the pipe on which it reports why it cannot start. It closes it without a report when it starts.
     """
 
     def __init__(self, request, cgroup):
@@ -65,7 +65,7 @@ class Child:
             os.set_blocking(descriptor, False)
 
     def wait(self, options):
-        """Return the status of the process that is over, None as long as it runs. Options are those of os.waitpid."""
+        """Return the status of the process if it has ended, otherwise None. Options are those of os.waitpid."""
         pid, status = os.waitpid(self.pid, options)
         if not pid:
             return None
@@ -73,7 +73,7 @@ class Child:
         return status
 
     def kill(self):
-        """Kill the process group, unless the process is over: its number may be another's then."""
+        """Kill the process group, unless the process has ended: another process may then have its number."""
         for kill in (os.killpg, os.kill):  # it may not lead a group yet
             if self.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -87,7 +87,7 @@ class Child:
 
 
 def _child(request, cgroup, descriptors):
-    """Do what is asked and end, whatever happens."""
+    """Carry out the request and end the process, whatever happens."""
     code = 255
     try:
         _arrange(descriptors)
@@ -103,7 +103,7 @@ def _child(request, cgroup, descriptors):
 
 
 def _arrange(descriptors):
-    """Make the pipes this process's streams and REPORT, and close everything else of the server's."""
+    """Make the pipes this process's streams and REPORT, and close the server's other descriptors."""
     for number, high in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 16) for each in descriptors]):
         os.dup2(high, number, inheritable=number != REPORT)
     os.closerange(REPORT + 1, MOST_DESCRIPTORS)
@@ -141,7 +141,7 @@ def _run(request, cgroup):
 
 
 def protect(adjustment):
-    """Tell the kernel how gladly it should end this process when memory is short."""
+    """Set the priority with which the kernel ends this process when memory is short (oom_score_adj)."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(adjustment)
@@ -217,7 +217,7 @@ def _interpret(request, environment):
 
 
 def _be_readable():
-    """Give this process's entries in /proc to its user again, who lost them with the change of user."""
+    """Let the user read this process's entries in /proc again: a change of user forbids that."""
     if os.access("/proc/self/fd", os.R_OK):
         return
     import ctypes

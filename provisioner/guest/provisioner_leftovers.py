@@ -1,7 +1,8 @@
-"""Deals with what an operation of the family leaves in its call's cgroup.
+"""Ends or moves the processes that an operation of the family leaves in its call's cgroup.
 
-An operation whose time is over ends whole, whatever sessions its processes made. What a scoring leaves running as agent
-may be the agent's own program: it belongs to the agent's cgroup from then on, and ends before the agent is scored.
+When an operation's time is over, all its processes are ended, whatever sessions they made. A process that a scoring
+leaves running as agent may be the agent's own program. It is moved to the agent's cgroup, and so ends before the next
+scoring.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-# The exec server makes one for each call, and nobody else makes any of this name (provisioner_exec_cgroup.py).
+# The exec server makes one for each call, and no other program uses this name (provisioner_exec_cgroup.py).
 CALL = "/provisioner/call-"
 AGENTS = ROOT / "agent/logins"
 SCORINGS = frozenset({"score", "intermediate_score", "aggregate_scores"})
@@ -22,8 +23,8 @@ SECONDS = 20.0
 PAUSE_SECONDS = 0.02
 
 
-def settle(operation: str, agent: int | None, *, in_time: bool) -> None:
-    """Deal with what an operation has left. Does nothing where a call has no cgroup of its own.
+def clear(operation: str, agent: int | None, *, in_time: bool) -> None:
+    """End or move the processes that an operation has left. Does nothing where calls have no cgroups.
 
     Args:
         operation: its name.
@@ -63,7 +64,7 @@ def is_agents(pid: int, agent: int) -> bool:
 
 
 def _repeat(cgroup: Path, concerns: Callable[[int], bool], act: Callable[[int], object]) -> None:
-    """Do something to each other process of a cgroup that it concerns, until there is none."""
+    """Apply `act` to every other matching process in the cgroup until none is left or 20 s have passed."""
     if not _concerned(cgroup, concerns):
         return
     deadline = time.monotonic() + SECONDS
@@ -76,7 +77,7 @@ def _repeat(cgroup: Path, concerns: Callable[[int], bool], act: Callable[[int], 
 
 
 def _concerned(cgroup: Path, concerns: Callable[[int], bool]) -> list[int]:
-    """Return the processes that it concerns, and those that ended just now: others may have come from them."""
+    """Return the matching processes, and those that ended just now: they may have started others."""
     left = []
     for pid in map(int, (cgroup / "cgroup.procs").read_text(encoding="ascii").split()):
         try:

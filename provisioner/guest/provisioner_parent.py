@@ -72,7 +72,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
         limit = request.output_limit_bytes
         streams = [_Stream(stdout, sys.stdout.buffer, limit), _Stream(stderr, sys.stderr.buffer, limit)]
         exit_code = _wait(child, streams, request.timeout_seconds)
-        provisioner_leftovers.settle(request.operation, _agent(request), in_time=exit_code is not None)
+        provisioner_leftovers.clear(request.operation, _agent(request), in_time=exit_code is not None)
         for stream in streams:
             stream.finish()
     _complete_result(request, exit_code)
@@ -188,6 +188,6 @@ class _Stream:
             self.target.write(data)
             self.target.flush()
         except OSError:
-            # The reader is gone, but the operation must go on, and this process must exit normally.
+            # The reader is gone, but the operation must continue, and this process must exit normally.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.target.fileno())

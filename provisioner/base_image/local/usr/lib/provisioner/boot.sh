@@ -15,11 +15,11 @@ print() {
     done < "$credentials/$1"
 }
 
-# The journal is named after the machine's id, which is still to come. The first that has something to say starts it again.
+# The journal is named after the machine's id, which comes with the credentials. The first message starts it again.
 systemctl stop systemd-journald.service
 rm -rf /run/log/journal/*
 
-# What is still to do for devices would be done again in each machine that goes on from here.
+# Finish the work on devices now: otherwise each machine that starts from a template made here would repeat it.
 udevadm settle --timeout=20 || :
 
 # The machine may be frozen here, and started as many others.
@@ -91,7 +91,7 @@ fi
 if given hosts; then
     print hosts > /etc/hosts
 fi
-# What an earlier boot was given.
+# Remove the keys of an earlier boot.
 for key in /etc/ssh/ssh_host_* /etc/ssh/authorized_keys.d/root /etc/ssh/authorized_keys.d/agent \
     /etc/ssh/authorized_keys.d/admin; do
     if [ -e "$key" ] || [ -L "$key" ]; then rm -f "$key"; fi

@@ -1,8 +1,8 @@
 #!/usr/bin/perl
-# Sets the clock after this machine stood still: while QEMU pauses a machine or the host sleeps, the machine's clocks stop.
-# The real-time clock does not. It counts seconds, and root may set it, so it only shows that there was a standstill. The
-# host's answer says by how much the monotonic clock is behind since. That is right whatever this clock counts: with KVM
-# it counts the host's sleep, and no pause.
+# Sets the clock after a pause: while QEMU pauses this machine or the host sleeps, the machine's clocks stop. The real-time
+# clock does not stop. It counts whole seconds, and root may set it, so it only shows that there was a pause. The host's
+# answer then says how far the monotonic clock is behind. The answer is right whether or not that clock counts the pause:
+# with KVM it counts the host's sleep, but not a pause of QEMU.
 #
 # The file $1 holds the last answer, so a program that systemd starts again continues from there. /run does not outlive a
 # boot: without the file, the clock is set to the host's time.
@@ -11,7 +11,8 @@ use strict;
 require((__FILE__ =~ m{\A(.*/)})[0] . 'host.pl');
 our ($CLOCK_REALTIME, $CLOCK_MONOTONIC);
 my ($record) = @ARGV;
-# Not a whole second: so each look comes at another part of the real-time clock's second, and ten looks tell its tenth.
+# Not a whole second, so that each look falls into another part of the real-time clock's second. Ten looks then tell the
+# time to a tenth of a second.
 my $PAUSE_SECONDS = 1.1;
 
 # Returns the least and the most by which the real-time clock can be ahead of the monotonic one, in nanoseconds.
@@ -47,14 +48,14 @@ sub record {
 my $offset = recorded();
 my ($least, $most);
 while (1) {
-    # Before the question: so the next look shows a standstill that comes after the answer.
+    # Look before asking, so that the next look shows a pause that comes after the answer.
     my ($at_least, $at_most) = look();
     if (defined $least && $at_least <= $most && $at_most >= $least) {
         $least = $at_least if $at_least > $least;
         $most = $at_most if $at_most < $most;
     }
     elsif (defined(my $told = ask_host())) {
-        # Somebody may have set the clock to another time, which it then keeps, or to the right one a moment ago.
+        # Root may have set the clock to another time, which it then keeps, or to the right time a moment ago.
         my $ahead = nanoseconds($CLOCK_REALTIME) - nanoseconds($CLOCK_MONOTONIC);
         my $keeps = defined $offset && abs($ahead - $told) >= 1_000_000_000;
         set_clock($keeps ? $told + $ahead - $offset : $told);

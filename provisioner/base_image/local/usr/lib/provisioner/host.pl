@@ -31,7 +31,7 @@ sub receive {
     return 0 unless select $ready, undef, undef, $seconds;
     my $got = sysread $port, $buffer, 65536, length $buffer;
     return 1 if $got;
-    select undef, undef, undef, 0.02;    # nobody is connected
+    select undef, undef, undef, 0.02;    # no host is connected
     return 0;
 }
 
