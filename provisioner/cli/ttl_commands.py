@@ -62,16 +62,16 @@ def run_sweep(
         shared=session(where=where, database=database).ledger if database else None,
         **least,
     )
-    stuck = [orphan for orphan in orphans if orphan.trouble]
+    stuck = [orphan for orphan in orphans if orphan.problem]
     if stuck:
         raise StillThereError(
             f"{len(orphans) - len(stuck)} of {len(orphans)} were removed; these were not: "
             f"{', '.join(orphan.environment for orphan in stuck)}.",
             hint="`provisioner sweep` tries again.",
-            details="\n".join(f"{orphan.environment}: {orphan.trouble}" for orphan in stuck),
+            details="\n".join(f"{orphan.environment}: {orphan.problem}" for orphan in stuck),
         )
     data: dict[str, Any] = {"dry_run": dry_run, "found": [orphan.model_dump(mode="json") for orphan in orphans]}
-    rows = [[orphan.environment, orphan.region or "-", f"{len(orphan.things)}", orphan.reason] for orphan in orphans]
+    rows = [[orphan.environment, orphan.region or "-", f"{len(orphan.resources)}", orphan.reason] for orphan in orphans]
     if not rows:
         return Result(data, "Nothing to remove.")
     head = "Would be removed:" if dry_run else "Removed:"

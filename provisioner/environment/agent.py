@@ -280,7 +280,7 @@ class _Following:
                 ["agent.py"],
                 program=PROGRAM,
                 stdin=json.dumps(request).encode(),
-                on_stdout=self._take,
+                on_stdout=self._receive,
                 timeout_seconds=self._seconds_left(),
                 limit_bytes=2000,
                 part="agent",
@@ -296,8 +296,8 @@ class _Following:
         self._session.progress.note(f"The program that follows the agent failed in the machine: {said}")
         return AgentEnd()
 
-    def _take(self, data: bytes) -> None:
-        self._frames.take(data)
+    def _receive(self, data: bytes) -> None:
+        self._frames.feed(data)
         self._heard_at = self._reached_at = time.monotonic()
 
     def _output(self, kind: str, data: bytes) -> None:

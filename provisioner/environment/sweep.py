@@ -38,19 +38,19 @@ class Orphan(Record):
     """An orphan: an environment, or its remains, that no command looks after.
 
     Args:
-        things: descriptions of its resources.
+        resources: descriptions of its resources.
         reason: why it is an orphan.
         recorded: whether this home has a record of it.
-        trouble: why it could not be removed; empty if it was removed or not attempted.
+        problem: why it could not be removed; empty if it was removed or not attempted.
     """
 
     environment: str
     cloud: str
     region: str = ""
-    things: tuple[str, ...]
+    resources: tuple[str, ...]
     reason: str
     recorded: bool
-    trouble: str = ""
+    problem: str = ""
 
 
 def orphan_reason(
@@ -135,7 +135,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
         if reason:
             orphans.append(
                 Orphan(
-                    environment=name, cloud=session.cloud.name, region=region, things=found.resources, reason=reason,
+                    environment=name, cloud=session.cloud.name, region=region, resources=found.resources, reason=reason,
                     recorded=record is not None,
                 )
             )  # fmt: skip
@@ -206,7 +206,7 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], orp
                 session.progress.note(f"Removing {current.id}: {orphan.reason}")
                 clear_away(opened, current)
     except Exception as error:  # the others have to go all the same
-        return orphan.model_copy(update={"trouble": describe(error)})
+        return orphan.model_copy(update={"problem": describe(error)})
     return orphan
 
 
@@ -215,7 +215,7 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
     session.progress.note(f"Removing {orphan.environment}: {orphan.reason}")
     try:
         session.cloud.clear(
-            EnvironmentResources(environment=orphan.environment, resources=orphan.things, region=orphan.region)
+            EnvironmentResources(environment=orphan.environment, resources=orphan.resources, region=orphan.region)
         )
         for ledger in (session.ledger, shared):
             if ledger:
@@ -223,7 +223,7 @@ def _clear(session: Session, orphan: Orphan, shared: Ledger | None) -> Orphan:
         if session.environments.directory(orphan.environment).exists():  # its record could not be read
             session.environments.archive_damaged(orphan.environment)
     except Exception as error:  # the others have to go all the same
-        return orphan.model_copy(update={"trouble": describe(error)})
+        return orphan.model_copy(update={"problem": describe(error)})
     return orphan
 
 

@@ -118,8 +118,8 @@ class Room:
     def __init__(self, characters: int = MAXIMUM_BYTES) -> None:
         self._most = self._left = characters
 
-    def take(self, characters: int, where: str) -> None:
-        """Counts more of them.
+    def count(self, characters: int, where: str) -> None:
+        """Counts more characters.
 
         Args:
             where: the path of keys that leads to them, for the message.
@@ -150,12 +150,12 @@ def interpolated(value: Any, variables: Mapping[str, str], where: str = "", room
     if isinstance(value, str):
         # Before anything is replaced: no replacement is longer than its variable and the text that names it together.
         named = [match["bare"] or match["name"] for match in _VARIABLE.finditer(value)]
-        room.take(len(value) + sum(len(variables.get(name or "", "")) for name in named), where)
+        room.count(len(value) + sum(len(variables.get(name or "", "")) for name in named), where)
         return _VARIABLE.sub(lambda match: _replaced(match, variables, where), value)
     if isinstance(value, list | tuple):
         return [interpolated(item, variables, f"{where}.{number}", room) for number, item in enumerate(value)]
     if isinstance(value, dict):
-        room.take(sum(map(len, value)), where)
+        room.count(sum(map(len, value)), where)
         return {key: interpolated(item, variables, f"{where}.{key}".lstrip("."), room) for key, item in value.items()}
     return value
 

@@ -330,7 +330,7 @@ class _Translation:
         found = {}
         for name, value in pairs.items():
             if value is None and (value := self.variables.get(name)) is not None:
-                self.room.take(len(value), where)
+                self.room.count(len(value), where)
             if value is not None:
                 found[name] = value
         return found

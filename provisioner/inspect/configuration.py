@@ -37,7 +37,7 @@ from provisioner.inspect.fields import (
     no_variable,
     pairs,
 )
-from provisioner.inspect.references import FINAL, REFERENCE, from_here, is_open, joined, replaced, settled
+from provisioner.inspect.references import FINAL, REFERENCE, final_path, from_here, is_open, joined, replaced
 from provisioner.models import NOT_MACHINES, Role
 from provisioner.ttl import checked_ttl, parse_duration
 from provisioner.validation import lines_of, listed, shown
@@ -100,7 +100,7 @@ class Machine(_Section):
                 raise ValueError(f"{target[:200]!r} is not the absolute path of a file or directory")
             if not Path(source).is_absolute():
                 raise ValueError(f"{source[:200]!r} must be an absolute path once the configuration is read")
-        return tuple((target, settled(source, info)) for target, source in value)
+        return tuple((target, final_path(source, info)) for target, source in value)
 
     @field_validator("env")
     @classmethod
@@ -203,7 +203,7 @@ class Configuration(_Section):
         """A later eval-retry reads it from the log, in another directory."""
         if not isinstance(value, str) or not value or is_open(value, info) or is_url(value):
             return value
-        return joined(Path.cwd(), settled(value, info))
+        return joined(Path.cwd(), final_path(value, info))
 
     @field_validator("machines")
     @classmethod

@@ -49,7 +49,7 @@ def from_here(directory: Path, path: str) -> str:
     return f"{directory}{_FROM_HERE}{path}" if REFERENCE.match(path) else joined(directory, path)
 
 
-def settled(path: str, info: ValidationInfo) -> str:
+def final_path(path: str, info: ValidationInfo) -> str:
     """Returns a path once the metadata is in its place, which leads to nothing outside the directory before it.
 
     Raises:

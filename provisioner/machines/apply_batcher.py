@@ -87,7 +87,7 @@ class ApplyBatcher:
         while True:
             self._gather()
             with self._mutex:
-                requests = self._take()
+                requests = self._next_requests()
                 if not requests:
                     self._threads -= 1
                     return
@@ -103,8 +103,8 @@ class ApplyBatcher:
                 count = len(self._waiting)
             time.sleep(GATHERING_SECONDS)
 
-    def _take(self) -> list[_CreateRequest]:
-        """Takes the requests that fit in one stack: all of them on the first one's cloud, and in its place there."""
+    def _next_requests(self) -> list[_CreateRequest]:
+        """Removes and returns the waiting requests for the first request's cloud and place that fit in one stack."""
         if not self._waiting:
             return []
         cloud = self._waiting[0].session.cloud

@@ -64,17 +64,17 @@ class AgentFrames:
         self._pending.clear()
         self._frame = None
 
-    def take(self, data: bytes) -> None:
-        """Takes a piece of what the machine sent.
+    def feed(self, data: bytes) -> None:
+        """Parses a piece of what the machine sent.
 
         Raises:
             FrameError: it is no frame.
         """
         self._pending += data
-        while self._take_line() if self._frame is None else self._take_body(*self._frame):
+        while self._parse_line() if self._frame is None else self._parse_body(*self._frame):
             pass
 
-    def _take_line(self) -> bool:
+    def _parse_line(self) -> bool:
         line, newline, _ = self._pending.partition(b"\n")
         if len(line) > LINE_LIMIT_BYTES:
             raise FrameError("a line is too long")
@@ -92,7 +92,7 @@ class AgentFrames:
             raise FrameError("a frame is of no known kind or size")
         return True
 
-    def _take_body(self, kind: str, offset: int, length: int) -> bool:
+    def _parse_body(self, kind: str, offset: int, length: int) -> bool:
         if len(self._pending) < length:
             return False
         body = bytes(self._pending[:length])

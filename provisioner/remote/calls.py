@@ -196,7 +196,7 @@ class Calls(ABC):
         contents = bytearray()  # not the pieces: a machine could send one for every byte
         left = limit_bytes + exec_frames.DATA_LIMIT_BYTES
 
-        def take(data: bytes) -> None:
+        def receive(data: bytes) -> None:
             nonlocal left
             left -= len(data)
             if left < 0:
@@ -206,7 +206,7 @@ class Calls(ABC):
         request = exec_frames.request("read", user=user, path=path, limit_bytes=limit_bytes, remove=remove)
         seconds = timeout_seconds or SMALL_CALL_SECONDS + transfer_seconds(limit_bytes)
         call = Call("read", user, [path])
-        done = self._call(call, f"Reading {path}", request, b"", take, None, seconds, 0)
+        done = self._call(call, f"Reading {path}", request, b"", receive, None, seconds, 0)
         _require_file(done, path)
         return bytes(contents)
 

@@ -132,17 +132,17 @@ class _HelperStream:
 
     Args:
         operation: the operation's name, for the error.
-        take: called with each piece.
+        receive: called with each piece.
     """
 
-    def __init__(self, operation: str, take: Callable[[bytes], None]) -> None:
+    def __init__(self, operation: str, receive: Callable[[bytes], None]) -> None:
         self._operation = operation
-        self._take = take
+        self._receive = receive
         self._received = 0
         self._middle = b""
 
     def __call__(self, data: bytes) -> None:
-        """Takes a piece.
+        """Passes a piece on.
 
         Raises:
             TaskError: the machine sent more output than the helper ever does.
@@ -155,7 +155,7 @@ class _HelperStream:
                 f"{self._operation}: the machine sent more than {STREAM_LIMIT_BYTES >> 20} MiB of output.",
                 hint="The helper in it cuts output at 8 MiB; another program has taken its place.",
             )
-        self._take(data)
+        self._receive(data)
 
     def size(self, received: StreamSize) -> StreamSize:
         """Returns the size of what the operation wrote, from that of what was received.

@@ -213,8 +213,8 @@ class OutputCollector:
         self._buffers = {"stdout": BoundedBuffer(limit_bytes), "stderr": BoundedBuffer(limit_bytes)}
         self._listeners = {"stdout": on_stdout, "stderr": on_stderr}
 
-    def take(self, stream: str, data: bytes) -> None:
-        """Takes a piece of a stream."""
+    def feed(self, stream: str, data: bytes) -> None:
+        """Adds a piece of a stream."""
         self._counts[stream] += len(data)
         self._buffers[stream].write(data)
         if listener := self._listeners[stream]:
@@ -223,7 +223,7 @@ class OutputCollector:
     def completed(self, end: CallEnd) -> Completed:
         """Returns the finished command with the output that was kept. Why it could not start is a line of stderr."""
         if end.code is None:
-            self.take("stderr", f"{end.text}\n".encode())
+            self.feed("stderr", f"{end.text}\n".encode())
         code = end.code
         if code is None:
             is_forbidden = end.what == "program" and end.errno in PERMISSION_ERRNOS
@@ -308,7 +308,7 @@ class Exchange:
         if not (self._channel.recv_ready() and (data := self._channel.recv(RECEIVED_BYTES_AT_ONCE))):
             return False
         for stream, output in _joined(self._answers.feed(data, time.monotonic() - self._begun_at)):
-            self._collector.take(stream, output)
+            self._collector.feed(stream, output)
         self._heard_at = time.monotonic()  # a listener may have taken long
         return True
 

@@ -68,7 +68,7 @@ class OutputTee:
         """Returns a function that takes the pieces of one stream. stdout and stderr need one each."""
         stream = _RedactedStream(self._redactor, self._pass_on)
         self._streams.append(stream)
-        return stream.take
+        return stream.feed
 
     def _pass_on(self, text: str) -> None:
         self._keep(text)
@@ -89,7 +89,7 @@ class _RedactedStream:
         self._redactor = redactor.stream()
         self._pass_on = pass_on
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Passes on the text that can be decoded and shown so far."""
         self._emit(self._redactor.feed(self._decoder.decode(data)))
 

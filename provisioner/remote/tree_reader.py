@@ -92,7 +92,7 @@ class TreeReader:
             end = begin + FRAME_HEADER.size + length
             if end > len(self._buffer):
                 break
-            self._take(kind, bytes(memoryview(self._buffer)[begin + FRAME_HEADER.size : end]))
+            self._receive(kind, bytes(memoryview(self._buffer)[begin + FRAME_HEADER.size : end]))
             begin = end
         if self._is_complete and begin < len(self._buffer):
             raise TreeError("something follows its end")
@@ -128,9 +128,9 @@ class TreeReader:
         path = [*self._directories[1:], *([] if self._file is None else [self._file])]
         return f"in {shown(_text(path))}" if any(path) else "there"
 
-    def _take(self, kind: bytes, payload: bytes) -> None:
+    def _receive(self, kind: bytes, payload: bytes) -> None:
         if kind == PIECE:
-            self._take_piece(payload)
+            self._receive_piece(payload)
         elif kind == UP:
             self._directories.pop()
             self._sink.end_directory()
@@ -175,7 +175,7 @@ class TreeReader:
         if self._bytes > LIMIT_BYTES:
             raise TreeError(f"it is larger than {LIMIT_BYTES >> 30} GiB")
 
-    def _take_piece(self, piece: bytes) -> None:
+    def _receive_piece(self, piece: bytes) -> None:
         self._count_bytes(len(piece))
         self._sink.write(piece)
         if len(piece) < PIECE_BYTES:

@@ -334,7 +334,7 @@ class Stack:
             code = process.run(
                 self._directory,
                 command,
-                transcript.take,
+                transcript.add,
                 self._patience_seconds,
                 parallelism,
                 self._check,

@@ -65,7 +65,7 @@ class Transcript:
         self._errors: list[dict[str, Any]] = []
         self._last: deque[str] = deque(maxlen=DETAIL_LINES)
 
-    def take(self, message: Message) -> None:
+    def add(self, message: Message) -> None:
         """Stores the outputs, the version or the error of a message, and its text."""
         self._last.append(str(message.get("@message", "")))
         if message.get("type") == "version":

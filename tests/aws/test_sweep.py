@@ -29,7 +29,7 @@ from tests.waiting import until
 
 def swept(session: Session, **options: Any) -> list[str]:
     orphans = sweep.sweep(session, lambda _: session, [REGION], **options)
-    assert [orphan.trouble for orphan in orphans if orphan.trouble] == []
+    assert [orphan.problem for orphan in orphans if orphan.problem] == []
     return [orphan.environment for orphan in orphans]
 
 

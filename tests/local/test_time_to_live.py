@@ -114,7 +114,7 @@ def test_a_machine_whose_watchdog_has_gone_is_ended_by_its_timer(session: Sessio
     wait(10, lambda: not processes(session, soon))
     # A sweep finds and removes its remains.
     orphans = sweep.sweep(session, lambda _: session, None)
-    assert [(each.environment, each.trouble) for each in orphans if each.environment == soon.id] == [(soon.id, "")]
+    assert [(each.environment, each.problem) for each in orphans if each.environment == soon.id] == [(soon.id, "")]
     assert not session.environments.directory(soon.id).exists()
     assert soon.id not in {each.environment for each in session.ledger.entries(unsettled=True)}
 
@@ -132,7 +132,7 @@ def test_a_sweep_finds_what_lies_here_without_a_record(session: Session, created
     (session.environments.directory(created.id) / "environment.json").unlink()
     orphans = sweep.sweep(session, lambda _: session, None)
     assert created.id in {each.environment for each in orphans}
-    assert all(each.trouble == "" for each in orphans)
+    assert all(each.problem == "" for each in orphans)
     assert processes(session, created) == {}
     assert not session.environments.directory(created.id).exists()
     assert not half_built.exists()

@@ -89,7 +89,7 @@ class AwsWork:
     def sweep(self) -> int:
         """Sweeps and returns the number of orphans."""
         done = sweep.sweep(self._session, lambda _: self._session, [REGION])
-        assert [orphan for orphan in done if orphan.trouble] == []
+        assert [orphan for orphan in done if orphan.problem] == []
         return len(done)
 
     def left(self) -> list[str]:

@@ -57,7 +57,7 @@ class DatagramFlows:
         self._flows: OrderedDict[Flow, _Open] = OrderedDict()  # the one that was silent longest comes first
         self._identification = 0
 
-    def take(self, frame: bytes) -> None:
+    def forward(self, frame: bytes) -> None:
         """Sends a frame's datagram on. Like any network, drops what it cannot send."""
         datagram = datagrams.parse(frame)
         if datagram is None:

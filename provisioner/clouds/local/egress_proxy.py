@@ -138,7 +138,7 @@ async def _full_internet(qemu: socket.socket, counters: Counters) -> int:
         end.setblocking(False)
     card, resolvers = Card(qemu), Resolvers()
     flows = DatagramFlows(card.offer, resolvers)
-    frames = FrameFilter(flows.take)
+    frames = FrameFilter(flows.forward)
     _read_host(frames, resolvers)
     work = (_filter(qemu, ours, frames, counters), card.copy(ours), card.write_offered(), flows.expire())
     tasks = [asyncio.create_task(task) for task in (*work, _follow_host(frames, resolvers))]

@@ -163,7 +163,7 @@ def test_an_unreadable_environment_is_swept_long_after_its_end(
     monkeypatch.setattr("provisioner.environment.sweep.now", lambda: soon)
     monkeypatch.setattr(cloud, "survey", lambda _: [surveyed(home=session.home.identity)])
     [orphan] = sweep(session, lambda _: session, None)
-    assert (orphan.environment, orphan.trouble) == ("env", "")
+    assert (orphan.environment, orphan.problem) == ("env", "")
     assert cloud.existing() == []
     assert not session.environments.directory("env").exists()
     assert session.ledger.entries(unsettled=True) == []
@@ -184,5 +184,5 @@ def test_an_orphan_that_fails_keeps_no_other_alive(
         return session
 
     orphans = sweep(session, session_of, None)
-    assert {each.environment: each.trouble for each in orphans} == {"one": "TypeError unforeseen", "two": ""}
+    assert {each.environment: each.problem for each in orphans} == {"one": "TypeError unforeseen", "two": ""}
     assert cloud.existing() == ["one/primary"]

@@ -17,7 +17,7 @@ def test_frames_may_arrive_in_any_pieces() -> None:
     for size in (1, 2, 7, 1000):
         parsed, said = frames()
         for begin in range(0, len(sent), size):
-            parsed.take(sent[begin : begin + size])
+            parsed.feed(sent[begin : begin + size])
         assert said == [("o", b"abc"), ("e", b"12"), ("o", b"d")]
         assert (parsed.offsets, parsed.started, parsed.unknown) == ({"o": 4, "e": 2}, True, False)
         assert parsed.end == AgentEnd(exit_code=3)
@@ -25,22 +25,22 @@ def test_frames_may_arrive_in_any_pieces() -> None:
 
 def test_a_frame_that_a_broken_connection_cut_is_sent_again() -> None:
     parsed, said = frames()
-    parsed.take(b"o 0 3\nab")
+    parsed.feed(b"o 0 3\nab")
     parsed.reconnect()
-    parsed.take(b"o 0 3\nabc")
+    parsed.feed(b"o 0 3\nabc")
     assert said == [("o", b"abc")]
 
 
 def test_output_that_the_machine_no_longer_has_leaves_a_mark() -> None:
     parsed, said = frames()
-    parsed.take(b"o 500 1\nx")
+    parsed.feed(b"o 500 1\nx")
     assert said == [("o", b"\n[... 500 bytes cut out ...]\n"), ("o", b"x")]
     assert parsed.offsets["o"] == 501
 
 
 def test_a_machine_that_knows_no_such_agent_says_so() -> None:
     parsed, _ = frames()
-    parsed.take(b"n 0 0\n")
+    parsed.feed(b"n 0 0\n")
     assert (parsed.unknown, parsed.started, parsed.end) == (True, False, None)
 
 
@@ -53,7 +53,7 @@ def test_a_machine_that_knows_no_such_agent_says_so() -> None:
 def test_anything_else_is_refused(sent: bytes) -> None:
     parsed, _ = frames()
     with pytest.raises(FrameError):
-        parsed.take(sent)
+        parsed.feed(sent)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_anything_else_is_refused(sent: bytes) -> None:
 )
 def test_an_end_is_believed_only_as_far_as_it_makes_sense(said: str, end: AgentEnd) -> None:
     parsed, _ = frames()
-    parsed.take(f"x 0 {len(said)}\n{said}".encode())
+    parsed.feed(f"x 0 {len(said)}\n{said}".encode())
     assert parsed.end == end

@@ -60,7 +60,7 @@ def port_of(peer: socket.socket) -> int:
 
 def test_a_flow_has_a_port_of_the_kernels_and_its_answer() -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
-        guest.flows.take(udp(LOOPBACK, port_of(peer), 8125, b"question"))
+        guest.flows.forward(udp(LOOPBACK, port_of(peer), 8125, b"question"))
         data, source = peer.recvfrom(100)
         assert data == b"question"
         assert source[1] != 8125
@@ -74,7 +74,7 @@ def test_a_flow_has_a_port_of_the_kernels_and_its_answer() -> None:
 
 def test_only_the_peer_is_heard() -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
-        guest.flows.take(udp(LOOPBACK, port_of(peer), 4000, b"question"))
+        guest.flows.forward(udp(LOOPBACK, port_of(peer), 4000, b"question"))
         _, source = peer.recvfrom(100)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.sendto(b"for a program of the host", source)
@@ -91,7 +91,7 @@ def test_a_new_flow_ends_the_one_that_was_silent_longest(monkeypatch: pytest.Mon
     async def scene(guest: Guest, peer: socket.socket) -> None:
         sources = {}
         for port in (1, 2, 1, 3):
-            guest.flows.take(udp(LOOPBACK, port_of(peer), port, b"x"))
+            guest.flows.forward(udp(LOOPBACK, port_of(peer), port, b"x"))
             sources[port] = peer.recvfrom(100)[1]
         for port in (2, 1, 3):
             peer.sendto(bytes([port]), sources[port])
@@ -119,14 +119,14 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
         ours = SimpleNamespace(time=time, add_reader=loop.add_reader, remove_reader=loop.remove_reader)
         monkeypatch.setattr(guest.flows, "_loop", ours)
-        guest.flows.take(udp(LOOPBACK, port_of(peer), 1, b"x"))
+        guest.flows.forward(udp(LOOPBACK, port_of(peer), 1, b"x"))
         _, source = peer.recvfrom(100)
         await pass_by(datagram_flows.IDLE_SECONDS - 1)
         peer.sendto(b"in time", source)
         await guest.answer()
         await pass_by(2)
         peer.sendto(b"too late", source)
-        guest.flows.take(udp(LOOPBACK, port_of(peer), 2, b"x"))
+        guest.flows.forward(udp(LOOPBACK, port_of(peer), 2, b"x"))
         peer.sendto(b"another flow's", peer.recvfrom(100)[1])
         [frame] = await guest.answer()
         assert payload_of([frame])[8:] == b"another flow's"
@@ -137,13 +137,13 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dns_goes_to_the_hosts_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
         monkeypatch.setattr(datagram_flows, "DNS_PORT", port_of(peer))
-        guest.flows.take(udp(egress_rules.RESOLVER, port_of(peer), 4000, b"question"))
+        guest.flows.forward(udp(egress_rules.RESOLVER, port_of(peer), 4000, b"question"))
         _, source = peer.recvfrom(100)
         peer.sendto(b"answer", source)
         [frame] = await guest.answer()
         assert frame[26:30] == socket.inet_aton(egress_rules.RESOLVER)
-        guest.flows.take(udp(egress_rules.RESOLVER, port_of(peer) + 1, 4000, b"no DNS"))
-        guest.flows.take(ping(egress_rules.RESOLVER, 1))
+        guest.flows.forward(udp(egress_rules.RESOLVER, port_of(peer) + 1, 4000, b"no DNS"))
+        guest.flows.forward(ping(egress_rules.RESOLVER, 1))
 
     play(scene)
 
@@ -153,10 +153,10 @@ def test_what_cannot_be_sent_is_dropped() -> None:
         port = port_of(peer)
         peer.close()
         for _ in range(3):  # the kernel reports a refusal with the next datagram
-            guest.flows.take(udp(LOOPBACK, port, 4000, b"x"))
+            guest.flows.forward(udp(LOOPBACK, port, 4000, b"x"))
             await asyncio.sleep(0)
-        guest.flows.take(udp("255.255.255.255", 9, 4000, b"x"))
-        guest.flows.take(b"no frame")
+        guest.flows.forward(udp("255.255.255.255", 9, 4000, b"x"))
+        guest.flows.forward(b"no frame")
         assert guest.frames == []
 
     play(scene)
@@ -168,7 +168,7 @@ def test_a_ping_is_answered_under_the_machines_identifier() -> None:
         pytest.skip("this host forbids pings")
 
     async def scene(guest: Guest, _: socket.socket) -> None:
-        guest.flows.take(ping(LOOPBACK, 77, b"data"))
+        guest.flows.forward(ping(LOOPBACK, 77, b"data"))
         assert payload_of(await guest.answer())[4:] == struct.pack("!HH", 77, 1) + b"data"
 
     play(scene)
