@@ -56,6 +56,7 @@ from provisioner.errors import (
 )
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import reservations
+from provisioner.machines.launch import Create
 from provisioner.machines.locking import environment_lock
 from provisioner.machines.logs import keep_journals
 from provisioner.models import Destination, Environment
@@ -93,7 +94,7 @@ class Attempt:
     family: TaskFamily
     allowed: tuple[Destination, ...]
     number: int
-    create: lifecycle.Create
+    create: Create
 
     @property
     def id(self) -> str:

@@ -6,27 +6,37 @@ The only module that knows their order. It times them and cleans up after a fail
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from provisioner.best_effort import best_effort, best_effort_within, describe
+from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.clock import now
 from provisioner.environment import agent, operations, verdicts
 from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.environment.planning import Plan, new_environment, plan
-from provisioner.errors import CapacityError, IsolationError, MachineLostError, ProvisionerError
+from provisioner.errors import CapacityError, IsolationError, MachineLostError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.images import family_files
-from provisioner.machines import keep, reservations
+from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.create import record_environment
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
-from provisioner.models import Breakdown, Destination, Environment, Outcome, Phase
+from provisioner.machines.launch import (
+    Create,
+    MayKeep,
+    cleared_on_failure,
+    create_alone,
+    launched,
+    record_breakdown,
+    tell_of_destruction,
+)
+from provisioner.machines.locking import destruction_lock, environment_lock
+from provisioner.models import Destination, Environment, Outcome, Phase
 from provisioner.remote.driver import TaskDriver
+from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.store.environments import new_id
@@ -35,17 +45,6 @@ from provisioner.store.environments import new_id
 TEARDOWN_GRACE_SECONDS = 60.0
 # Between attempts to score, each of which connects for a minute.
 SCORING_PAUSES_SECONDS = (2.0, 30.0, 60.0)
-# What a record keeps of the error that ended its environment.
-BREAKDOWN_CHARACTERS = 4000
-
-
-Create = Callable[[Session, Environment], Environment]
-
-
-def create_alone(session: Session, environment: Environment) -> Environment:
-    """Creates the machines of one recorded environment, in a stack of its own."""
-    [created] = create_machines(session, [environment])
-    return created
 
 
 def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Environment:
@@ -69,6 +68,7 @@ def left_to_operator(session: Session, environment: Environment) -> Environment:
         return leave(session, environment)
     except BaseException as error:  # no process would look after it
         with session.shield():
+            record_breakdown(session, environment, error)
             tell_of_destruction(session, environment, error)
             destroy(session, environment)
         raise
@@ -124,13 +124,11 @@ def launch(
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = new_environment(session, planned, identity)
-    with creation_lock(session, environment):
-        environment = reservations.reserve(session, environment)
-        with cleared_on_failure(session, environment):
-            with phases.phase("create"):
-                record_environment(session, environment)
-                environment = create(session, environment)
-            return _make_ready(session, planned, environment, phases)
+    with launched(session, environment, may_keep(session, environment)) as environment:
+        with phases.phase("create"):
+            record_environment(session, environment)
+            environment = create(session, environment)
+        return _make_ready(session, planned, environment, phases)
 
 
 def take_over(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
@@ -139,69 +137,28 @@ def take_over(session: Session, planned: Plan, environment: Environment, phases:
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    with environment_lock(session, environment) as current, cleared_on_failure(session, current):
+    with (
+        environment_lock(session, environment) as current,
+        cleared_on_failure(session, current, may_keep(session, current)),
+    ):
         reservations.take_lease(session, current)
         return _make_ready(session, planned, current, phases)
 
 
-@contextlib.contextmanager
-def cleared_on_failure(session: Session, environment: Environment) -> Iterator[None]:
-    """Destroys everything of an environment that is being brought up if the body fails.
+def may_keep(session: Session, environment: Environment) -> MayKeep:
+    """Returns what decides whether a failed environment is left to the operator: never one that may not be isolated."""
 
-    One whose isolation is proven is left to the operator instead, if the session says so.
-    """
-    try:
-        yield
-    except BaseException as error:
-        with session.shield():
-            if not (session.keep_failed and _kept(session, environment, error)):
-                tell_of_destruction(session, environment, error)
-                clear_away(session, environment)
-        if isinstance(error, FileNotFoundError):  # what it was about to write to may have been removed by another
-            session.environments.refuse_destroyed(environment.id)
-        raise
+    def decide(error: BaseException) -> bool:
+        if not session.keep_failed or isinstance(error, IsolationError):
+            return False
+        return bool(session.environments.last_known(environment).probes)
 
-
-def _kept(session: Session, environment: Environment, error: BaseException) -> bool:
-    """Leaves an environment that failed to the operator; returns whether there is one to log in to."""
-    if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
-        return False
-    environment = session.environments.last_known(environment)
-    if not environment.probes or isinstance(error, IsolationError):  # nothing unproven is left running
-        return False
-    record_breakdown(session, environment, error)
-    return keep.leave_failed(session, environment)
-
-
-def tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
-    """Says why an environment is destroyed: the error is lost to the operator if the destruction fails, too."""
-    session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
-    record_breakdown(session, environment, error)
-
-
-def record_breakdown(session: Session, environment: Environment, error: BaseException) -> None:
-    """Keeps why an environment ends early in its record, as far as possible, unless it has been destroyed."""
-    with best_effort(session.steady().progress, f"Recording why {environment.id} ends"):
-        if not session.environments.exists(environment.id):
-            return
-        phase = error.phase if isinstance(error, ProvisionerError) else ""
-        message = session.redactor.redact(describe(error))[:BREAKDOWN_CHARACTERS]
-        breakdown = Breakdown(phase=phase, message=message, at=now())
-        session.environments.update(session.environments.last_known(environment), breakdown=breakdown)
+    return decide
 
 
 def _make_ready(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
     """Boots, proves the isolation of, and starts an environment that has machines, and whose lock this process has."""
-    with phases.phase("boot"):
-        connections = boot_machines(session, environment)
-    with contextlib.ExitStack() as stack:
-        for connection in connections.values():
-            stack.enter_context(connection)
-        with phases.phase("isolation"):
-            results = prove_isolation(session, environment, connections)
-        # Only from here on: a record with probes says that start() may have begun.
-        environment = session.environments.update(environment, probes=results)
-        primary = connections["primary"]
+    with proven(session, environment, phases) as (environment, primary):
         driver = operations.driver(session, environment, primary)
         with phases.phase("start"):
             family_files.complete(session, environment, primary)
@@ -211,6 +168,28 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
             with phases.phase("first score"):
                 environment, _ = operations.intermediate_score(session, environment, driver)
     return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
+
+
+@contextlib.contextmanager
+def proven(session: Session, environment: Environment, phases: Phases) -> Iterator[tuple[Environment, Connection]]:
+    """Waits until an environment's machines have booted, and proves their isolation.
+
+    Yields:
+        the record with what was proven, and root's connection to the primary machine.
+
+    Raises:
+        IsolationError: something is not as the permission promises.
+        MachineLostError: a machine did not come up.
+    """
+    with phases.phase("boot"):
+        connections = boot_machines(session, environment)
+    with contextlib.ExitStack() as stack:
+        for connection in connections.values():
+            stack.enter_context(connection)
+        with phases.phase("isolation"):
+            results = prove_isolation(session, environment, connections)
+        # Only from here on: a record with probes says that start() may have begun.
+        yield session.environments.update(environment, probes=results), connections["primary"]
 
 
 def destroy(session: Session, environment: Environment, prior: Phases | None = None) -> tuple[Phase, ...]:

@@ -14,13 +14,12 @@ from provisioner.environment.lifecycle import (
     destroy,
     leave,
     open_driver,
-    record_breakdown,
     score,
-    tell_of_destruction,
 )
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.keep import kept_words
+from provisioner.machines.launch import record_breakdown, tell_of_destruction
 from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
 from provisioner.session import Phases, Session
 
@@ -153,9 +152,8 @@ def run_tests(
 
 
 def _tell_of_failure(session: Session, environment: Environment, error: BaseException, *, keep: bool) -> None:
-    if keep:
-        record_breakdown(session, environment, error)
-    else:
+    record_breakdown(session, environment, error)
+    if not keep:
         tell_of_destruction(session, environment, error)
 
 

@@ -8,12 +8,11 @@ from datetime import timedelta
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import DamagedRecordError, HostError, UsageError
-from provisioner.machines import renewal, reservations
-from provisioner.machines.boot import boot_machines
+from provisioner.machines import renewal
 from provisioner.machines.create import record_environment
-from provisioner.machines.locking import creation_lock, environment_lock
+from provisioner.machines.launch import Create, create_alone, launched
+from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
@@ -92,7 +91,7 @@ def up(session: Session, name: str) -> Environment:
     return lifecycle.left_to_operator(session, bring_up(session, name))
 
 
-def bring_up(session: Session, name: str, create: lifecycle.Create = lifecycle.create_alone) -> Environment:
+def bring_up(session: Session, name: str, create: Create = create_alone) -> Environment:
     """Brings up a copy of a frozen environment, as `up` does, that this process looks after.
 
     Args:
@@ -109,18 +108,17 @@ def bring_up(session: Session, name: str, create: lifecycle.Create = lifecycle.c
     _require_alike(session, snapshot)
     environment = _copied(session, snapshot)
     phases = Phases(session.progress)
-    with creation_lock(session, environment):
-        environment = reservations.reserve(session, environment)
-        with lifecycle.cleared_on_failure(session, environment):
-            task_key = store.key(name, "task") if "aux" in environment.machines else None
-            with phases.phase("create"):
-                with store.held(name):
-                    record_environment(session, environment, task_key)
-                    _require_same(store, snapshot)
-                environment = create(session, environment)
-            with phases.phase("renewal"):
-                renewal.renew(session, environment)
-            return _made_ready(session, environment, phases)
+    with launched(session, environment, lifecycle.may_keep(session, environment)) as environment:
+        task_key = store.key(name, "task") if "aux" in environment.machines else None
+        with phases.phase("create"):
+            with store.held(name):
+                record_environment(session, environment, task_key)
+                _require_same(store, snapshot)
+            environment = create(session, environment)
+        with phases.phase("renewal"):
+            renewal.renew(session, environment)
+        with lifecycle.proven(session, environment, phases) as (environment, _):
+            return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
 
 
 def _require_alike(session: Session, snapshot: Snapshot) -> None:
@@ -178,18 +176,6 @@ def _copied(session: Session, snapshot: Snapshot) -> Environment:
             "breakdown": None,
         }
     )
-
-
-def _made_ready(session: Session, environment: Environment, phases: Phases) -> Environment:
-    with phases.phase("boot"):
-        connections = boot_machines(session, environment)
-    try:
-        with phases.phase("isolation"):
-            results = prove_isolation(session, environment, connections)
-    finally:
-        for connection in connections.values():
-            connection.close()
-    return session.environments.update(environment, probes=results, status="ready", phases=tuple(phases.finished))
 
 
 def remove(session: Session, name: str) -> None:

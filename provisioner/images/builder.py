@@ -15,13 +15,11 @@ from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
-from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.create import create_machines, record_environment
+from provisioner.machines.create import record_environment
 from provisioner.machines.destroy import clear_away
-from provisioner.machines.keep import leave_failed
-from provisioner.machines.locking import creation_lock
+from provisioner.machines.launch import create_alone, launched
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.printable import last_lines
 from provisioner.remote.driver import TaskDriver
@@ -121,26 +119,25 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
         full_internet=True,
         machines={"primary": record},
     )
-    booted = keep = False
-    with creation_lock(session, environment):
-        environment = reservations.reserve(session, environment)
+    is_up = False
+
+    def may_keep(error: BaseException) -> bool:
+        return session.keep_builder and is_up and isinstance(error, (ImageBuildError, TaskFamilyError, TaskError))
+
+    with launched(session, environment, may_keep) as environment:
+        record_environment(session, environment)
+        environment = create_alone(session, environment)
+        for connection in boot_machines(session, environment).values():
+            connection.close()
+        is_up = True
         try:
-            record_environment(session, environment)
-            [environment] = create_machines(session, [environment])
-            for connection in boot_machines(session, environment).values():
-                connection.close()
-            booted = True
             yield environment
-        except (ImageBuildError, TaskFamilyError, TaskError) as error:
-            if isinstance(error, ImageBuildError):
-                output = f"provisioner logs {environment.id} shows its full output. {DEBUGGING}"
-                error.hint = f"{error.hint} {output}" if error.hint else output
-            keep = session.keep_builder and booted
+        except ImageBuildError as error:
+            output = f"provisioner logs {environment.id} shows its full output. {DEBUGGING}"
+            error.hint = f"{error.hint} {output}" if error.hint else output
             raise
-        finally:
-            with session.shield():
-                if not (keep and leave_failed(session, environment)):
-                    clear_away(session, environment)
+        with session.shield():
+            clear_away(session, environment)
 
 
 def _has_cloud_init(connection: Connection) -> bool:
