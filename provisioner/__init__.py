@@ -14,9 +14,8 @@ Names are imported on first use, since Terraform often starts small parts of thi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
-
+# Not typing's, and importlib below: a command imports this before it can handle Ctrl-C.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from provisioner.clouds.aws.cloud import AwsCloud
     from provisioner.clouds.local.cloud import LocalCloud
@@ -71,4 +70,6 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'provisioner' has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(f"provisioner.{_HOMES[name]}"), name)

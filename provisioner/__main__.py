@@ -5,10 +5,21 @@ It imports nothing that takes time, so that this holds while the rest is importe
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from types import FrameType
+
+
+def _quiet(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Shows no traceback of a Ctrl-C that comes before signals are handled, or after. Python then ends by SIGINT."""
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+# First of all, since importing signal takes milliseconds.
+sys.excepthook = _quiet
+
+import os  # noqa: E402
+import signal  # noqa: E402
+from types import FrameType, TracebackType  # noqa: E402
 
 
 def main() -> int:

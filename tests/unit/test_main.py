@@ -17,6 +17,7 @@ PROGRAM = """
 import os, runpy, sys
 
 _, module, number, *sys.argv[:] = sys.argv
+sys.modules.pop(module, None)
 
 class Interruption:
     def find_spec(self, name, path=None, target=None):
@@ -31,10 +32,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.parametrize(
     ("number", "code", "module"),
-    [(signal.SIGINT, 130, "provisioner.cli"), (signal.SIGTERM, 143, "typer"),
+    [(signal.SIGINT, -signal.SIGINT, "signal"), (signal.SIGINT, 130, "provisioner.cli"), (signal.SIGTERM, 143, "typer"),
      (signal.SIGHUP, 129, "provisioner.models"),
      (signal.SIGINT, 130, "provisioner.store.environments"), (signal.SIGTERM, 143, "provisioner.store.environments")],
-    ids=["first import", "typer", "command", "interrupted command", "terminated command"],
+    ids=["signal", "first import", "typer", "command", "interrupted command", "terminated command"],
 )  # fmt: skip
 def test_a_signal_during_an_import_ends_it(tmp_path: Path, number: signal.Signals, code: int, module: str) -> None:
     done = subprocess.run(
