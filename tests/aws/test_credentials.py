@@ -120,7 +120,7 @@ def test_an_apply_whose_session_is_over_asks_for_a_login(
     with pytest.raises(HostError, match=r"AWS said RequestExpired|AWS said ExpiredToken") as caught:
         create_machines(session, [record])
     assert "aws login" in (caught.value.hint or "")
-    with pytest.raises(StillThereError, match="did not say what is left") as left:
+    with pytest.raises(StillThereError, match="did not say whether anything remains") as left:
         destroy_machines(session, session.environments.find(record.id))
     assert "provisioner destroy" in (left.value.hint or "")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
