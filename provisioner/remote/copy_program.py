@@ -4,7 +4,7 @@ Its user may be root, and the directories another user's: everything is opened r
 nothing is followed that the other user could swap; `fill` and `write` are for machines in which no other user is at
 work. Imports the standard library alone, directories.py and unpack_program.py, and starts no program of the machine's.
 
-A tree is sent as frames: a kind (1 byte), the payload's length (2 bytes, big-endian) and the payload. A file's contents
+A tree is sent as frames: a kind (1 byte), the payload's length (4 bytes, big-endian) and the payload. A file's contents
 are pieces of PIECE_BYTES each, of which the last is shorter, and may be empty. The tree's top has no name.
 """
 
@@ -28,7 +28,7 @@ DIRECTORY, UP, FILE, PROGRAM, PIECE, SKIPPED, END = b"d", b"u", b"f", b"x", b"p"
 PIECE_BYTES = 0xFFFF
 # The name of a copied tree's top until it is in its place.
 TOP = "payload"
-FRAME_HEADER = struct.Struct("!cH")
+HEADER = struct.Struct(">cI")
 # Far below the limits on recursion and open files. A tree that is nested deeper is no data.
 MAX_DEPTH = 100
 # A file of the receiver's is replaced at most this often, should another process keep creating it again.
@@ -122,7 +122,7 @@ class TreeSender:
                     return
 
     def _frame(self, kind: bytes, payload: bytes = b"") -> None:
-        self._out.write(FRAME_HEADER.pack(kind, len(payload)) + payload)
+        self._out.write(HEADER.pack(kind, len(payload)) + payload)
 
 
 def receive(archive: BinaryIO, destination: str, name: str) -> None:

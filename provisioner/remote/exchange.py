@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from provisioner.errors import CommandTimeoutError
-from provisioner.remote.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream, frame
+from provisioner.frames import frame
+from provisioner.remote.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream
 from provisioner.remote.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
 
 SENT_BYTES_AT_ONCE = 1 << 15

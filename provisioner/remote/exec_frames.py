@@ -7,15 +7,14 @@ Pure.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from provisioner import strict_json
+from provisioner.frames import Frames, frame
 from provisioner.printable import printable
 
-HEADER = struct.Struct(">cI")
 REQUEST, STDIN, STDIN_END = b"q", b"i", b"z"
 STARTED, STDOUT, STDERR, ALIVE, EXIT = b"s", b"o", b"e", b"a", b"x"
 # Linux takes 2 MiB of arguments and environment in all. In JSON a byte may take six.
@@ -86,11 +85,6 @@ def request(
     return frame(REQUEST, encoded)
 
 
-def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """Returns a frame."""
-    return HEADER.pack(kind, len(payload)) + payload
-
-
 class Answers:
     """Takes the bytes of one call in pieces.
 
@@ -100,8 +94,9 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._frames = Frames(self._require_expected)
         self._alive = 0
+        self._seconds = 0.0
         self.started = False
         self.end: CallEnd | None = None
 
@@ -114,15 +109,8 @@ class Answers:
         Raises:
             ExecViolation: the machine sent something else than an exec server may.
         """
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._buffer)
-            self._require_expected(kind, length, seconds)
-            last = HEADER.size + length
-            if len(self._buffer) < last:
-                return
-            payload = bytes(self._buffer[HEADER.size : last])
-            del self._buffer[:last]
+        self._seconds = seconds
+        for kind, payload in self._frames.feed(data):
             if kind == EXIT:
                 self.end = _parse_end(payload, self.started)
             elif kind == STDOUT:
@@ -134,8 +122,7 @@ class Answers:
             else:
                 self._alive += 1
 
-    def _require_expected(self, kind: bytes, length: int, seconds: float) -> None:
-        """Checks a frame before its payload is there."""
+    def _require_expected(self, kind: bytes, length: int) -> None:
         if self.end:
             raise ExecViolation("something follows the end of a command")
         if length > _LIMITS.get(kind, -1):
@@ -144,7 +131,7 @@ class Answers:
             raise ExecViolation("a command starts twice")
         if kind in (STDOUT, STDERR) and not (self.started and length):
             raise ExecViolation("output comes before the command starts, or is empty")
-        if kind == ALIVE and self._alive > ALIVE_AT_ONCE + seconds * ALIVE_PER_SECOND:
+        if kind == ALIVE and self._alive > ALIVE_AT_ONCE + self._seconds * ALIVE_PER_SECOND:
             raise ExecViolation("signs of life never cease")
 
 

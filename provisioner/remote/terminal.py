@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from provisioner.frames import HEADER, frame
 from provisioner.remote import terminal_program
 from provisioner.remote.calls import Calls
 from provisioner.remote.exchange import LiveInput
-from provisioner.remote.terminal_program import FRAME_HEADER, KEYS, ROWS_AND_COLUMNS, SIZE
+from provisioner.remote.terminal_program import KEYS, ROWS_AND_COLUMNS, SIZE
 
 Size = Callable[[], os.terminal_size]
 # The kernel's limit for each of a size's numbers.
@@ -37,9 +38,9 @@ class TerminalInput:
         """Takes a frame: None if there is none yet, empty at the end."""
         if (size := self._size()) != self.sent_size:
             self.sent_size = size
-            return _frame(SIZE, ROWS_AND_COLUMNS.pack(*rows_and_columns(size)))
-        data = self._keys.read(limit_bytes - FRAME_HEADER.size)
-        return _frame(KEYS, data) if data else data
+            return frame(SIZE, ROWS_AND_COLUMNS.pack(*rows_and_columns(size)))
+        data = self._keys.read(limit_bytes - HEADER.size)
+        return frame(KEYS, data) if data else data
 
     def fileno(self) -> int:
         """Returns the descriptor of what is typed."""
@@ -87,7 +88,3 @@ def run_on_terminal(
         limit_bytes=0,
     )
     return done.exit_code
-
-
-def _frame(kind: bytes, payload: bytes) -> bytes:
-    return FRAME_HEADER.pack(kind, len(payload)) + payload

@@ -1,6 +1,6 @@
 """Runs a command on a new terminal of a machine. Runs in machines, started by terminal.py.
 
-Its input is frames: a kind (1 byte), the payload's length (2 bytes, big-endian) and the payload. KEYS holds what was
+Its input is frames: a kind (1 byte), the payload's length (4 bytes, big-endian) and the payload. KEYS holds what was
 typed, SIZE the terminal's new size. Its output is what the terminal shows. Imports the standard library alone.
 """
 
@@ -19,7 +19,7 @@ import termios
 from typing import NoReturn
 
 KEYS, SIZE = b"k", b"s"
-FRAME_HEADER = struct.Struct("!cH")
+HEADER = struct.Struct(">cI")
 ROWS_AND_COLUMNS = struct.Struct("!HH")
 PIECE_BYTES = 1 << 15
 # How much of what was typed waits for a command that does not read.
@@ -77,12 +77,12 @@ class Terminal:
         """Takes a piece of the input; returns whether there may be more."""
         data = os.read(0, PIECE_BYTES)
         self._frames += data
-        while len(self._frames) >= FRAME_HEADER.size:
-            kind, length = FRAME_HEADER.unpack_from(self._frames)
-            end = FRAME_HEADER.size + length
+        while len(self._frames) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self._frames)
+            end = HEADER.size + length
             if len(self._frames) < end:
                 break
-            payload = bytes(self._frames[FRAME_HEADER.size : end])
+            payload = bytes(self._frames[HEADER.size : end])
             del self._frames[:end]
             if kind == SIZE:
                 resize(self._descriptor, *ROWS_AND_COLUMNS.unpack(payload))

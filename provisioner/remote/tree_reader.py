@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from provisioner.frames import Frames
 from provisioner.remote.copy_program import (
     DIRECTORY,
     END,
     FILE,
-    FRAME_HEADER,
     MAX_DEPTH,
     PIECE,
     PIECE_BYTES,
@@ -70,7 +70,7 @@ class TreeReader:
 
     def __init__(self, sink: TreeSink) -> None:
         self._sink = sink
-        self._buffer = bytearray()
+        self._frames = Frames(self._require_expected)
         self._directories: list[bytes] = []
         self._file: bytes | None = None
         self._has_top = self._is_complete = False
@@ -84,19 +84,10 @@ class TreeReader:
         Raises:
             TreeError: the stream is refused.
         """
-        self._buffer += data
-        begin = 0
-        while len(self._buffer) - begin >= FRAME_HEADER.size:
-            kind, length = FRAME_HEADER.unpack_from(self._buffer, begin)
-            self._require_expected(kind, length)
-            end = begin + FRAME_HEADER.size + length
-            if end > len(self._buffer):
-                break
-            self._receive(kind, bytes(memoryview(self._buffer)[begin + FRAME_HEADER.size : end]))
-            begin = end
-        if self._is_complete and begin < len(self._buffer):
+        for kind, payload in self._frames.feed(data):
+            self._receive(kind, payload)
+        if self._is_complete and not self._frames.is_between:
             raise TreeError("something follows its end")
-        del self._buffer[:begin]
 
     def finish(self) -> None:
         """Checks that the tree is complete.
@@ -108,7 +99,6 @@ class TreeReader:
             raise TreeError("it ends early")
 
     def _require_expected(self, kind: bytes, length: int) -> None:
-        """Checks what can be checked of a frame before its payload is there."""
         inside = bool(self._directories)
         if self._is_complete:
             raise TreeError("something follows its end")

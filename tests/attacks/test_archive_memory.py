@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskError
+from provisioner.frames import HEADER, frame
 from provisioner.remote import transfer, tree_reader
-from provisioner.remote.copy_program import DIRECTORY, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, SKIPPED, UP
+from provisioner.remote.copy_program import DIRECTORY, FILE, PIECE, PIECE_BYTES, SKIPPED, UP
 from provisioner.remote.tree_reader import TreeError, TreeReader
-from tests.unit.fakes.copies import HostileMachine, directory, file, frame
+from tests.unit.fakes.copies import HostileMachine, directory, file
 from tests.waiting import BOUND_SECONDS
 
 # Far below what a million of anything takes, and what any attack may take, 300 MiB.
@@ -87,7 +88,7 @@ def long_paths() -> None:
 def unfinished_frame() -> None:
     """A frame that says it is long, in pieces of a byte, and never ends."""
     reader = TreeReader(Nowhere())
-    reader.feed(frame(FILE) + FRAME_HEADER.pack(PIECE, PIECE_BYTES))
+    reader.feed(frame(FILE) + HEADER.pack(PIECE, PIECE_BYTES))
     for _ in range(PIECE_BYTES - 1):
         reader.feed(b"x")
     reader.finish()

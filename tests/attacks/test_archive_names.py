@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskError
+from provisioner.frames import frame
 from provisioner.remote import transfer
 from provisioner.remote.copy_program import DIRECTORY, END, FILE, MAX_DEPTH, PIECE, PIECE_BYTES, SKIPPED, UP
-from tests.unit.fakes.copies import HostileMachine, directory, file, frame, pieces, tree
+from tests.unit.fakes.copies import HostileMachine, directory, file, pieces, tree
 
 
 def nested(depth: int, name: bytes = b"d") -> bytes:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import TaskError
-from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, frame
+from provisioner.frames import frame
+from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT
 from provisioner.remote.ssh import Connection
 from tests.attacks.hostile_sshd import MEMORY_MIB, attacked, key_file, logged_in, rest
 from tests.campaigns import cases

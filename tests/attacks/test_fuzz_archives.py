@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from provisioner.errors import TaskError
+from provisioner.frames import frame
 from provisioner.remote import transfer
 from provisioner.remote.copy_program import (
     DIRECTORY,
@@ -27,7 +28,7 @@ from provisioner.remote.copy_program import (
     is_plain_name,
 )
 from tests.attacks.fuzzing import damaged, fuzz
-from tests.unit.fakes.copies import HostileMachine, directory, file, frame, pieces, tree
+from tests.unit.fakes.copies import HostileMachine, directory, file, pieces, tree
 
 VALID = (
     tree(file(b"a"), directory(b"b", frame(SKIPPED, b"c"), file(b"d", b"", PROGRAM)), file(b"e", b"x" * 70_000)),

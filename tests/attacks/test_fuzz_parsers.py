@@ -38,10 +38,10 @@ from provisioner.family.manifest import parse_manifest
 from provisioner.family.module import check_module
 from provisioner.family.scores import classify_score, parse_intermediate
 from provisioner.family.setup_data import parse_setup_data
+from provisioner.frames import frame as exec_frame
 from provisioner.remote.agent_frames import AgentFrames, FrameError
 from provisioner.remote.driver import Answer, TaskDriver
 from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT, Answers, ExecViolation
-from provisioner.remote.exec_frames import frame as exec_frame
 from provisioner.remote.probes import CanaryPorts, evaluate, questions
 from provisioner.session import Session
 from provisioner.store.environments import RECORD as ENVIRONMENT_RECORD

@@ -27,7 +27,8 @@ from paramiko.common import (
     MSG_UNIMPLEMENTED,
 )
 
-from provisioner.remote.exec_frames import STDOUT, frame
+from provisioner.frames import frame
+from provisioner.remote.exec_frames import STDOUT
 from provisioner.remote.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import (
     MEMORY_MIB,

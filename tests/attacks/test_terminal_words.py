@@ -28,7 +28,8 @@ from provisioner.cli.batch_view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.errors import TaskError
-from provisioner.remote.exec_frames import EXIT, frame
+from provisioner.frames import frame
+from provisioner.remote.exec_frames import EXIT
 from provisioner.remote.ssh import Connection
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd

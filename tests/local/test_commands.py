@@ -18,6 +18,7 @@ import pytest
 
 from provisioner.environment import operations
 from provisioner.errors import TaskError
+from provisioner.frames import frame
 from provisioner.machines.connect import connect
 from provisioner.machines.kept import connect_kept
 from provisioner.remote import transfer
@@ -26,7 +27,7 @@ from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
 from provisioner.remote.terminal_program import resize
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
-from tests.unit.fakes.copies import file, frame, tree
+from tests.unit.fakes.copies import file, tree
 from tests.waiting import BOUND_SECONDS, until
 
 pytestmark = pytest.mark.vm

@@ -19,8 +19,9 @@ from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.lifecycle import intermediate_score
 from provisioner.environment.verdicts import runs
 from provisioner.errors import TaskError, UsageError
+from provisioner.frames import frame
 from provisioner.models import Environment
-from provisioner.remote.exec_frames import EXIT, frame
+from provisioner.remote.exec_frames import EXIT
 from provisioner.remote.transfer import COPY_SECONDS
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock

@@ -8,14 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
 
-from provisioner.remote.copy_program import DIRECTORY, END, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, UP
+from provisioner.frames import frame
+from provisioner.remote.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_BYTES, UP
 from provisioner.remote.exchange import Completed
 from provisioner.remote.ssh import Connection
-
-
-def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """Returns one frame."""
-    return FRAME_HEADER.pack(kind, len(payload)) + payload
 
 
 def file(name: bytes, content: bytes = b"content", kind: bytes = FILE) -> bytes:

@@ -18,17 +18,8 @@ from typing import Any
 import paramiko
 
 from provisioner.clouds.guest_files import GUEST
-from provisioner.remote.exec_frames import (
-    EXIT,
-    HEADER,
-    REQUEST,
-    STARTED,
-    STDERR,
-    STDIN,
-    STDIN_END,
-    STDOUT,
-    frame,
-)
+from provisioner.frames import HEADER, frame
+from provisioner.remote.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT
 
 # The real server, without cgroups: those of this host are not for tests.
 SERVER = f"""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.frames import frame
 from provisioner.remote import copy_program
 from provisioner.remote.copy_program import END, MAX_DEPTH, PROGRAM, SKIPPED, TreeSender, is_plain_name
-from tests.unit.fakes.copies import directory, file, frame, tree
+from tests.unit.fakes.copies import directory, file, tree
 from tests.unit.remote.test_unpack_program import archive_of, info
 
 

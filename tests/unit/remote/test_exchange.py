@@ -11,9 +11,10 @@ from contextlib import closing
 
 import pytest
 
+from provisioner.frames import HEADER, frame
 from provisioner.remote import exchange as exchange_module
 from provisioner.remote.exchange import Completed, Deadline, Exchange, InputFeeder, Listener, OutputCollector
-from provisioner.remote.exec_frames import ALIVE, EXIT, HEADER, STARTED, STDERR, STDIN, STDIN_END, STDOUT, frame
+from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDIN, STDIN_END, STDOUT
 from provisioner.remote.output_buffer import StreamSize
 
 

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from provisioner.clouds.guest_files import GUEST
+from provisioner.frames import HEADER, frame
 from provisioner.remote import exec_frames
 from provisioner.remote.exec_frames import (
     ALIVE,
     DATA_LIMIT_BYTES,
     EXIT,
-    HEADER,
     REQUEST,
     STARTED,
     STDERR,
@@ -21,7 +21,6 @@ from provisioner.remote.exec_frames import (
     Answers,
     CallEnd,
     ExecViolation,
-    frame,
     request,
 )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.remote import terminal_program
-from provisioner.remote.terminal_program import FRAME_HEADER, KEYS, LAST_OUTPUT_BYTES, ROWS_AND_COLUMNS, SIZE
+from provisioner.remote.terminal_program import HEADER, KEYS, LAST_OUTPUT_BYTES, ROWS_AND_COLUMNS, SIZE
 from tests.waiting import BOUND_SECONDS
 
 
@@ -27,7 +27,7 @@ class Machine:
 
     def send(self, kind: bytes, payload: bytes) -> None:
         assert self.process.stdin
-        self.process.stdin.write(FRAME_HEADER.pack(kind, len(payload)) + payload)
+        self.process.stdin.write(HEADER.pack(kind, len(payload)) + payload)
         self.process.stdin.flush()
 
     def shows(self, pattern: bytes) -> re.Match[bytes]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from provisioner.frames import frame
 from provisioner.remote.copy_program import END, PIECE_BYTES, PROGRAM, SKIPPED
 from provisioner.remote.tree_reader import MAX_SKIPPED_NAMED, TreeReader
-from tests.unit.fakes.copies import directory, file, frame, pieces, tree
+from tests.unit.fakes.copies import directory, file, pieces, tree
 
 TREE = tree(
     file(b"a"),
