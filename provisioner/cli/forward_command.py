@@ -14,8 +14,8 @@ from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session
 from provisioner.errors import HostError, UsageError
 from provisioner.machines.connect import connect
-from provisioner.remote.forwarding import LOOPBACK, Forwarder, listen
 from provisioner.signals import exit_code
+from provisioner.ssh.forwarding import LOOPBACK, Forwarder, listen
 
 HIGHEST_PORT = 65535
 

@@ -21,16 +21,16 @@ from provisioner.cli.output import Result, streams
 from provisioner.cli.recorded_program import run_recorded
 from provisioner.cli.sessions import environment_session
 from provisioner.cli.standard_input import Keys, StandardInput, raw_terminal, terminal_size
+from provisioner.copying import transfer
 from provisioner.errors import AgentError, HostError, UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.machines.kept import connect_kept
 from provisioner.models import Environment, Role
 from provisioner.printable import PrintableStream
 from provisioner.recording.casts import Cast
-from provisioner.remote import transfer
-from provisioner.remote.calls import Calls
-from provisioner.remote.openssh import ssh_command
-from provisioner.remote.terminal import run_on_terminal
+from provisioner.ssh.calls import Calls
+from provisioner.ssh.openssh import ssh_command
+from provisioner.ssh.terminal import run_on_terminal
 
 
 def _roles(incomplete: str) -> list[str]:

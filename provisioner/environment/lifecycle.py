@@ -12,13 +12,14 @@ from functools import partial
 
 from provisioner.best_effort import best_effort, best_effort_within, describe
 from provisioner.clock import now
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import agent, operations, verdicts
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.environment.planning import Plan, new_environment, plan
 from provisioner.errors import CapacityError, IsolationError, MachineLostError, ProvisionerError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.images import family_files
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import keep, reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
@@ -26,7 +27,6 @@ from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.locking import creation_lock, destruction_lock, environment_lock
 from provisioner.models import Breakdown, Destination, Environment, Outcome, Phase
-from provisioner.remote.driver import TaskDriver
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
 from provisioner.store.environments import new_id

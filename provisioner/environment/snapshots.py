@@ -8,8 +8,8 @@ from datetime import timedelta
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.environment import lifecycle
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import DamagedRecordError, HostError, UsageError
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import renewal, reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import record_environment

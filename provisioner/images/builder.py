@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines import reservations
@@ -24,9 +25,8 @@ from provisioner.machines.keep import leave_failed
 from provisioner.machines.locking import creation_lock
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.printable import last_lines
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 
 DEBUGGING = "docs/authoring/debug-install.md says how to find the cause."

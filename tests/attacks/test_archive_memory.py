@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.copying import transfer, tree_reader
+from provisioner.copying.copy_program import DIRECTORY, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, SKIPPED, UP
+from provisioner.copying.tree_reader import TreeError, TreeReader
 from provisioner.errors import TaskError
-from provisioner.remote import transfer, tree_reader
-from provisioner.remote.copy_program import DIRECTORY, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, SKIPPED, UP
-from provisioner.remote.tree_reader import TreeError, TreeReader
 from tests.unit.fakes.copies import HostileMachine, directory, file, frame
 from tests.waiting import BOUND_SECONDS
 

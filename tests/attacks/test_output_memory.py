@@ -15,11 +15,11 @@ from typing import cast
 
 import pytest
 
+from provisioner.driver.output_tee import LOG_LIMIT_BYTES
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_tee import LOG_LIMIT_BYTES
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 from tests.campaigns import cases
 from tests.command_line import ROOT
 from tests.waiting import BOUND_SECONDS
@@ -38,9 +38,9 @@ from provisioner.errors import TaskError
 from provisioner.family.scores import parse_intermediate
 from provisioner.models import ScoreLogEntry
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import STREAM_LIMIT_BYTES, TaskDriver
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.driver.task_driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.ssh.exchange import Completed
+from provisioner.ssh.output_buffer import BoundedBuffer
 from provisioner.store.package_list import installed_packages
 
 MIB = 1 << 20

@@ -27,8 +27,8 @@ from paramiko.common import (
     MSG_UNIMPLEMENTED,
 )
 
-from provisioner.remote.exec_frames import STDOUT, frame
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.exec_frames import STDOUT, frame
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import (
     MEMORY_MIB,
     announce,

@@ -28,12 +28,12 @@ from provisioner.cli.batch_view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.errors import TaskError
-from provisioner.remote.exec_frames import EXIT, frame
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exec_frames import EXIT, frame
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.fakes.world import environment
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 
 WORDS = {
     "title": "\x1b]0;owned\x07",

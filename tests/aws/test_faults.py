@@ -21,8 +21,8 @@ from provisioner.family.loader import load_family
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
-from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.new_resources import KEY_PAIRS
 from tests.aws.proxy import Fault, FaultyApi, Request

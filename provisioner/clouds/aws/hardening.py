@@ -13,7 +13,7 @@ from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import InfrastructureError
 from provisioner.models import Environment, Role
 from provisioner.printable import last_lines
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
 
 HARDEN_SECONDS = 180.0
 HOST_KEYS = re.compile(r"BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS", re.DOTALL)

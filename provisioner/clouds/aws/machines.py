@@ -15,7 +15,7 @@ from provisioner.clouds.cloud import Machines
 from provisioner.clouds.findings import TerminationReason
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
 from provisioner.store.leases import LEASE
 
 # EC2 API reference, StateReason: the machine was shut down from within.

@@ -42,7 +42,7 @@ from provisioner.config import Settings
 from provisioner.errors import CapacityError, InfrastructureError, StillThereError, UsageError
 from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.files import read_end, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore

@@ -15,8 +15,8 @@ from provisioner.environment import lifecycle
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import UsageError
 from provisioner.models import ScoreLogEntry
-from provisioner.remote.output_buffer import StreamSize
 from provisioner.session import Session
+from provisioner.ssh.output_buffer import StreamSize
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine

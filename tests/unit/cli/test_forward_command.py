@@ -12,12 +12,12 @@ from provisioner.cli import forward_command
 from provisioner.cli.forward_command import parse_ports
 from provisioner.errors import UsageError
 from provisioner.models import Environment
-from provisioner.remote.forwarding import Forwarder
 from provisioner.session import Session
+from provisioner.ssh.forwarding import Forwarder
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
-from tests.unit.remote.test_forwarding import echo, service
-from tests.unit.remote.test_ssh import unused_port
+from tests.unit.ssh.test_connection import unused_port
+from tests.unit.ssh.test_forwarding import echo, service
 from tests.waiting import BOUND_SECONDS
 
 

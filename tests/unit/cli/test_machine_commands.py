@@ -12,8 +12,8 @@ import pytest
 from provisioner.cli import machine_commands
 from provisioner.cli.standard_input import StandardInput
 from provisioner.environment.agent import AgentResult
-from provisioner.remote.output_buffer import StreamSize
 from provisioner.session import Session
+from provisioner.ssh.output_buffer import StreamSize
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
 

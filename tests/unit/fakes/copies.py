@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
 
-from provisioner.remote.copy_program import DIRECTORY, END, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, UP
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
+from provisioner.copying.copy_program import DIRECTORY, END, FILE, FRAME_HEADER, PIECE, PIECE_BYTES, UP
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:

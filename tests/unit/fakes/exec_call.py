@@ -18,7 +18,7 @@ from typing import Any
 import paramiko
 
 from provisioner.clouds.guest_files import GUEST
-from provisioner.remote.exec_frames import (
+from provisioner.ssh.exec_frames import (
     EXIT,
     HEADER,
     REQUEST,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.remote.exec_frames import HEADER, REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd, frame
+from provisioner.ssh.exec_frames import HEADER, REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd, frame
 from tests.unit.fakes.exec_call import SERVER, header
 from tests.waiting import BOUND_SECONDS, until
 
