@@ -30,7 +30,7 @@ SECONDS = 30
 # Runs an attack on what reads a machine's output, and says what that cost.
 PROGRAM = """
 import json, os, pathlib, re, resource, sys, tempfile, time
-from provisioner.cli import log_commands
+from provisioner.cli.commands import logs
 from provisioner.cli.output import Result, render
 from provisioner.clock import now
 from provisioner.environment import operations
@@ -91,7 +91,7 @@ def shown(piece, *, as_json):
     for name in ("agent", "intermediate_score", "score", "start"):
         (directory / f"{name}.log").write_bytes(piece * (8 * MIB // len(piece)))
     with open("/dev/null", "w") as out:
-        render(log_commands.shown_logs("env", sorted(directory.glob("*.log"))), as_json=as_json, out=out)
+        render(logs.shown_logs("env", sorted(directory.glob("*.log"))), as_json=as_json, out=out)
 
 def printed(piece):
     # As `provisioner agent --json` does once the agent has ended.

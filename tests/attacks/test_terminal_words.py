@@ -23,8 +23,8 @@ from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
-from provisioner.cli import machine_commands
-from provisioner.cli.batch_view import BatchView
+from provisioner.cli.commands import machines
+from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.errors import TaskError
@@ -160,7 +160,7 @@ def shown_by_exec(data: bytes, piece_bytes: int, *, terminal: bool) -> str:
     if terminal:
         tty.setraw(writer)
     try:
-        listener = machine_commands._Output(writer)
+        listener = machines._Output(writer)
         for start in range(0, len(data), piece_bytes):
             listener(data[start : start + piece_bytes])
         listener.end()
@@ -184,11 +184,11 @@ def test_exec_of_a_command_that_never_started(words: str, tmp_path: Path, monkey
     kept = os.dup(2)
     with Sshd(program) as server:
         session = SimpleNamespace()
-        monkeypatch.setattr(machine_commands, "environment_session", lambda _: (session, environment()))
-        monkeypatch.setattr(machine_commands, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
+        monkeypatch.setattr(machines, "environment_session", lambda _: (session, environment()))
+        monkeypatch.setattr(machines, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
         os.dup2(writer, 2)
         try:
-            done = machine_commands.execute("env", ["true"])
+            done = machines.execute("env", ["true"])
         finally:
             os.dup2(kept, 2)
     said = b""

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-from provisioner.cli.machine_commands import run_here
+from provisioner.cli.commands.machines import run_here
 from provisioner.models import Endpoint
 from provisioner.ssh.login import Login
 from provisioner.ssh.connection import Connection

@@ -13,9 +13,16 @@ from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import OUTPUT_CHARACTERS, ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.workflow import MAX_ATTEMPTS
-from provisioner.cli.batch_lookup import BatchArgument, DatabaseOption, ended, find_batch, has_controller, reader
-from provisioner.cli.batch_results import summary_data
-from provisioner.cli.batch_view import BatchView, summary
+from provisioner.cli.commands.batch.lookup import (
+    BatchArgument,
+    DatabaseOption,
+    ended,
+    find_batch,
+    has_controller,
+    reader,
+)
+from provisioner.cli.commands.batch.results import summary_data
+from provisioner.cli.commands.batch.view import BatchView, summary
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.cli.streams import stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli import recording_commands
+from provisioner.cli.commands import recordings
 from provisioner.clock import now
 from provisioner.machines.recordings import facts_of
 from provisioner.models import Environment, Outcome
@@ -84,7 +84,7 @@ def test_programs_get_what_was_recorded_as_it_was(provisioner: CommandLine, ende
 def test_programs_get_no_more_than_a_bound(
     provisioner: CommandLine, ended: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording_commands, "JSON_BYTES", 40)
+    monkeypatch.setattr(recordings, "JSON_BYTES", 40)
     [agent, terminal] = provisioner("replay", ended.id, "--json").json["parts"]
     assert (len(agent["events"]), agent["cut"], terminal["events"], terminal["cut"]) == (1, True, [], True)
 
@@ -104,7 +104,7 @@ def test_pauses_are_as_they_were_but_for_long_ones(monkeypatch: pytest.MonkeyPat
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     for seconds in (0.5, 3, 3600):
-        recording_commands._wait(2, seconds)
+        recordings._wait(2, seconds)
     assert waited == [0.25, 1.5, 2.0]
 
 

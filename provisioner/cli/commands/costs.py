@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.actual_costs import actual_costs
 from provisioner.cli.command import command
+from provisioner.cli.commands.actual_costs import actual_costs
 from provisioner.cli.family_sessions import destinations, family_session
 from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, TaskArgument
 from provisioner.cli.output import Result, table

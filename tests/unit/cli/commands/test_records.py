@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provisioner.cli.log_commands import MAXIMUM_LOGS_BYTES
+from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
 from provisioner.clouds.local.images import digest as base_image_digest
 from provisioner.errors import InfrastructureError
 from provisioner.family.loader import load_family

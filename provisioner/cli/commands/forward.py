@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from provisioner.cli.command import command
-from provisioner.cli.machine_commands import MachineOption, machine_role
+from provisioner.cli.commands.machines import MachineOption, machine_role
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import environment_session

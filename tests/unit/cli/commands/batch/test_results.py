@@ -10,7 +10,7 @@ import pytest
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Run, Suite
-from provisioner.cli.batch_results import final_result, write_report
+from provisioner.cli.commands.batch.results import final_result, write_report
 from provisioner.errors import UsageError
 from provisioner.store.home import Home
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from provisioner.cli.aws_check import check
 from provisioner.cli.command import command
+from provisioner.cli.commands.aws_check import check
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.aws import instance_catalogue, price_files

@@ -16,9 +16,10 @@ from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import load_suite
 from provisioner.batch.suite import schema as suite_schema
 from provisioner.batch.worker import open_client
-from provisioner.cli.batch_compare import compare
-from provisioner.cli.batch_export import export
-from provisioner.cli.batch_lookup import (
+from provisioner.cli.command import command, progress
+from provisioner.cli.commands.batch.compare import compare
+from provisioner.cli.commands.batch.export import export
+from provisioner.cli.commands.batch.lookup import (
     BatchArgument,
     DatabaseOption,
     batch_ids,
@@ -27,12 +28,11 @@ from provisioner.cli.batch_lookup import (
     has_controller,
     states_and_rows,
 )
-from provisioner.cli.batch_plan import plan_result, too_many, within
-from provisioner.cli.batch_results import summary_data, write_report
-from provisioner.cli.batch_running import run_batch, run_worker
-from provisioner.cli.batch_view import row_line, summary
-from provisioner.cli.batch_watch import watch
-from provisioner.cli.command import command, progress
+from provisioner.cli.commands.batch.plan import plan_result, too_many, within
+from provisioner.cli.commands.batch.results import summary_data, write_report
+from provisioner.cli.commands.batch.running import run_batch, run_worker
+from provisioner.cli.commands.batch.view import row_line, summary
+from provisioner.cli.commands.batch.watch import watch
 from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, AllowOption, NoRecordOption, parse_path
 from provisioner.cli.output import Result, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.cli.image_commands import _in_use
+from provisioner.cli.commands.images import _in_use
 from provisioner.cli.sessions import session
 from provisioner.clock import now
 from provisioner.store.home import Home

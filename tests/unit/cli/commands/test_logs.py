@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli import log_commands
-from provisioner.cli.log_commands import END_GRACE, OVERLAP_BYTES, Followed, last_lines
+from provisioner.cli.commands import logs
+from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, Followed, last_lines
 from provisioner.clock import now
 from provisioner.models import Breakdown, Environment
 from provisioner.store.environments import EnvironmentStore
@@ -97,7 +97,7 @@ def test_following_a_log_of_many_short_lines_costs_little_memory(tmp_path: Path)
     program = """
 import sys, tracemalloc
 from pathlib import Path
-from provisioner.cli.log_commands import FollowedLogs
+from provisioner.cli.commands.logs import FollowedLogs
 followed = FollowedLogs("agent", 1 << 30)
 tracemalloc.start()
 followed.show(Path(sys.argv[1]))
@@ -142,7 +142,7 @@ def test_a_rewritten_log_is_followed_from_where_it_was(tmp_path: Path) -> None:
 @pytest.fixture
 def followed(store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """An environment with a log, whose consoles no test asks a cloud for."""
-    monkeypatch.setattr(log_commands, "_keep", lambda *_: None)
+    monkeypatch.setattr(logs, "_keep", lambda *_: None)
     saved = store.save(environment("echo-main-bcd234"))
     (store.logs(saved.id) / "agent.log").write_text("early\n" * 50)
     return saved
@@ -152,7 +152,7 @@ def followed(store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch) -> Enviro
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
     """What happens between two looks at the logs, one after the other."""
     coming: list[Callable[[], object]] = []
-    monkeypatch.setattr("provisioner.cli.log_commands.time.sleep", lambda _: coming.pop(0)())
+    monkeypatch.setattr("provisioner.cli.commands.logs.time.sleep", lambda _: coming.pop(0)())
     yield coming
     assert coming == []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli import aws_check
+from provisioner.cli.commands import aws_check
 from provisioner.clock import now
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Entry

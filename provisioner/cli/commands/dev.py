@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from provisioner.cli.command import command, progress
-from provisioner.cli.environment_commands import outcome_text
+from provisioner.cli.commands.environments import outcome_text
 from provisioner.cli.family_sessions import checked_session, destinations, family_session
 from provisioner.cli.options import (
     AllowOption,

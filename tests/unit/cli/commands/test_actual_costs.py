@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from provisioner.cli import cost_commands
+from provisioner.cli.commands import costs
 from provisioner.clock import now
 from provisioner.costs.bill import Bill
 from provisioner.costs.ledger import Entry, Ledger
@@ -31,7 +31,7 @@ def billed(session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) 
         session.ledger.settle(name, launched + timedelta(hours=1), 500_000)
     bill = Bill(usd_by_environment={"first-aaa": Decimal("0.61"), "other": Decimal(2)}, untagged_usd=Decimal("3.25"))
     monkeypatch.setattr(cloud, "bill", lambda *_: bill)
-    monkeypatch.setattr(cost_commands, "session", lambda **_: replace(session, cloud=cloud))
+    monkeypatch.setattr(costs, "session", lambda **_: replace(session, cloud=cloud))
     return session
 
 

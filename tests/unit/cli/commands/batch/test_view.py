@@ -14,7 +14,7 @@ from provisioner.batch.live_status import LiveStatus, RunProgress
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Row
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
-from provisioner.cli.batch_view import SAID_CHARACTERS, BatchView, last_said, row_line, summary, time_left
+from provisioner.cli.commands.batch.view import SAID_CHARACTERS, BatchView, last_said, row_line, summary, time_left
 from provisioner.clock import now
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)

@@ -9,7 +9,7 @@ import typer
 
 from provisioner.batch.comparison import Comparison, Pair, compare_batches
 from provisioner.batch.intervals import Estimate
-from provisioner.cli.batch_lookup import DatabaseOption, batch_ids, rows_of
+from provisioner.cli.commands.batch.lookup import DatabaseOption, batch_ids, rows_of
 from provisioner.cli.output import Result, table
 from provisioner.errors import UsageError
 

@@ -14,8 +14,8 @@ from provisioner.batch.context import BatchContext
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
-from provisioner.cli import batch_commands
-from provisioner.cli.batch_plan import within
+from provisioner.cli.commands.batch import group
+from provisioner.cli.commands.batch.plan import within
 from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.errors import UsageError
@@ -99,7 +99,7 @@ def test_a_local_batch_begins_with_what_fits_into_memory(
         begun.append(batch)
         raise UsageError("it would run")
 
-    monkeypatch.setattr(batch_commands, "run_batch", run_batch)
+    monkeypatch.setattr(group, "run_batch", run_batch)
     assert "room for 1 of 2 environments now" in provisioner("batch", "run", str(SUITE)).stderr
     database = ["--database", "postgresql://u@h/d"]  # other controllers have memory of their own
     assert "has room" not in provisioner("batch", "run", str(SUITE), *database).stderr

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner.cli import environment_commands
+from provisioner.cli.commands import environments
 from provisioner.clock import now
 from provisioner.clouds.local import kvm, machine
 from provisioner.clouds.local.cloud import KVM_ANSWER
@@ -42,7 +42,7 @@ def test_an_intermediate_score_has_its_message_and_details(
     running = environment()
     entry = ScoreLogEntry(score=0.5, message=message, details=details, scored_at=now(), elapsed_seconds=1)
     scored = IntermediateScore(entry, {}, "", "")
-    monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     assert provisioner("score", running.id, "--intermediate").stdout.splitlines() == ["score: 0.5", *lines]
 
@@ -50,7 +50,7 @@ def test_an_intermediate_score_has_its_message_and_details(
 def test_an_intermediate_score_says_what_was_cut_out(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     running = environment()
     scored = IntermediateScore(None, {}, "", "much", StreamSize(), StreamSize(9000, 8996))
-    monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     said = provisioner("score", running.id, "--intermediate", "--json").json
     assert (said["stdout_cut_bytes"], said["stderr_bytes"], said["stderr_cut_bytes"]) == (0, 9000, 8996)
@@ -62,7 +62,7 @@ def test_a_long_message_of_an_intermediate_score_is_cut(
     running = environment()
     entry = ScoreLogEntry(score=None, message={"x": "y" * 10**6}, scored_at=now(), elapsed_seconds=1)
     scored = IntermediateScore(entry, {}, "", "")
-    monkeypatch.setattr(environment_commands, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
     monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
     shown = provisioner("score", running.id, "--intermediate").stdout
     assert shown.endswith(" [...]\n")
@@ -78,8 +78,8 @@ def test_a_command_records_unless_it_is_told_not_to(
         raise UsageError(f"record is {opened.record}")
 
     monkeypatch.setattr(lifecycle, "up", begin)
-    monkeypatch.setattr(environment_commands, "run_task", begin)
-    monkeypatch.setattr(environment_commands, "run_task_tests", begin)
+    monkeypatch.setattr(environments, "run_task", begin)
+    monkeypatch.setattr(environments, "run_task_tests", begin)
     name, *arguments = command.split()
     family = str(ROOT / "tests" / "contract" / "families" / "echo")
     assert f"record is {not option}" in provisioner(name, family, "main", *arguments, *option).stderr
@@ -100,8 +100,8 @@ def test_machines_start_from_templates_by_default(
         raise UsageError("the machines are prepared")
 
     monkeypatch.setattr(lifecycle, "up", prepare)
-    monkeypatch.setattr(environment_commands, "run_task", prepare)
-    monkeypatch.setattr(environment_commands, "run_task_tests", prepare)
+    monkeypatch.setattr(environments, "run_task", prepare)
+    monkeypatch.setattr(environments, "run_task_tests", prepare)
     name, *arguments = command.split()
     family = str(ROOT / "tests" / "contract" / "families" / "echo")
     ended = provisioner(name, family, "main", *arguments, *option)

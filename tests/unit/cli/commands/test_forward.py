@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from provisioner.cli import forward_command
-from provisioner.cli.forward_command import parse_ports
+from provisioner.cli.commands import forward
+from provisioner.cli.commands.forward import parse_ports
 from provisioner.errors import UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -24,7 +24,7 @@ from tests.waiting import BOUND_SECONDS
 @pytest.fixture
 def running(session: Session, monkeypatch: pytest.MonkeyPatch) -> Environment:
     running = up(session, environment())
-    monkeypatch.setattr(forward_command, "environment_session", lambda _: (session, running))
+    monkeypatch.setattr(forward, "environment_session", lambda _: (session, running))
     return running
 
 

@@ -10,8 +10,8 @@ import pytest
 from provisioner.batch.engine import RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
-from provisioner.cli import batch_watch
-from provisioner.cli.batch_watch import active_runs, doing
+from provisioner.cli.commands.batch import watch
+from provisioner.cli.commands.batch.watch import active_runs, doing
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
 from provisioner.store.home import Home
@@ -77,8 +77,8 @@ def test_watching_ends_when_no_controller_runs_the_batch(provisioner: CommandLin
 
 def use(clock: WaitingClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a batch's watching begin when the batch was made, and time pass when it waits."""
-    monkeypatch.setattr(batch_watch, "time", clock)
-    monkeypatch.setattr(batch_watch, "now", lambda: AT + timedelta(seconds=clock.seconds))
+    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(watch, "now", lambda: AT + timedelta(seconds=clock.seconds))
 
 
 def test_a_new_batch_is_watched_until_its_controller_ends(
@@ -107,5 +107,5 @@ def test_a_batch_without_a_controller_is_not_watched_for_long(
     Batches(Home(provisioner.home)).save(batch)
     use(clock := WaitingClock(), monkeypatch)
     shown = provisioner("batch", "watch", "s-1")
-    assert clock.seconds == batch_watch.STARTING_SECONDS
+    assert clock.seconds == watch.STARTING_SECONDS
     assert (shown.code, "batch resume s-1" in shown.stdout) == (0, True)

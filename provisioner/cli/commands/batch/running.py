@@ -16,9 +16,9 @@ from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
 from provisioner.batch.worker import Worker
-from provisioner.cli.batch_results import final_result
-from provisioner.cli.batch_view import BatchView
 from provisioner.cli.command import progress, shield
+from provisioner.cli.commands.batch.results import final_result
+from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result
 from provisioner.cli.streams import stderr
 from provisioner.config import load_settings

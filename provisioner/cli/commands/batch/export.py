@@ -9,7 +9,7 @@ import typer
 
 from provisioner.batch.records import Batches
 from provisioner.batch.report.evidence import gather
-from provisioner.cli.batch_lookup import BatchArgument, DatabaseOption, rows_of
+from provisioner.cli.commands.batch.lookup import BatchArgument, DatabaseOption, rows_of
 from provisioner.cli.options import parse_path
 from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.cli import batch_running
-from provisioner.cli.batch_running import OutageTolerance
+from provisioner.cli.commands.batch import running
+from provisioner.cli.commands.batch.running import OutageTolerance
 from provisioner.errors import InfrastructureError, LivenessLostError
 
 
@@ -24,7 +24,7 @@ def test_an_outage_is_noted_once_and_tolerated_until_it_ends() -> None:
 
 
 def test_an_outage_that_lasts_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_running, "OUTAGE_SECONDS", -1.0)
+    monkeypatch.setattr(running, "OUTAGE_SECONDS", -1.0)
     outage = OutageTolerance(lambda _: None)
     with outage.tolerated():
         raise OSError("disk full")

@@ -13,6 +13,7 @@ import typer
 
 from provisioner.best_effort import describe
 from provisioner.cli.command import command
+from provisioner.cli.commands.records import environment_data
 from provisioner.cli.completion import environment_ids, task_names
 from provisioner.cli.family_sessions import checked_session, destinations
 from provisioner.cli.options import (
@@ -30,7 +31,6 @@ from provisioner.cli.options import (
     parse_text,
 )
 from provisioner.cli.output import Result, streams
-from provisioner.cli.record_commands import environment_data
 from provisioner.cli.sessions import damaged_session, environment_session, session, session_of
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.clouds.registry import Where
