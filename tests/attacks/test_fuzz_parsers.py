@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from provisioner.batch.records import RECORD as BATCH_RECORD
 from provisioner.batch.records import Batches
 from provisioner.batch.suite import load_suite
-from provisioner.clouds.local import datagrams
-from provisioner.clouds.local.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
+from provisioner.clouds.local.network import datagrams
+from provisioner.clouds.local.network.egress_rules import GUEST_ADDRESS, NEVER, FrameFilter, parse_allow
 from provisioner.driver.agent_frames import AgentFrames, FrameError
 from provisioner.driver.task_driver import Answer, TaskDriver
 from provisioner.environment.operations import read_submission, run_tests

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import machine_logs
-from provisioner.clouds.local.credential_port import CREDENTIALS
+from provisioner.clouds.local.vm import machine_logs
+from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.models import BaseImage
 from provisioner.progress import Silence

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import outside_view
+from provisioner.clouds.local.network import outside_view
 from provisioner.environment import lifecycle, snapshots
 from provisioner.errors import IsolationError
 from provisioner.family.loader import load_family

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local.vm import qemu
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.session import Session

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import kvm, qemu, templates
 from provisioner.clouds.local.cloud import KVM_ANSWER, LocalCloud
+from provisioner.clouds.local.frozen import templates
+from provisioner.clouds.local.vm import kvm, qemu
 from provisioner.config import load_settings
 from provisioner.errors import MachineLostError
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines

@@ -9,8 +9,9 @@ import pytest
 
 from provisioner.cli.commands import environments
 from provisioner.clock import now
-from provisioner.clouds.local import kvm, machine
+from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import KVM_ANSWER
+from provisioner.clouds.local.vm import kvm
 from provisioner.environment import lifecycle
 from provisioner.environment.operations import IntermediateScore
 from provisioner.errors import UsageError
