@@ -13,11 +13,12 @@ from provisioner.cli.command import command
 from provisioner.cli.commands.aws_check import check
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
-from provisioner.clouds.aws import instance_catalogue, price_files
 from provisioner.clouds.aws import setup as account_setup
 from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.costs import price_files
+from provisioner.clouds.aws.costs.pricing import PRICE_LIST
+from provisioner.clouds.aws.instances import instance_catalogue
 from provisioner.clouds.aws.policy import policy as rights
-from provisioner.clouds.aws.pricing import PRICE_LIST
 from provisioner.config import checked, load_settings
 from provisioner.errors import UsageError
 from provisioner.store.files import write_atomically

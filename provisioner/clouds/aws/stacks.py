@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
-from provisioner.clouds.aws import acl_rules, credentials, images, launch_rate, schedules, user_data
+from provisioner.clouds.aws import credentials, images
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.network import (
-    HOME_TAG,
+from provisioner.clouds.aws.api import SHOWN_SECONDS
+from provisioner.clouds.aws.cleanup import schedules
+from provisioner.clouds.aws.instances import launch_rate, user_data
+from provisioner.clouds.aws.network import acl_rules
+from provisioner.clouds.aws.network.region import (
     NETWORK_TAG,
-    OWNER_TAG,
-    SHOWN_SECONDS,
     Network,
     Networks,
     find_network,
@@ -20,6 +21,7 @@ from provisioner.clouds.aws.network import (
     users_of,
     zones_of,
 )
+from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.errors import HostError

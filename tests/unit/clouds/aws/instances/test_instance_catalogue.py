@@ -6,7 +6,7 @@ import json
 from datetime import date
 from decimal import Decimal
 
-from provisioner.clouds.aws.instance_catalogue import SNAPSHOT, parse_prices, parse_types, shipped
+from provisioner.clouds.aws.instances.instance_catalogue import SNAPSHOT, parse_prices, parse_types, shipped
 from provisioner.costs.prices import Price
 
 

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from provisioner.clouds.aws.api import Api, asking, code_of
-from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.costs.bill import Bill
 from provisioner.errors import HostError, InfrastructureError
 

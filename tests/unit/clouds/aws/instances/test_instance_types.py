@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.clouds.aws.instance_catalogue import shipped
-from provisioner.clouds.aws.instance_types import (
+from provisioner.clouds.aws.instances.instance_catalogue import shipped
+from provisioner.clouds.aws.instances.instance_types import (
     Catalogue,
     InstanceType,
     Need,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from provisioner.clouds.aws.api import tag
-from provisioner.clouds.aws.network import Network
+from provisioner.clouds.aws.network.region import Network
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.errors import MachineLostError
 from provisioner.models import Environment
 
-ENVIRONMENT_TAG = "provisioner:environment"
 # terraform/aws/network: the offline VPC, and the widest network of a controller.
 OFFLINE = "10.215.0.0/16"
 SHORTEST_PREFIX = 8

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.clean_up import AwsCleanUp
+from provisioner.clouds.aws.cleanup import schedules, tagged_resources
+from provisioner.clouds.aws.cleanup.clean_up import AwsCleanUp
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from provisioner.clouds.aws import acl_rules
 from provisioner.clouds.aws.api import Api, asking, tagged
-from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG
+from provisioner.clouds.aws.network import acl_rules
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.models import Environment
 
 # In a placement: the networks of the controller that created the environment, apart by spaces.

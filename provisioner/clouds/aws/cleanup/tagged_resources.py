@@ -16,18 +16,13 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws import schedules
-from provisioner.clouds.aws.api import REFUSED, Api, asking, code_of, tag, tagged, tags_of
+from provisioner.clouds.aws.api import REFUSED, SHOWN_SECONDS, Api, asking, code_of, tag, tagged, tags_of
+from provisioner.clouds.aws.cleanup import schedules
 from provisioner.clouds.aws.instance_watch import GONE, watch
-from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG, SHOWN_SECONDS
+from provisioner.clouds.aws.tags import CREATED_TAG, ENVIRONMENT_TAG, EXPIRY_TAG, HOME_TAG, LEASE_TAG, OWNER_TAG
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import ProvisionerError, ThrottledError
 
-ENVIRONMENT_TAG = "provisioner:environment"
-CREATED_TAG = "provisioner:created-at"
-# Only on instances and volumes, where it can be changed later.
-EXPIRY_TAG = "provisioner:expires-at"
-LEASE_TAG = "provisioner:lease-until"
 GONE_SECONDS = 300
 POLL_SECONDS = 2.0
 # "This does not mean that the instance has been or will be terminated" (see above).
@@ -88,11 +83,6 @@ _LIVE_SPOT_REQUESTS = ("open", "active")
 
 Filters = list[dict[str, Any]]
 Answer = TypeVar("Answer")
-
-
-def timestamp(moment: datetime) -> str:
-    """Formats a time as our tags hold it."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def instances(api: Api, region: str, environment_id: str) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 
-from provisioner.clouds.aws.instance_catalogue import ADDRESS, STORAGE
-from provisioner.clouds.aws.instance_types import Catalogue
+from provisioner.clouds.aws.instances.instance_catalogue import ADDRESS, STORAGE
+from provisioner.clouds.aws.instances.instance_types import Catalogue
 from provisioner.costs.prices import HOURS_PER_MONTH, CostLine, Price
 from provisioner.errors import UnavailableError
 from provisioner.models import MachineSize, Role

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.costs import cost_lines, placed
-from provisioner.clouds.aws.instance_catalogue import load_catalogue, spot_price
-from provisioner.clouds.aws.instance_types import Catalogue
+from provisioner.clouds.aws.costs.estimate import cost_lines, placed
+from provisioner.clouds.aws.instances.instance_catalogue import load_catalogue, spot_price
+from provisioner.clouds.aws.instances.instance_types import Catalogue
 from provisioner.costs.prices import CostLine, hourly
 from provisioner.errors import ProvisionerError, UnavailableError
 from provisioner.models import Environment, MachineSize, Role

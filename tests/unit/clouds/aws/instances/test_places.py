@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws.network import allowlist_subnet
-from provisioner.clouds.aws.places import Level, account_problem, is_subnet_taken, next_place, places, shortage
+from provisioner.clouds.aws.instances.places import (
+    Level,
+    account_problem,
+    is_subnet_taken,
+    next_place,
+    places,
+    shortage,
+)
+from provisioner.clouds.aws.network.region import allowlist_subnet
 from provisioner.errors import InfrastructureError
 from provisioner.models import MachineSize
 

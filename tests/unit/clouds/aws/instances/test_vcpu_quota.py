@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws.vcpu_quota import Room, family, fitting, needs
+from provisioner.clouds.aws.instances.vcpu_quota import Room, family, fitting, needs
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.costs import cost_lines, placed
-from provisioner.clouds.aws.instance_catalogue import load_catalogue, parse_prices, read_price_list, shipped, snapshot
-from provisioner.clouds.aws.price_files import fetch
+from provisioner.clouds.aws.costs.estimate import cost_lines, placed
+from provisioner.clouds.aws.costs.price_files import fetch
+from provisioner.clouds.aws.instances.instance_catalogue import (
+    load_catalogue,
+    parse_prices,
+    read_price_list,
+    shipped,
+    snapshot,
+)
 from provisioner.costs.prices import Price, hourly, worst_hourly
 from provisioner.errors import InfrastructureError, UnavailableError, UsageError
 from provisioner.models import MachineSize, Role

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import time
-import urllib.request
 from collections.abc import Collection
 from hashlib import sha256
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws.api import Api, asking, code_of, tag, tagged
-from provisioner.errors import HostError, InfrastructureError
+from provisioner.clouds.aws.api import SHOWN_SECONDS, Api, asking, code_of, tag, tagged
+from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
+from provisioner.errors import InfrastructureError
 from provisioner.models import Record
 
 NETWORK_TAG = "provisioner:network"
-HOME_TAG = "provisioner:home"
-OWNER_TAG = "provisioner:owner"
 KIND_TAG = "provisioner:network-kind"
 # In each VPC. A region has two to six zones.
 ZONES = 3
 # The upper half of the offline VPC is for environments with an allowlist, 16 addresses each (AWS reserves five).
 ALLOWLIST_BLOCK = ipaddress.IPv4Network("10.215.128.0/17")
 ALLOWLIST_PREFIX = 28
-# EC2 shows new resources after some seconds, as a rule (EC2 API reference, "Eventual consistency").
-SHOWN_SECONDS = 5.0
 REMOVAL_SECONDS = 60.0
-# AWS's "Check IP" returns the caller's public address.
-CHECK_IP = "https://checkip.amazonaws.com"
 
 
 class Network(Record):
@@ -238,24 +232,6 @@ def zones_of(api: Api, region: str) -> list[str]:
     if len(names) < 2:
         raise InfrastructureError(f"{region} has fewer than two availability zones.", hint="Use another --region.")
     return names
-
-
-def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
-    """Returns the networks from which this controller reaches machines: as set, or its own public address.
-
-    Raises:
-        HostError: nothing is set, and the address cannot be determined.
-    """
-    if given:
-        return frozenset(given)
-    try:
-        with urllib.request.urlopen(CHECK_IP, timeout=10) as answer:
-            return frozenset([f"{ipaddress.IPv4Address(answer.read(64).decode().strip())}/32"])
-    except (OSError, ValueError) as error:
-        raise HostError(
-            f"This machine's public address could not be determined: {error}",
-            hint='Set controller_cidrs = ["192.0.2.1/32"] in the configuration, or PROVISIONER_CONTROLLER_CIDRS.',
-        ) from error
 
 
 def allowlist_subnet(environment_id: str, taken: Collection[str]) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds.aws import admission, hardening, schedules, tagged_resources, user_data
+from provisioner.clouds.aws import tags
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import asking
+from provisioner.clouds.aws.cleanup import schedules, tagged_resources
 from provisioner.clouds.aws.instance_watch import watch
+from provisioner.clouds.aws.instances import hardening, user_data
+from provisioner.clouds.aws.network import admission
 from provisioner.clouds.cloud import Machines
 from provisioner.clouds.findings import TerminationReason
 from provisioner.errors import HostError, InfrastructureError
@@ -115,7 +118,7 @@ class AwsMachines(Machines):
         """Moves the schedule, and what the tags say of it."""
         api, region = self.account.api, environment.placement["region"]
         schedules.move(api, region, environment.id, environment.expires_at)
-        expiry = {tagged_resources.EXPIRY_TAG: tagged_resources.timestamp(environment.expires_at)}
+        expiry = {tags.EXPIRY_TAG: tags.timestamp(environment.expires_at)}
         tagged_resources.retag(api, region, environment.id, expiry)
 
     def is_locked_out(self, environment: Environment) -> bool:
@@ -131,7 +134,7 @@ class AwsMachines(Machines):
 
     def renew_lease(self, environment: Environment) -> None:
         """Records in a tag until when other controllers should assume that this one is alive."""
-        until = {tagged_resources.LEASE_TAG: tagged_resources.timestamp(now() + LEASE)}
+        until = {tags.LEASE_TAG: tags.timestamp(now() + LEASE)}
         tagged_resources.retag(self.account.api, environment.placement["region"], environment.id, until)
 
 

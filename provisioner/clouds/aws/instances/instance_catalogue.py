@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.instance_types import Catalogue, InstanceType
+from provisioner.clouds.aws.instances.instance_types import Catalogue, InstanceType
 from provisioner.costs.prices import Price, Usd
 from provisioner.errors import ProvisionerError, UsageError
 from provisioner.models import Architecture, Record

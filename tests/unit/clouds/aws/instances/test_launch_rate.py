@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.aws.launch_rate import BUCKET, PER_SECOND, await_turn, turn
+from provisioner.clouds.aws.instances.launch_rate import BUCKET, PER_SECOND, await_turn, turn
 from provisioner.errors import Interrupted
 
 

@@ -16,7 +16,13 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import BinaryIO, cast
 
-from provisioner.clouds.aws.instance_catalogue import ADDRESS, ADDRESS_GROUP, ADDRESS_USAGE, STORAGE, PriceList
+from provisioner.clouds.aws.instances.instance_catalogue import (
+    ADDRESS,
+    ADDRESS_GROUP,
+    ADDRESS_USAGE,
+    STORAGE,
+    PriceList,
+)
 from provisioner.errors import InfrastructureError
 
 URL = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/{service}/current/{region}/index.csv"

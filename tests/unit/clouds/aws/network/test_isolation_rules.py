@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.isolation import AwsIsolation
-from provisioner.clouds.aws.isolation_rules import ENVIRONMENT_TAG, Seen, compare, require_running
-from provisioner.clouds.aws.network import Network
+from provisioner.clouds.aws.cleanup import tagged_resources
+from provisioner.clouds.aws.network.isolation import AwsIsolation
+from provisioner.clouds.aws.network.isolation_rules import Seen, compare, require_running
+from provisioner.clouds.aws.network.region import Network
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.errors import MachineLostError
 from provisioner.models import Endpoint, Environment
 from tests.unit.fakes.world import environment

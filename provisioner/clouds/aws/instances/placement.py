@@ -6,11 +6,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 
-from provisioner.clouds.aws import places, tagged_resources
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.admission import CONTROLLERS
 from provisioner.clouds.aws.api import LOGIN_HINT, NO_LOGIN, REFUSED, RIGHTS_HINT, SESSION_ENDED
-from provisioner.clouds.aws.network import Networks, allowlist_subnet
+from provisioner.clouds.aws.cleanup import tagged_resources
+from provisioner.clouds.aws.instances import places
+from provisioner.clouds.aws.network.admission import CONTROLLERS
+from provisioner.clouds.aws.network.region import Networks, allowlist_subnet
 from provisioner.clouds.cloud import Placement
 from provisioner.errors import CapacityError, HostError, InfrastructureError, TerraformError
 from provisioner.models import Environment

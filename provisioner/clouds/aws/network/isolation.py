@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import Api, asking
-from provisioner.clouds.aws.isolation_rules import Seen, compare, require_running
-from provisioner.clouds.aws.network import Networks
+from provisioner.clouds.aws.cleanup import tagged_resources
+from provisioner.clouds.aws.network.isolation_rules import Seen, compare, require_running
+from provisioner.clouds.aws.network.region import Networks
 from provisioner.clouds.cloud import Isolation
 from provisioner.models import Environment
 

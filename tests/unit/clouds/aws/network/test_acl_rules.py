@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.clouds.aws.acl_rules import numbered
+from provisioner.clouds.aws.network.acl_rules import numbered
 
 FIRST, SECOND, THIRD = "192.0.2.1/32", "198.51.100.1/32", "203.0.113.1/32"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.hardening import metadata_is_off
+from provisioner.clouds.aws.instances.hardening import metadata_is_off
 
 
 def instance(name: str, endpoint: str = "disabled", state: str = "applied") -> dict[str, Any]:
