@@ -8,11 +8,11 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import _completion_shared as shared  # Typer has no other way to change a script
 
 # Typer carries its own click, and exports only some of its exceptions.
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
-from provisioner.cli import zsh_completion
 from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import unwritable
 from provisioner.cli.streams import prepare, silence
@@ -20,6 +20,12 @@ from provisioner.errors import HostError, ProvisionerError, UsageError
 from provisioner.version import __version__
 
 PROGRAM = "provisioner"
+# zsh loads the script as a function when it first needs it, and calls that. Typer's only defines another one then.
+_WHEN_ZSH_LOADS_IT = """
+if [[ $funcstack[1] == _%(prog_name)s ]]; then
+  %(complete_func)s "$@"
+fi
+"""
 
 COMMANDS = {
     "provisioner.cli.commands.tasks": {
@@ -105,7 +111,7 @@ def main() -> int:
     # What commands write holds keys, states and logs, and is for the operator alone.
     os.umask(0o077)
     prepare()
-    zsh_completion.correct()
+    _correct_zsh_completion()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False)
     except NoArgsIsHelpError as help_wanted:
@@ -123,6 +129,13 @@ def main() -> int:
         _render_error(unwritable(error), as_json=False)
         return HostError.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _correct_zsh_completion() -> None:
+    """Has Typer install and show a script for zsh whose first TAB in each shell completes something."""
+    scripts = shared._completion_scripts
+    if not scripts["zsh"].endswith(_WHEN_ZSH_LOADS_IT):
+        scripts["zsh"] += _WHEN_ZSH_LOADS_IT
 
 
 def _render_error(error: ProvisionerError, *, as_json: bool) -> None:

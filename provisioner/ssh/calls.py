@@ -12,12 +12,11 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, ClassVar, Protocol, Self
+from typing import IO, ClassVar, ParamSpec, Protocol, Self
 
 from provisioner.errors import CommandTimeoutError, MachineLostError, NotStartedError, ProvisionerError, TaskError
 from provisioner.recording.calls import Call, CallLog
 from provisioner.ssh import exchange, exec_frames
-from provisioner.ssh.callers_errors import CallersErrors
 from provisioner.ssh.exchange import (
     Completed,
     Deadline,
@@ -39,6 +38,8 @@ SMALL_CALL_SECONDS = 120.0
 # A command that has not ended although its time is over is cut off with its connection after this time.
 CUT_OFF_SECONDS = 10.0
 
+Arguments = ParamSpec("Arguments")
+
 
 class NoServerError(Exception):
     """The machine has an exec server, and it does not run any more."""
@@ -49,6 +50,29 @@ class Channel(exchange.Channel, Protocol):
 
     def close(self) -> None:
         """Closes it, by which the machine ends the call."""
+
+
+class CallersErrors:
+    """Remembers exceptions from a caller's own functions, as some look like a broken connection: BrokenPipeError does.
+
+    Attributes:
+        raised: the last exception.
+    """
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+
+    def watched(self, function: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        """Returns the function with its exceptions recorded."""
+
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            try:
+                function(*args, **kwargs)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+        return call
 
 
 class Calls(ABC):

@@ -118,7 +118,7 @@ class Account:
     def root_files(self, region: str, stack: str) -> dict[str, str]:
         """Returns the files of a Terraform root that configure the provider and, unless it is local, the state.
 
-        Credentials come with each command (credentials.py).
+        Credentials come with each command (stacks.py).
         """
         # Leases are renewed without Terraform.
         ignored = {"keys": [LEASE_TAG]}
