@@ -48,7 +48,7 @@ from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: 
 from provisioner import Home  # noqa: E402
 from provisioner.inspect.configuration import Configuration, Machine  # noqa: E402
 from provisioner.inspect.sandbox import ProvisionerSandbox  # noqa: E402
-from provisioner.remote.openssh import ssh_command  # noqa: E402
+from provisioner.ssh.openssh import ssh_command  # noqa: E402
 from provisioner.store.environments import EnvironmentStore  # noqa: E402
 from provisioner.store.snapshots import SnapshotStore  # noqa: E402
 from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402

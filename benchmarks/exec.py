@@ -28,7 +28,7 @@ from provisioner.environment import lifecycle, planning  # noqa: E402
 from provisioner.machines.connect import connect  # noqa: E402
 from provisioner.machines.kept import connect_kept, end_kept  # noqa: E402
 from provisioner.models import Environment, Role  # noqa: E402
-from provisioner.remote.calls import Calls  # noqa: E402
+from provisioner.ssh.calls import Calls  # noqa: E402
 
 Way = Callable[[Session, Environment, Role], Calls]
 

@@ -30,10 +30,10 @@ def main() -> int:
     """
     _end_at_signals()
     try:
-        from provisioner import cli
+        from provisioner.cli import app
 
         # Commands handle signals themselves while they may have something to clear away.
-        return cli.main()
+        return app.main()
     finally:
         _end_at_signals()
 

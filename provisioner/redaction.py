@@ -25,7 +25,7 @@ _MAXIMUM_SPANS = 100_000
 _MAXIMUM_SPANS_OF_PIECE = 2000
 LEFT_OUT = "[redacted: text that repeats secrets]"
 
-# Where the middle of long output was cut out, here (remote/output_buffer.py) or in a machine. The cut may have gone
+# Where the middle of long output was cut out, here (ssh/output_buffer.py) or in a machine. The cut may have gone
 # through a secret, and through a character, which was then replaced.
 _CUT = re.compile(r"\[\.\.\. \d+ bytes cut out \.\.\.\]\n")
 _CUT_MAXIMUM_CHARACTERS = 60

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.machines import kept
-from provisioner.remote import kept_connection
+from provisioner.ssh import kept_connection
 from tests.waiting import BOUND_SECONDS
 
 

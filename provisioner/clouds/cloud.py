@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from provisioner.family.manifest import Resources
     from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
     from provisioner.progress import Progress
-    from provisioner.remote.ssh import Connection
+    from provisioner.ssh.connection import Connection
 
 
 UNFINISHED = "unfinished"

@@ -20,6 +20,10 @@ from pathlib import Path
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
+from provisioner.copying.copy_program import TOP
+from provisioner.copying.transfer import send_archive
+from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
+from provisioner.driver.output_tee import OutputTee
 from provisioner.environment.verdicts import blamed, runs
 from provisioner.errors import (
     CommandTimeoutError,
@@ -33,15 +37,11 @@ from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.printable import last_lines
-from provisioner.remote.agent_frames import AgentEnd, AgentFrames, FrameError
-from provisioner.remote.copy_program import TOP
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
-from provisioner.remote.output_tee import OutputTee
-from provisioner.remote.ssh import Connection
-from provisioner.remote.transfer import send_archive
 from provisioner.session import Session
 from provisioner.signals import wait
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
+from provisioner.ssh.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
 
 HOME = "/home/agent"
 SCAFFOLDING = f"{HOME}/scaffolding"

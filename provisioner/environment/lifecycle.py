@@ -12,13 +12,14 @@ from functools import partial
 
 from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.clock import now
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import agent, operations, verdicts
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.environment.planning import Plan, new_environment, plan
 from provisioner.errors import CapacityError, IsolationError, MachineLostError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.images import family_files
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
@@ -35,10 +36,9 @@ from provisioner.machines.launch import (
 )
 from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.models import Destination, Environment, Outcome, Phase
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 
 # To log in for the teardown, and to end it, beyond the family's own time.

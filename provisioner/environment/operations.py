@@ -12,16 +12,16 @@ from pydantic import Field, ValidationError
 from provisioner import strict_json
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
 from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Record, ScoreLogEntry
 from provisioner.printable import printable
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.output_buffer import NO_OUTPUT, StreamSize
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.output_buffer import NO_OUTPUT, StreamSize
 from provisioner.store.files import write_atomically
 
 SUBMISSION = "/home/agent/submission.txt"

@@ -1,6 +1,6 @@
 """Cuts a stream into the exec server's frames: kind (1 byte), payload's length (4 bytes, big-endian), payload.
 
-remote/exec_frames.py is the controller's side. From Python 3.8 on, as all of the exec server.
+ssh/exec_frames.py is the controller's side. From Python 3.8 on, as all of the exec server.
 """
 
 import json

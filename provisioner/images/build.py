@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.clock import now
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import UnavailableError
 from provisioner.family.loader import TaskFamily, check_build_steps
 from provisioner.images.builder import Builder, build, look_into
@@ -41,9 +42,8 @@ from provisioner.images.provisioning import (
 from provisioner.images.reasons import FIRST_BUILD, why
 from provisioner.machines.create import aux_user
 from provisioner.models import BaseImage, MachineSize, SetupData, VMSpec
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 from provisioner.store.images import INPUTS, Image
 

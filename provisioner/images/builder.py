@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from provisioner.clock import now
 from provisioner.clouds.guest_files import GUEST
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines.boot import boot_machines
@@ -22,9 +23,8 @@ from provisioner.machines.destroy import clear_away
 from provisioner.machines.launch import create_alone, launched
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.printable import last_lines
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 
 DEBUGGING = "docs/authoring/debug-install.md says how to find the cause."

@@ -7,13 +7,13 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from provisioner.copying.transfer import Fill, send_input
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.loader import TaskFamily
 from provisioner.models import Environment
 from provisioner.printable import last_lines
-from provisioner.remote.ssh import Connection
-from provisioner.remote.transfer import Fill, send_input
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.validation import shown
 
 HOME = "/root"

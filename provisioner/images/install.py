@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 
 from provisioner.clock import now
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, look_into
@@ -27,9 +28,8 @@ from provisioner.images.layers import Steps, build_over, done_before, present
 from provisioner.images.provisioning import install, read_setup
 from provisioner.images.reasons import FIRST_BUILD, images_of, why
 from provisioner.models import SetupData
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 from provisioner.store.images import ADDED_FILES, INPUTS, Image
 

@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 
 from provisioner.best_effort import describe
 from provisioner.clock import now
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import CapacityError, InfrastructureError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, secrets_in
 from provisioner.images.layer_keys import require_unchanged
 from provisioner.images.provisioning import Account, read_packages, run_steps
 from provisioner.models import BuildStep, Environment, FileBuildStep
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.images import Image
 
 # Of more steps, only those at the end have layers: each is a copy of all that lies between it and the base image.

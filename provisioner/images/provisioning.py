@@ -12,6 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs, packages
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
+from provisioner.copying.transfer import send_archive, send_input
+from provisioner.driver.output_tee import OutputTee
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, TaskError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
@@ -20,11 +23,8 @@ from provisioner.images.family_files import HOME, filler, reading
 from provisioner.images.layer_keys import added_files, files_of, install_files
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
 from provisioner.printable import last_lines
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.output_tee import OutputTee
-from provisioner.remote.ssh import Connection
-from provisioner.remote.transfer import send_archive, send_input
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
 
 # The driver and most build steps need these packages on an aux VM. Debian's own cloud image has them.

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironmentLimits
 
 from provisioner.errors import CommandTimeoutError
-from provisioner.remote.exchange import CANNOT_EXECUTE, Completed
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.ssh.exchange import CANNOT_EXECUTE, Completed
+from provisioner.ssh.output_buffer import BoundedBuffer
 
 
 class Output:

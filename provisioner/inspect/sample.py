@@ -43,8 +43,8 @@ from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Destination, Environment, Phase, Role
 from provisioner.printable import printable
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.home import Home
 
 LABEL_CHARACTERS = 200

@@ -47,7 +47,7 @@ from provisioner.inspect.sample import Ending, SampleMachines
 from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import encodable
-from provisioner.remote.ssh import HANDSHAKE_SECONDS, Connection
+from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
 
 Result = TypeVar("Result")
 

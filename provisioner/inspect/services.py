@@ -34,9 +34,9 @@ from provisioner.inspect.results import file_errors
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.printable import last_lines
-from provisioner.remote.calls import SMALL_CALL_SECONDS
-from provisioner.remote.exchange import CANNOT_EXECUTE, NOT_FOUND, Completed, transfer_seconds
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.calls import SMALL_CALL_SECONDS
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import CANNOT_EXECUTE, NOT_FOUND, Completed, transfer_seconds
 from provisioner.validation import shown
 
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from provisioner.errors import MachineLostError
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, Role
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 
 # Two emulated machines on one busy core need about a minute, a first boot with GPU drivers on EC2 more than five. No
 # healthy machine needs this long.

@@ -6,8 +6,8 @@ from provisioner.clock import now
 from provisioner.errors import MachineLostError
 from provisioner.machines.admission import readmit
 from provisioner.models import Environment, Role
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 
 
 def connect(session: Session, environment: Environment, role: Role) -> Connection:

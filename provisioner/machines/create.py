@@ -8,8 +8,8 @@ from provisioner.clouds.cloud import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Distribution, Endpoint, Environment, Role
-from provisioner.remote.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.session import Session
+from provisioner.ssh.keys import KeyPair, ed25519_key_pair, rsa_key_pair
 from provisioner.store.files import write_atomically
 from provisioner.store.locks import locked
 from provisioner.terraform.render import EnvironmentSpec, MachineSpec, render_network, render_stack

@@ -10,9 +10,9 @@ import contextlib
 from pathlib import Path
 
 from provisioner.models import Environment, Role
-from provisioner.remote.calls import SOCKET, Calls
-from provisioner.remote.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
 from provisioner.session import Session
+from provisioner.ssh.calls import SOCKET, Calls
+from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
 from provisioner.store.locks import locked
 
 

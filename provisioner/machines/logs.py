@@ -10,8 +10,8 @@ from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.machines.parallel import on_all_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Role
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 
 # Bounds for a hostile machine, which may send nothing for ever, or too much.

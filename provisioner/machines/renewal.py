@@ -15,9 +15,9 @@ from provisioner.errors import MachineLostError, TaskError
 from provisioner.machines.parallel import on_all_machines
 from provisioner.models import Environment, Role
 from provisioner.printable import last_lines
-from provisioner.remote.login import Login
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.login import Login
 from provisioner.store.snapshots import SnapshotStore
 
 # A machine that has just gone on answers in a second or two, without KVM and on a busy host in some more.

@@ -15,8 +15,8 @@ from provisioner import strict_json
 from provisioner.best_effort import SURVIVABLE
 from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.remote.keys import KeyPair
-from provisioner.remote.login import Login
+from provisioner.ssh.keys import KeyPair
+from provisioner.ssh.login import Login
 from provisioner.store.files import remove_tree, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked

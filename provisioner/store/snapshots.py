@@ -15,7 +15,7 @@ from pydantic import AwareDatetime
 from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Environment, Record, Role
-from provisioner.remote.keys import KeyPair
+from provisioner.ssh.keys import KeyPair
 from provisioner.store.files import disk_bytes, remove_tree, sync_directory, write_atomically
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.locks import locked

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner.clouds.local import disk, disk_layers, qemu, shutdown, watchdog
+from provisioner.clouds.local import watchdog
+from provisioner.clouds.local.vm import disk, disk_layers, qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from typing import Any
 import paramiko
 from paramiko.common import byte_chr
 
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.command_line import ROOT
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Program, Sshd

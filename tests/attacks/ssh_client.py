@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.models import Endpoint
-from provisioner.remote import ssh
-from provisioner.remote.login import Login
+from provisioner.ssh import connection as ssh
+from provisioner.ssh.login import Login
 from tests.waiting import BOUND_SECONDS
 
 # What the host must survive if the attack succeeds.

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.isolation.canary import VISITORS_AT_ONCE, Canary
+from provisioner.isolation.probes import CanaryPorts
 from provisioner.models import Role
-from provisioner.remote.canary import VISITORS_AT_ONCE, Canary
-from provisioner.remote.probes import CanaryPorts
 from tests.waiting import BOUND_SECONDS, until
 
 WORDS: dict[Role, str] = {"primary": "0123456789abcdef" * 2}

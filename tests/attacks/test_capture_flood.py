@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import captures, network_cards, qemu
+from provisioner.clouds.local.network import captures
+from provisioner.clouds.local.vm import network_cards, qemu
 from provisioner.recording import packets
 from tests.waiting import BOUND_SECONDS
 

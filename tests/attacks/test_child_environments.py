@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import provisioner
-from provisioner.clouds.aws import credentials
+from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.terraform import process
 
@@ -91,7 +91,7 @@ def test_a_terraform_of_local_machines_has_no_secret(tmp_path: Path, monkeypatch
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     process.run(
         tmp_path, "apply", lambda message: heard.append(message["@message"]), 1,
-        cloud_variables=partial(credentials.terraform_variables, api),
+        cloud_variables=partial(stacks.terraform_variables, api),
     )  # fmt: skip
     assert [line for line in heard if "the-controllers-secret" in line] == [
         "AWS_SECRET_ACCESS_KEY=the-controllers-secret"

@@ -9,10 +9,10 @@ import socket
 import struct
 from pathlib import Path
 
-from provisioner.clouds.local import egress_rules
-from provisioner.clouds.local.egress_proxy import PASST_DESCRIPTORS
+from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network.egress_proxy import PASST_DESCRIPTORS
 from tests.local.test_egress_proxy import Host, machine
-from tests.unit.clouds.local import frame_maker
+from tests.unit.clouds.local.network import frame_maker
 
 
 def syn(address: str, port: int, source: int) -> bytes:

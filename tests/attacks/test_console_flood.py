@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import machine_logs
 from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local.vm import machine_logs
 from provisioner.config import Settings
 from provisioner.store.home import Home
 from tests.unit.fakes.world import environment

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from provisioner.clouds.local import credential_port
-from provisioner.clouds.local.credential_port import CredentialPort
+from provisioner.clouds.local.vm import credential_port
+from provisioner.clouds.local.vm.credential_port import CredentialPort
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.port import connected
 

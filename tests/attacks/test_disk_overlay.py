@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.findings import TerminationReason
-from provisioner.clouds.local import disk, kvm, qemu
 from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local.vm import disk, kvm, qemu
 from provisioner.config import Settings
 from provisioner.environment.verdicts import attribute_loss
 from provisioner.errors import CapacityError

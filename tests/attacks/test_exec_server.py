@@ -15,13 +15,13 @@ import pytest
 
 from provisioner.errors import TaskError
 from provisioner.frames import frame
-from provisioner.remote.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exec_frames import ALIVE, EXIT, STARTED, STDERR, STDOUT
 from tests.attacks.hostile_sshd import MEMORY_MIB, attacked, key_file, logged_in, rest
 from tests.campaigns import cases
 from tests.unit.fakes.exec_call import Call, header
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 from tests.waiting import BOUND_SECONDS
 
 PIECE = bytes(60_000)

@@ -24,8 +24,8 @@ from provisioner.errors import AgentError, MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("exhausted"), pytest.mark.campaign]
 FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"

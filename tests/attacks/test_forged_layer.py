@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import pausing
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.clouds.local.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
+from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.vm.disk_layers import UntrustworthyLayerError, create, note_below, put_over, require_plain
 from provisioner.config import Settings
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.progress import Silence

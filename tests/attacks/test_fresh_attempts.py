@@ -17,8 +17,8 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.suite import Run, Suite
 from provisioner.clock import now
 from provisioner.clouds.findings import TerminationReason
-from provisioner.clouds.local import shutdown
 from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local.vm import shutdown
 from provisioner.config import Settings
 from provisioner.environment import agent, lifecycle, operations
 from provisioner.environment.verdicts import attribute_loss, runs

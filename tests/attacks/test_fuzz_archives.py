@@ -13,10 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from provisioner.errors import TaskError
-from provisioner.frames import frame
-from provisioner.remote import transfer
-from provisioner.remote.copy_program import (
+from provisioner.copying import transfer
+from provisioner.copying.copy_program import (
     DIRECTORY,
     END,
     FILE,
@@ -27,6 +25,8 @@ from provisioner.remote.copy_program import (
     TreeSender,
     is_plain_name,
 )
+from provisioner.errors import TaskError
+from provisioner.frames import frame
 from tests.attacks.fuzzing import damaged, fuzz
 from tests.unit.fakes.copies import HostileMachine, directory, file, pieces, tree
 

@@ -22,8 +22,8 @@ from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
 from provisioner.batch.serialization import serializer
 from provisioner.batch.suite import Run, Suite
-from provisioner.cli.batch_results import final_result
-from provisioner.cli.batch_view import BatchView
+from provisioner.cli.commands.batch.results import final_result
+from provisioner.cli.commands.batch.view import BatchView
 from provisioner.costs.ledger import Ledger
 from provisioner.store.home import Home
 from tests.attacks.fuzzing import changed, fuzz

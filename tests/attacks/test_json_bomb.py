@@ -23,8 +23,8 @@ SECONDS = 30
 PROGRAM = """
 import json, pathlib, re, resource, sys, time
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.exchange import Completed
+from provisioner.driver.task_driver import TaskDriver
+from provisioner.ssh.exchange import Completed
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024

@@ -16,16 +16,16 @@ import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_OPEN, MSG_DEBUG, MSG_GLOBAL_REQUEST, MSG_IGNORE
 
 from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
-from provisioner.remote import kept_connection
-from provisioner.remote.calls import SOCKET
-from provisioner.remote.kept_connection import KeptConnection, end_connection, keep_connection
-from provisioner.remote.keys import ed25519_key_pair
 from provisioner.signals import no_check
+from provisioner.ssh import kept_connection
+from provisioner.ssh.calls import SOCKET
+from provisioner.ssh.kept_connection import KeptConnection, end_connection, keep_connection
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import MEMORY_MIB, logged_in, message, send
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 from tests.waiting import until
 
 PIECE = bytes(32_000)

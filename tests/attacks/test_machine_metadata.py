@@ -16,7 +16,7 @@ from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.guest_files import GUEST
 from provisioner.config import Settings
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.remote.keys import ed25519_key_pair, rsa_key_pair
+from provisioner.ssh.keys import ed25519_key_pair, rsa_key_pair
 from tests.homes import new_home
 
 ENVIRONMENT_MODULE = Path(__file__).parents[2] / "terraform" / "aws" / "environment" / "main.tf"

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import HostError
-from provisioner.remote import namespace_program
-from provisioner.remote.namespaces import proxy_command
+from provisioner.ssh import namespace_program
+from provisioner.ssh.namespaces import proxy_command
 from provisioner.store.home import Home
 from tests.command_line import provisioner
 from tests.unit.fakes import enclosed

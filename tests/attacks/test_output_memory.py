@@ -15,11 +15,11 @@ from typing import cast
 
 import pytest
 
+from provisioner.driver.output_tee import LOG_LIMIT_BYTES
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_tee import LOG_LIMIT_BYTES
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 from tests.campaigns import cases
 from tests.command_line import ROOT
 from tests.waiting import BOUND_SECONDS
@@ -30,7 +30,7 @@ SECONDS = 30
 # Runs an attack on what reads a machine's output, and says what that cost.
 PROGRAM = """
 import json, os, pathlib, re, resource, sys, tempfile, time
-from provisioner.cli import log_commands
+from provisioner.cli.commands import logs
 from provisioner.cli.output import Result, render
 from provisioner.clock import now
 from provisioner.environment import operations
@@ -38,9 +38,9 @@ from provisioner.errors import TaskError
 from provisioner.family.scores import parse_intermediate
 from provisioner.models import ScoreLogEntry
 from provisioner.redaction import Redactor
-from provisioner.remote.driver import STREAM_LIMIT_BYTES, TaskDriver
-from provisioner.remote.exchange import Completed
-from provisioner.remote.output_buffer import BoundedBuffer
+from provisioner.driver.task_driver import STREAM_LIMIT_BYTES, TaskDriver
+from provisioner.ssh.exchange import Completed
+from provisioner.ssh.output_buffer import BoundedBuffer
 from provisioner.store.package_list import installed_packages
 
 MIB = 1 << 20
@@ -91,7 +91,7 @@ def shown(piece, *, as_json):
     for name in ("agent", "intermediate_score", "score", "start"):
         (directory / f"{name}.log").write_bytes(piece * (8 * MIB // len(piece)))
     with open("/dev/null", "w") as out:
-        render(log_commands.shown_logs("env", sorted(directory.glob("*.log"))), as_json=as_json, out=out)
+        render(logs.shown_logs("env", sorted(directory.glob("*.log"))), as_json=as_json, out=out)
 
 def printed(piece):
     # As `provisioner agent --json` does once the agent has ended.

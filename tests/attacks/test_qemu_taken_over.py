@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from provisioner.clouds.local import qemu, shutdown
+from provisioner.clouds.local.vm import qemu, shutdown
 from tests.attacks.fuzzing import damaged, fuzz
 from tests.waiting import BOUND_SECONDS
 

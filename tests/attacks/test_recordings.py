@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.local.captures import existing
+from provisioner.clouds.local.network.captures import existing
 from provisioner.machines.recordings import read_capture
 from provisioner.recording import manifest, packets
 from provisioner.recording.calls import Call, CallLog

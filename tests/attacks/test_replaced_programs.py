@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.remote import copy_program, directories, unpack_program
-from provisioner.remote.ssh import Connection
-from provisioner.remote.transfer import download, send_archive, send_input, upload
+from provisioner.copying import copy_program, directories, unpack_program
+from provisioner.copying.transfer import download, send_archive, send_input, upload
+from provisioner.ssh.connection import Connection
 from tests.unit.fakes.copies import ThisHost
 
 PROGRAMS = ("tar", "rm", "mkdir", "mv", "cp", "cat", "chmod", "sh", "bash", "dirname", "python3", "gzip", "true")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.driver.output_tee import OutputTee
 from provisioner.redaction import Redactor
-from provisioner.remote.output_buffer import BoundedBuffer
-from provisioner.remote.output_tee import OutputTee
+from provisioner.ssh.output_buffer import BoundedBuffer
 
 SECRETS = {
     "plain": "hunter2-0123456789abcdef",

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.driver import task_driver as driver_module
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.environment.run import run, run_tests
 from provisioner.errors import CommandTimeoutError, MachineLostError, ProvisionerError, TaskError
 from provisioner.machines import boot, logs
 from provisioner.machines.boot import boot_machines
 from provisioner.models import Environment, ScoreLogEntry, TimeLimits
-from provisioner.remote import calls
-from provisioner.remote import driver as driver_module
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh import calls
+from provisioner.ssh.connection import Connection
 from tests.attacks.hostile_sshd import before_login
 from tests.attacks.test_ssh_server import HANDSHAKES
 from tests.unit.fakes.cloud import FakeCloud
@@ -163,7 +163,7 @@ def test_the_wait_for_a_boot_ends_whatever_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(boot, "BOOT_SECONDS", 2)
-    monkeypatch.setattr("provisioner.remote.ssh.HANDSHAKE_SECONDS", 1)
+    monkeypatch.setattr("provisioner.ssh.connection.HANDSHAKE_SECONDS", 1)
     [env] = created(session, environment())
     with before_login(HANDSHAKES[listener]) as port:
         endpoint = env.endpoints["primary"].model_copy(update={"port": port})

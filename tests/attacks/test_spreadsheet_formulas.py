@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from provisioner.batch.results import Row, as_csv
-from provisioner.cli.cost_commands import _csv
+from provisioner.cli.commands.costs import _csv
 from provisioner.costs.ledger import Entry
 from tests.attacks.entries import entry
 

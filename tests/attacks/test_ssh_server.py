@@ -28,8 +28,8 @@ from paramiko.common import (
 )
 
 from provisioner.frames import frame
-from provisioner.remote.exec_frames import STDOUT
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.exec_frames import STDOUT
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.attacks.hostile_sshd import (
     MEMORY_MIB,
     announce,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import shared_memory, sparse_files
+from provisioner.clouds.local.frozen import shared_memory, sparse_files
 
 MIB = 1 << 20
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2

@@ -23,18 +23,18 @@ from provisioner.batch.live_status import LiveStatus
 from provisioner.batch.records import Batch
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
-from provisioner.cli import machine_commands
-from provisioner.cli.batch_view import BatchView
+from provisioner.cli.commands import machines
+from provisioner.cli.commands.batch.view import BatchView
 from provisioner.cli.output import Result, render, table
 from provisioner.cli.terminal import TerminalProgress, render_error
 from provisioner.errors import TaskError
 from provisioner.frames import frame
-from provisioner.remote.exec_frames import EXIT
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exec_frames import EXIT
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.unit.fakes.world import environment
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 
 WORDS = {
     "title": "\x1b]0;owned\x07",
@@ -161,7 +161,7 @@ def shown_by_exec(data: bytes, piece_bytes: int, *, terminal: bool) -> str:
     if terminal:
         tty.setraw(writer)
     try:
-        listener = machine_commands._Output(writer)
+        listener = machines._Output(writer)
         for start in range(0, len(data), piece_bytes):
             listener(data[start : start + piece_bytes])
         listener.end()
@@ -185,11 +185,11 @@ def test_exec_of_a_command_that_never_started(words: str, tmp_path: Path, monkey
     kept = os.dup(2)
     with Sshd(program) as server:
         session = SimpleNamespace()
-        monkeypatch.setattr(machine_commands, "environment_session", lambda _: (session, environment()))
-        monkeypatch.setattr(machine_commands, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
+        monkeypatch.setattr(machines, "environment_session", lambda _: (session, environment()))
+        monkeypatch.setattr(machines, "connect_kept", lambda *_: Connection(login_to(server, tmp_path)))
         os.dup2(writer, 2)
         try:
-            done = machine_commands.execute("env", ["true"])
+            done = machines.execute("env", ["true"])
         finally:
             os.dup2(kept, 2)
     said = b""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.local.test_egress_proxy import Machine
-from tests.unit.clouds.local.frame_maker import ping, udp
+from tests.unit.clouds.local.network.frame_maker import ping, udp
 
 SOURCES = 20_000
 VICTIM_PORT = 8125

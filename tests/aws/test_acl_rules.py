@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.clouds.aws import images, instance_catalogue
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.network import Network, find_network
+from provisioner.clouds.aws.instances import instance_catalogue
+from provisioner.clouds.aws.network.region import Network, find_network
 from provisioner.errors import HostError, UsageError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws import cost_explorer
 from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.costs import cost_explorer
 from provisioner.errors import HostError, InfrastructureError
 from tests.aws.account import Account
 from tests.aws.proxy import FaultyApi

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.aws import account as account_module
-from provisioner.clouds.aws import images, instance_catalogue
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.cloud import AwsCloud
+from provisioner.clouds.aws.instances import instance_catalogue
 from provisioner.config import Settings
 from provisioner.errors import HostError
 from provisioner.machines import reservations

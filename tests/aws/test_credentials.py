@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.aws import credentials
+from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.errors import HostError, InfrastructureError, StillThereError
 from provisioner.machines.create import create_machines, create_shared_network
@@ -173,7 +173,7 @@ def test_credentials_that_only_a_person_can_renew_are_asked_for(
 ) -> None:
     configured.write_text(configuration)
     api = Api("work" if configuration else None, "us-east-1")
-    for ask in (api.credentials, lambda: credentials.terraform_variables(api, {})):
+    for ask in (api.credentials, lambda: stacks.terraform_variables(api, {})):
         with pytest.raises(HostError, match=message) as caught:
             ask()
         assert "aws login" in (caught.value.hint or "")
@@ -185,7 +185,7 @@ def test_terraform_looks_for_no_credentials_of_its_own(configured: Path) -> None
         "AWS_PROFILE": "other", "AWS_SESSION_TOKEN": "old", "AWS_ROLE_ARN": "arn", "AWS_CA_BUNDLE": "/ca",
         "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1/", "AWS_ENDPOINT_URL": "http://x", "GITHUB_TOKEN": "x",
     }  # fmt: skip
-    assert credentials.terraform_variables(Api("work", "us-east-1"), ours) == {
+    assert stacks.terraform_variables(Api("work", "us-east-1"), ours) == {
         "AWS_CA_BUNDLE": "/ca", "AWS_ENDPOINT_URL": "http://x",
         "AWS_ACCESS_KEY_ID": "found", "AWS_SECRET_ACCESS_KEY": "secret",
     }  # fmt: skip

@@ -12,17 +12,19 @@ from functools import partial
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.aws import images, tagged_resources
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
-from provisioner.clouds.aws.network import find_network
+from provisioner.clouds.aws.cleanup import tagged_resources
+from provisioner.clouds.aws.network.region import find_network
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.environment import lifecycle
 from provisioner.errors import CapacityError, HostError, TerraformError
 from provisioner.family.loader import load_family
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
-from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.aws.account import AMI, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.new_resources import KEY_PAIRS
 from tests.aws.proxy import Fault, FaultyApi, Request
@@ -124,7 +126,7 @@ def test_a_spot_request_that_stays_is_named_with_the_reason(
     api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = environment(session, aux=False)
-    tags = [{"Key": tagged_resources.ENVIRONMENT_TAG, "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
+    tags = [{"Key": ENVIRONMENT_TAG, "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
     account.client().run_instances(
         ImageId=AMI, MinCount=1, MaxCount=1, InstanceMarketOptions={"MarketType": "spot"},
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
@@ -328,7 +330,7 @@ def test_resources_without_tags_are_no_lack_of_rights(
     api: FaultyApi, account: Account, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = account.record(session, REGION)
-    tags = [{"Key": tagged_resources.ENVIRONMENT_TAG, "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
+    tags = [{"Key": ENVIRONMENT_TAG, "Value": record.id}, {"Key": "provisioner:owner", "Value": "me"}]
     account.client().import_key_pair(
         KeyName=f"{record.id}-primary", PublicKeyMaterial=ed25519_key_pair().public.encode(),
         TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags}],

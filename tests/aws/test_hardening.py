@@ -11,9 +11,9 @@ from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.clouds.guest_files import GUEST
 from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment, Role
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 from tests.aws.account import AMI, REGION, Account
 from tests.aws.proxy import FaultyApi
 

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from moto.ec2.models import ec2_backends
 
-from provisioner.clouds.aws import instance_watch, tagged_resources
+from provisioner.clouds.aws import instance_watch
+from provisioner.clouds.aws.cleanup import tagged_resources
 from provisioner.clouds.aws.cloud import AwsCloud
 from provisioner.models import Endpoint, Environment
 from provisioner.session import Session

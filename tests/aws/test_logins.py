@@ -14,7 +14,7 @@ import botocore.tokens
 import pytest
 
 from provisioner.clock import now
-from provisioner.clouds.aws import credentials
+from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.errors import HostError
 from tests.aws.account import Account
@@ -102,7 +102,7 @@ def opened() -> Api:
 
 def token_of(found: Api) -> str:
     """Returns the session token that Terraform gets."""
-    variables = credentials.terraform_variables(found, {})
+    variables = stacks.terraform_variables(found, {})
     assert variables["AWS_SECRET_ACCESS_KEY"] == "testing"
     return variables["AWS_SESSION_TOKEN"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from provisioner import cli
-from provisioner.cli import aws_check
+from provisioner.cli import app
+from provisioner.cli.commands import aws_check
 from provisioner.errors import HostError
 from provisioner.models import Destination
 from provisioner.selftest import plan
@@ -75,7 +75,7 @@ def check(ec2_home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["provisioner", "aws", "check", *arguments])
-        code = cli.main()
+        code = app.main()
         return Ended(code, *capsys.readouterr())
 
     return run

@@ -13,8 +13,8 @@ import pytest
 from moto.scheduler.models import scheduler_backends
 
 from provisioner.clock import now
-from provisioner.clouds.aws import schedules, tagged_resources
 from provisioner.clouds.aws.api import Api
+from provisioner.clouds.aws.cleanup import schedules, tagged_resources
 from provisioner.environment import sweep
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.models import Environment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.aws import user_data
+from provisioner.clouds.aws.instances import user_data
 from provisioner.environment import lifecycle
 from provisioner.errors import UsageError
 from provisioner.family.loader import load_family

@@ -15,8 +15,8 @@ from provisioner.errors import MachineLostError
 from provisioner.machines.connect import connect
 from provisioner.models import Environment, Role
 from provisioner.recording import packets
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.snapshots import SnapshotStore

@@ -16,8 +16,8 @@ from provisioner.clock import now
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import record_environment
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, Role, TaskSetup
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.environments import new_id
 from tests.command_line import ROOT
 

@@ -17,10 +17,10 @@ from provisioner.machines.connect import connect
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment, Role
-from provisioner.remote.calls import SOCKET
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.calls import SOCKET
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 from provisioner.store.environments import new_id
 from tests.kept import keepers
 from tests.waiting import until

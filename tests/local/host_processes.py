@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from provisioner.clouds.local import egress, qemu
+from provisioner.clouds.local.network import egress
+from provisioner.clouds.local.vm import qemu
 from tests.local.conftest import Lab
 
 

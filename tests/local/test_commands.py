@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.copying import transfer
 from provisioner.environment import operations
 from provisioner.errors import TaskError
 from provisioner.frames import frame
 from provisioner.machines.connect import connect
 from provisioner.machines.kept import connect_kept
-from provisioner.remote import transfer
-from provisioner.remote.kept_connection import KeptConnection
-from provisioner.remote.output_buffer import OUTPUT_LIMIT_BYTES
-from provisioner.remote.terminal_program import resize
+from provisioner.ssh.kept_connection import KeptConnection
+from provisioner.ssh.output_buffer import OUTPUT_LIMIT_BYTES
+from provisioner.ssh.terminal_program import resize
 from tests.command_line import CLI, answer, provisioner, started, variables
 from tests.local.conftest import FAMILIES, TOKEN, VARIABLES, Lab
 from tests.unit.fakes.copies import file, tree

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import egress_rules
-from provisioner.clouds.local.egress_counters import Counts, read
-from tests.unit.clouds.local import frame_maker
+from provisioner.clouds.local.network import egress_rules
+from provisioner.clouds.local.network.egress_counters import Counts, read
+from tests.unit.clouds.local.network import frame_maker
 from tests.waiting import BOUND_SECONDS, until
 
 SILENCE_SECONDS = 0.5
@@ -51,7 +51,7 @@ class Machine:
             command = [
                 sys.executable,
                 "-m",
-                "provisioner.clouds.local.egress_proxy",
+                "provisioner.clouds.local.network.egress_proxy",
                 "--fd",
                 str(theirs.fileno()),
                 *options,

@@ -16,9 +16,9 @@ from provisioner.errors import MachineLostError
 from provisioner.family.loader import load_family
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
-from provisioner.remote.calls import SOCKET
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.calls import SOCKET
+from provisioner.ssh.connection import Connection
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("exec")]
 FAMILY = Path(__file__).parents[1] / "contract" / "families" / "echo"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import machine_logs
-from provisioner.clouds.local.credential_port import CREDENTIALS
+from provisioner.clouds.local.vm import machine_logs
+from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
-from provisioner.remote.calls import SOCKET
 from provisioner.session import Session
+from provisioner.ssh.calls import SOCKET
 from tests.local.clones import running
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local.vm import qemu
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from tests.local.clones import running
 from tests.waiting import until
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.copying import transfer
 from provisioner.environment import lifecycle
-from provisioner.environment.isolation_proof import prove_isolation
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.connect import connect
-from provisioner.remote import transfer
 from provisioner.session import Session
 from tests.local.conftest import Lab, environment_of
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.local import machine, snapshots, templates
-from provisioner.clouds.local.pausing import PAUSED_FILE
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.frozen import snapshots, templates
+from provisioner.clouds.local.frozen.pausing import PAUSED_FILE
 from provisioner.models import BaseImage, Environment
 from provisioner.progress import Silence
 from provisioner.session import Session

@@ -16,15 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import kvm, qemu, templates
 from provisioner.clouds.local.cloud import KVM_ANSWER, LocalCloud
+from provisioner.clouds.local.frozen import templates
+from provisioner.clouds.local.vm import kvm, qemu
 from provisioner.config import load_settings
 from provisioner.errors import MachineLostError
 from provisioner.machines.boot import BOOT_SECONDS, boot_machines
 from provisioner.models import BaseImage, Environment
 from provisioner.progress import Silence
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from provisioner.store.files import remove_tree
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.locks import is_locked

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local.vm import qemu
 
 # Events whose first argument is a path, or the descriptor of a file.
 PATHS = (

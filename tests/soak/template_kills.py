@@ -20,8 +20,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from provisioner.clouds.local import templates
 from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.clouds.local.frozen import templates
 from provisioner.config import load_settings
 from provisioner.models import BaseImage
 from provisioner.progress import Silence

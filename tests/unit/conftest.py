@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from provisioner import cli
+from provisioner.cli import app
 from provisioner.session import Session
 from provisioner.signals import SIGNALS
 from provisioner.store.home import Home
@@ -42,7 +42,7 @@ class CommandLine:
 
     def __call__(self, *arguments: str) -> Ended:
         self._monkeypatch.setattr(sys, "argv", ["provisioner", *arguments])
-        code = cli.main()
+        code = app.main()
         captured = self._capsys.readouterr()
         return Ended(code, captured.out, captured.err)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import kvm
+from provisioner.clouds.local.vm import kvm
 from tests.accelerator import accelerator
 
 

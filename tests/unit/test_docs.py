@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
-from provisioner.cli import app
+from provisioner.cli.app import app
 from provisioner.config import Settings
 from provisioner.family import explained
 from provisioner.family.checks.finding import RULES_PAGE, Rule

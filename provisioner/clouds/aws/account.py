@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import ipaddress
 import json
 import time
+import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 
-from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import Api, asking, bucket_region
-from provisioner.clouds.aws.network import HOME_TAG, OWNER_TAG, controller_networks
 from provisioner.clouds.aws.recent import Recent
+from provisioner.clouds.aws.tags import CREATED_TAG, HOME_TAG, LEASE_TAG, OWNER_TAG, timestamp
 from provisioner.config import Settings
 from provisioner.errors import HostError
 from provisioner.models import Environment
@@ -24,6 +25,8 @@ PROVIDER_RETRIES = 2
 LOOK_UP_SECONDS = 60.0
 # The first version that locks a state in S3 by a file beside it (Terraform's documentation, backend "s3").
 LOCKFILE_TERRAFORM = (1, 10)
+# AWS's "Check IP" returns the caller's public address.
+CHECK_IP = "https://checkip.amazonaws.com"
 
 
 @dataclass(frozen=True)
@@ -109,16 +112,16 @@ class Account:
             HOME_TAG: self.home.identity,
             "provisioner:stack": environment.stack,
             "provisioner:batch": environment.batch or "none",
-            tagged_resources.CREATED_TAG: tagged_resources.timestamp(environment.created_at),
+            CREATED_TAG: timestamp(environment.created_at),
         }
 
     def root_files(self, region: str, stack: str) -> dict[str, str]:
         """Returns the files of a Terraform root that configure the provider and, unless it is local, the state.
 
-        Credentials come with each command (credentials.py).
+        Credentials come with each command (stacks.py).
         """
         # Leases are renewed without Terraform.
-        ignored = {"keys": [tagged_resources.LEASE_TAG]}
+        ignored = {"keys": [LEASE_TAG]}
         aws = {"region": region, "max_retries": PROVIDER_RETRIES, "ignore_tags": [ignored]}
         provider = {"provider": {"aws": [aws]}}
         files = {"provider.tf.json": json.dumps(provider, indent=2)}
@@ -132,3 +135,21 @@ class Account:
             terraform = {"required_version": needed, "backend": {"s3": backend}}
             files["backend.tf.json"] = json.dumps({"terraform": terraform}, indent=2)
         return files
+
+
+def controller_networks(given: tuple[str, ...]) -> frozenset[str]:
+    """Returns the networks from which this controller reaches machines: as set, or its own public address.
+
+    Raises:
+        HostError: nothing is set, and the address cannot be determined.
+    """
+    if given:
+        return frozenset(given)
+    try:
+        with urllib.request.urlopen(CHECK_IP, timeout=10) as answer:
+            return frozenset([f"{ipaddress.IPv4Address(answer.read(64).decode().strip())}/32"])
+    except (OSError, ValueError) as error:
+        raise HostError(
+            f"This machine's public address could not be determined: {error}",
+            hint='Set controller_cidrs = ["192.0.2.1/32"] in the configuration, or PROVISIONER_CONTROLLER_CIDRS.',
+        ) from error

@@ -46,6 +46,8 @@ LOGIN_HINT = (
     "`provisioner doctor --cloud aws`."
 )
 INSTALL_HINT = "This installation is incomplete: install provisioner with all its dependencies again (`scripts/setup`)."
+# EC2 shows new resources after some seconds, as a rule (EC2 API reference, "Eventual consistency").
+SHOWN_SECONDS = 5.0
 # EC2's, and those of the other services (EC2 API reference, "Error codes"; AWS SDKs and Tools, "Retry behavior").
 THROTTLED = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException")
 BUCKET_REGION = "x-amz-bucket-region"

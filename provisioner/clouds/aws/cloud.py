@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from provisioner.clouds.aws import dry_runs, policy, schedules
+from provisioner.clouds.aws import dry_runs, policy
 from provisioner.clouds.aws.account import LOCKFILE_TERRAFORM, Account
 from provisioner.clouds.aws.api import RIGHTS_HINT
-from provisioner.clouds.aws.clean_up import AwsCleanUp
+from provisioner.clouds.aws.cleanup import schedules
+from provisioner.clouds.aws.cleanup.clean_up import AwsCleanUp
 from provisioner.clouds.aws.images import AwsImages
-from provisioner.clouds.aws.isolation import AwsIsolation
-from provisioner.clouds.aws.machines import AwsMachines
-from provisioner.clouds.aws.network import Networks
-from provisioner.clouds.aws.placement import AwsPlacement
+from provisioner.clouds.aws.instances.machines import AwsMachines
+from provisioner.clouds.aws.instances.placement import AwsPlacement
+from provisioner.clouds.aws.instances.vcpu_quota import MARKETS, STANDARD
+from provisioner.clouds.aws.network.isolation import AwsIsolation
+from provisioner.clouds.aws.network.region import Networks
 from provisioner.clouds.aws.sizing import AwsSizing
 from provisioner.clouds.aws.stacks import AwsStacks
-from provisioner.clouds.aws.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings
 from provisioner.errors import ProvisionerError

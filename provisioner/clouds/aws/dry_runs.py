@@ -12,11 +12,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from provisioner.clouds.aws import tagged_resources
 from provisioner.clouds.aws.api import NO_LOGIN, REFUSED, THROTTLED, Api, asking, code_of
+from provisioner.clouds.aws.cleanup import tagged_resources
 from provisioner.clouds.aws.images import IMAGE_TAG
-from provisioner.clouds.aws.network import OWNER_TAG
-from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG, LEASE_TAG
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG, LEASE_TAG, OWNER_TAG
 
 TAGS = [{"Key": OWNER_TAG, "Value": "dry-run"}, {"Key": ENVIRONMENT_TAG, "Value": "dry-run"}]
 # The documentation's network (RFC 5737): no rule is ever made of it.

@@ -11,8 +11,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws.api import asking, code_of
-from provisioner.clouds.aws.schedules import ROLE, role_arn
-from provisioner.clouds.aws.tagged_resources import ENVIRONMENT_TAG
+from provisioner.clouds.aws.cleanup.schedules import ROLE, role_arn
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 
 POLICY = "terminate-provisioner-instances"
 SPOT_SERVICE = "spot.amazonaws.com"

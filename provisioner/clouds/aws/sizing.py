@@ -9,13 +9,14 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
-from provisioner.clouds.aws import cost_explorer, vcpu_quota
 from provisioner.clouds.aws.account import Account
+from provisioner.clouds.aws.costs import cost_explorer
+from provisioner.clouds.aws.costs.pricing import Pricing
 from provisioner.clouds.aws.images import vendor_ami
-from provisioner.clouds.aws.instance_types import choose_builder, choose_machines
-from provisioner.clouds.aws.network import Networks
-from provisioner.clouds.aws.pricing import Pricing
-from provisioner.clouds.aws.vcpu_quota import Market, Quotas
+from provisioner.clouds.aws.instances import vcpu_quota
+from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
+from provisioner.clouds.aws.instances.vcpu_quota import Market, Quotas
+from provisioner.clouds.aws.network.region import Networks
 from provisioner.clouds.cloud import Sizing
 from provisioner.clouds.findings import Scarcity
 from provisioner.costs.bill import Bill

@@ -1,4 +1,4 @@
-"""What Terraform is given on AWS: the region's shared network, and each environment's variables."""
+"""What Terraform is given on AWS: the region's shared network, each environment's variables, and the credentials."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
-from provisioner.clouds.aws import acl_rules, credentials, images, launch_rate, schedules, user_data
+from provisioner.clouds.aws import images
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.network import (
-    HOME_TAG,
+from provisioner.clouds.aws.api import SHOWN_SECONDS, Api
+from provisioner.clouds.aws.cleanup import schedules
+from provisioner.clouds.aws.instances import launch_rate, user_data
+from provisioner.clouds.aws.network import acl_rules
+from provisioner.clouds.aws.network.region import (
     NETWORK_TAG,
-    OWNER_TAG,
-    SHOWN_SECONDS,
     Network,
     Networks,
     find_network,
@@ -20,6 +21,7 @@ from provisioner.clouds.aws.network import (
     users_of,
     zones_of,
 )
+from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
 from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
 from provisioner.clouds.module_variables import ModuleVariables, TerraformType
 from provisioner.errors import HostError
@@ -28,6 +30,11 @@ from provisioner.store.images import ImageStore
 
 # No apply asks for more at once than EC2 takes at once.
 PARALLELISM = launch_rate.BUCKET
+# By these, programs find credentials of their own (AWS SDKs and Tools reference guide, "Environment variables").
+OWN_SEARCH = (
+    "AWS_ACCESS_KEY", "AWS_CONTAINER_", "AWS_CREDENTIAL_", "AWS_DEFAULT_PROFILE", "AWS_PROFILE", "AWS_ROLE_",
+    "AWS_SECRET_", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_",
+)  # fmt: skip
 
 
 class AllowlistSubnet(Record):
@@ -75,7 +82,7 @@ class AwsStacks(Stacks):
 
     def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
         """Returns variables of the AWS SDKs, with the credentials that boto3 finds now."""
-        return credentials.terraform_variables(self.account.api, ours)
+        return terraform_variables(self.account.api, ours)
 
     def await_turn(
         self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
@@ -226,3 +233,25 @@ class AwsStacks(Stacks):
     def remove_shared_network(self, environment: Environment) -> None:
         """Removes what this home has created of the region's network."""
         remove_network(self.account.api, environment.placement["region"], self.account.home.identity)
+
+
+def terraform_variables(api: Api, ours: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables for one Terraform command. They reach it by its environment alone: no file, no state.
+
+    Terraform's provider does not know every kind of profile that boto3 does, such as those of `aws login`, and could
+    take another account's credentials. What boto3 returns lasts for ten minutes or more where it can be renewed.
+
+    Args:
+        ours: the controller's environment variables.
+
+    Raises:
+        HostError: there are no credentials, or they have ended and the operator has to log in.
+        InfrastructureError: they could not be renewed now.
+    """
+    kept = {name: value for name, value in ours.items() if name.startswith("AWS_") and not name.startswith(OWN_SEARCH)}
+    found = api.credentials()
+    kept["AWS_ACCESS_KEY_ID"] = found.access_key
+    kept["AWS_SECRET_ACCESS_KEY"] = found.secret_key
+    if found.token:
+        kept["AWS_SESSION_TOKEN"] = found.token
+    return kept

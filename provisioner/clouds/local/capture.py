@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import disk, disk_layers, images, pausing, qemu
+from provisioner.clouds.local import images
+from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.vm import disk, disk_layers, qemu
 from provisioner.errors import CapacityError, ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
 from provisioner.store.images import ImageStore

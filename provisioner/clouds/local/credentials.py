@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from provisioner.clouds.local.egress_rules import GATEWAY, GUEST_ADDRESS, RESOLVER
 from provisioner.clouds.local.images import DISK_GIB
+from provisioner.clouds.local.network.egress_rules import GATEWAY, GUEST_ADDRESS, RESOLVER
 from provisioner.models import Environment, Role
 
 # As the kernel counts a disk's size.

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local import kvm
+from provisioner.clouds.local.vm import kvm
 
 # program -> Debian package
 PROGRAMS = {

@@ -28,22 +28,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from provisioner import child_environment
-from provisioner.clouds.local import (
-    captures,
+from provisioner.clouds.local.frozen import sparse_files, templates
+from provisioner.clouds.local.network import captures, egress
+from provisioner.clouds.local.network.egress import start_program
+from provisioner.clouds.local.vm import (
     confinement,
     credential_port,
     disk,
     disk_layers,
-    egress,
     machine_logs,
+    network_cards,
     qemu,
     shutdown,
-    sparse_files,
-    templates,
 )
-from provisioner.clouds.local.egress import start_program
-from provisioner.clouds.local.network_cards import Link
-from provisioner.clouds.local.users import own_user
+from provisioner.clouds.local.vm.users import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
 from provisioner.store.locks import holders
@@ -65,7 +63,6 @@ ORIGIN_CHARACTERS = 500
 OPEN_FILE = "qemu.open"
 # Written by the controller: the roles of the environment's other machines.
 PEERS = "peers"
-PRIMARY = "primary"
 
 
 class MachineError(Exception):
@@ -178,7 +175,7 @@ def described(directory: Path, settings: Mapping[str, Any]) -> qemu.Launch:
         kernel=str(image.with_name("vmlinuz")),
         initrd=str(image.with_name("initrd.img")),
         kvm=(directory / "accelerator").read_text() == "kvm",
-        link=link_sockets(directory.name, (directory / PEERS).read_text().split()),
+        link=network_cards.link_sockets(directory.name, (directory / PEERS).read_text().split()),
         internet_fd=-1 if settings["full_internet"] or settings["allowed_destinations"] else None,
         user=own_user(directory.parent),
         capture=(directory / captures.WANTED).exists(),
@@ -315,22 +312,6 @@ def _admit(group: int, *paths: Path) -> None:
     for path in paths:
         os.chown(path, -1, group)
         path.chmod(0o710 if path.is_dir() else 0o620)
-
-
-def link_sockets(role: str, peers: Sequence[str]) -> Link:
-    """Returns a machine's sockets of the private link, each with its other end, relative to the machine's directory.
-
-    Two machines send to each other. Where there are more, each sends to the primary machine's QEMU, which passes on
-    what it gets from one to all others, and so is the link's hub.
-
-    Args:
-        peers: the roles of the environment's other machines.
-    """
-    if len(peers) < 2:
-        return tuple(("link.sock", f"../{peer}/link.sock") for peer in peers)
-    if role != PRIMARY:
-        return (("link.sock", f"../{PRIMARY}/link-{role}.sock"),)
-    return tuple((f"link-{peer}.sock", f"../{peer}/link.sock") for peer in sorted(peers))
 
 
 def destroy(directory: Path) -> None:

@@ -18,8 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from provisioner.clouds.local import captures, disk, machine, machine_logs, pausing, qemu
-from provisioner.clouds.local.credential_port import CredentialPort
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.network import captures
+from provisioner.clouds.local.vm import disk, machine_logs, qemu
+from provisioner.clouds.local.vm.credential_port import CredentialPort
 
 EXPIRY = "expires_at"
 # How often it looks. Meanwhile the machine may write to its logs without a bound: half a mebibyte or so.

@@ -19,7 +19,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import IO, Any, Self
 
-from provisioner.clouds.local import qemu
+from provisioner.clouds.local.vm import qemu
 from tests.aws.ec2 import ami
 from tests.aws.ec2.fabric import NARROW_PATH
 from tests.aws.ec2.machine import AS_ON_EC2

@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from provisioner.clouds.local import egress_rules
+from provisioner.clouds.local.network import egress_rules
 from tests.aws.ec2 import packets
 from tests.aws.ec2.network import ICMP, TCP, UDP, Flow, Interface, Network, answers_dns, reachability
 from tests.aws.ec2.packets import Packet

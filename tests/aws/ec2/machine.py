@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from provisioner.clouds.local import kvm, qemu
+from provisioner.clouds.local.vm import kvm, qemu
 from tests.aws.ec2.packets import ROUTER_MAC
 
 KILL_SECONDS = 10

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from provisioner import errors
-from provisioner.cli import app
+from provisioner.cli.app import app
 from provisioner.cli.command import command
 from provisioner.cli.output import Result
 from provisioner.errors import ProvisionerError
@@ -262,7 +262,7 @@ def complete(home: Path, words: str) -> list[str]:
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    program = "from provisioner.cli import app; app(prog_name='provisioner')"
+    program = "from provisioner.cli.app import app; app(prog_name='provisioner')"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False,
         env={**os.environ, **variables, "PROVISIONER_HOME": str(home)},

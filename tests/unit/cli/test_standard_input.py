@@ -17,12 +17,12 @@ import pytest
 
 from provisioner.cli.standard_input import Keys, StandardInput, raw_terminal, terminal_size
 from provisioner.errors import HostError, Interrupted
-from provisioner.remote.login import Login
-from provisioner.remote.ssh import Connection
-from provisioner.remote.terminal_program import resize
 from provisioner.signals import no_shield
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.login import Login
+from provisioner.ssh.terminal_program import resize
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -30,10 +30,10 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-from provisioner.cli.machine_commands import run_here
+from provisioner.cli.commands.machines import run_here
 from provisioner.models import Endpoint
-from provisioner.remote.login import Login
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.login import Login
+from provisioner.ssh.connection import Connection
 from provisioner.signals import Interrupts
 interrupts = Interrupts(print)
 interrupts.install()

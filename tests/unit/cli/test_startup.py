@@ -15,7 +15,7 @@ SLOW = {"paramiko", "boto3", "botocore", "cryptography", "dbos", "sqlalchemy"}
 FAMILY = ROOT / "examples" / "number_guess"
 PROGRAM = """
 import sys
-from provisioner.cli import main
+from provisioner.cli.app import main
 main()
 print(*sys.modules, file=sys.stderr)
 """

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.verdicts import runs
 from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
 from provisioner.models import Environment
-from provisioner.remote.output_tee import LOG_LIMIT_BYTES
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud

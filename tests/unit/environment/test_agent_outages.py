@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 
 from provisioner.clock import now
+from provisioner.copying.transfer import COPY_SECONDS
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.lifecycle import intermediate_score
@@ -21,9 +22,8 @@ from provisioner.environment.verdicts import runs
 from provisioner.errors import TaskError, UsageError
 from provisioner.frames import frame
 from provisioner.models import Environment
-from provisioner.remote.exec_frames import EXIT
-from provisioner.remote.transfer import COPY_SECONDS
 from provisioner.session import Session
+from provisioner.ssh.exec_frames import EXIT
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.exec_call import Call

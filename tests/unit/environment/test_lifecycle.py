@@ -11,7 +11,6 @@ import pytest
 
 from provisioner.environment import lifecycle, operations, planning
 from provisioner.environment.extend import extend
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.errors import (
     CapacityError,
     ImageBuildError,
@@ -23,6 +22,7 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.family.loader import TaskFamily
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import locking
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
 from provisioner.machines.connect import connect
 from provisioner.models import Environment
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from tests.unit.fakes.guest import Fails, Guest
 from tests.unit.fakes.world import environment, told_of, up, with_aux
 

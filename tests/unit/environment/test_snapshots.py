@@ -26,8 +26,8 @@ from provisioner.errors import (
 from provisioner.machines import reservations
 from provisioner.machines.apply_batcher import ApplyBatcher
 from provisioner.models import Environment, ScoreLogEntry
-from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
+from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import RECORD
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore

@@ -25,8 +25,8 @@ from provisioner.errors import CapacityError, InfrastructureError, MachineLostEr
 from provisioner.family.manifest import Resources
 from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
 from provisioner.progress import Progress
-from provisioner.remote.keys import KeyPair
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.keys import KeyPair
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
 
+from provisioner.copying.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_BYTES, UP
 from provisioner.frames import frame
-from provisioner.remote.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_BYTES, UP
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 
 
 def file(name: bytes, content: bytes = b"content", kind: bytes = FILE) -> bytes:

@@ -19,7 +19,7 @@ import paramiko
 
 from provisioner.clouds.guest_files import GUEST
 from provisioner.frames import HEADER, frame
-from provisioner.remote.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT
+from provisioner.ssh.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, STDIN_END, STDOUT
 
 # The real server, without cgroups: those of this host are not for tests.
 SERVER = f"""

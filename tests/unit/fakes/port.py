@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from provisioner.clouds.local import qemu
-from provisioner.clouds.local.credential_port import CredentialPort
+from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm.credential_port import CredentialPort
 from tests.waiting import BOUND_SECONDS
 
 

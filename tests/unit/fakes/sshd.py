@@ -21,8 +21,8 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
-from provisioner.remote.bounded_transport import UNIX_SOCKET_CHANNEL
-from provisioner.remote.keys import KeyPair, ed25519_key_pair
+from provisioner.ssh.bounded_transport import UNIX_SOCKET_CHANNEL
+from provisioner.ssh.keys import KeyPair, ed25519_key_pair
 from tests.unit.fakes.exec_call import Call, in_a_shell, in_bash
 from tests.waiting import BOUND_SECONDS
 

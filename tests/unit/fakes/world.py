@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.environment.isolation_proof import prove_isolation
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.images import build
 from provisioner.images.layer_keys import family_image_name
+from provisioner.isolation.proof import prove_isolation
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.models import BaseImage, Distribution, Environment, MachineRecord, MachineSize, Role, TaskSetup

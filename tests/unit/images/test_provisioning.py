@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
 from provisioner.family.loader import TaskFamily
@@ -23,11 +24,10 @@ from provisioner.images.provisioning import (
 )
 from provisioner.machines.connect import connect
 from provisioner.models import BaseImage, Endpoint, FileBuildStep, SetupData
-from provisioner.remote.driver import TaskDriver
-from provisioner.remote.keys import ed25519_key_pair
-from provisioner.remote.login import Login
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.keys import ed25519_key_pair
+from provisioner.ssh.login import Login
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails, Guest
 from tests.unit.fakes.sshd import Sshd

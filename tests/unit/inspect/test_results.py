@@ -10,7 +10,7 @@ from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
 from provisioner.errors import CommandTimeoutError
 from provisioner.inspect.results import Output, file_error, file_errors
-from provisioner.remote.exchange import Completed
+from provisioner.ssh.exchange import Completed
 
 
 def _output(stdout: bytes = b"", stderr: bytes = b"") -> Output:

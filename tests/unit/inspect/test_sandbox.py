@@ -47,9 +47,9 @@ from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.machines.connect import connect
 from provisioner.models import Distribution
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import HANDSHAKE_SECONDS, Connection
 from provisioner.session import Session
+from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
+from provisioner.ssh.exchange import Completed
 from provisioner.store.images import ImageStore
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP, Fails

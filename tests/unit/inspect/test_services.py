@@ -19,8 +19,8 @@ from provisioner.inspect.configuration import Configuration, configuration_of
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import Container, ServiceSandbox, start
-from provisioner.remote.exchange import Completed
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.exchange import Completed
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 

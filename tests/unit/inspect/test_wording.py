@@ -15,7 +15,9 @@ from provisioner.inspect.wording import for_inspect
 
 PACKAGE = Path(__file__).parents[3] / "provisioner"
 # What reaches Inspect's users: images, clouds, costs and environments. The command line's own messages are its own.
-FOLDERS = ("clouds", "costs", "family", "images", "machines", "terraform", "remote", "store")
+FOLDERS = (
+    "clouds", "copying", "costs", "driver", "family", "images", "isolation", "machines", "ssh", "store", "terraform",
+)  # fmt: skip
 OPTION = re.compile(r"--(?:cloud|region|profile|spot|state|ttl|budget|env-file|allow)(?![\w-])")
 
 

@@ -7,8 +7,8 @@ import pytest
 from provisioner.errors import MachineLostError
 from provisioner.machines import boot
 from provisioner.machines.boot import boot_machines
-from provisioner.remote.keys import ed25519_key_pair
 from provisioner.session import Session
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment

@@ -16,11 +16,11 @@ from provisioner.errors import MachineLostError
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.kept import connect_kept, end_kept
 from provisioner.models import Environment
-from provisioner.remote import kept_connection
-from provisioner.remote.kept_connection import KeptConnection
-from provisioner.remote.keys import ed25519_key_pair
-from provisioner.remote.ssh import Connection
 from provisioner.session import Session
+from provisioner.ssh import kept_connection
+from provisioner.ssh.connection import Connection
+from provisioner.ssh.kept_connection import KeptConnection
+from provisioner.ssh.keys import ed25519_key_pair
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.sshd import Sshd

@@ -12,10 +12,10 @@ import pytest
 from provisioner.recording.calls import CALLS, Call, CallLog
 from provisioner.recording.manifest import seal
 from provisioner.redaction import Redactor
-from provisioner.remote.ssh import Connection
+from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.remote.test_ssh import login_to
+from tests.unit.ssh.test_connection import login_to
 
 
 def recorded(directory: Path) -> list[dict[str, Any]]:

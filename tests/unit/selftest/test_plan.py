@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.aws.instance_catalogue import snapshot
+from provisioner.clouds.aws.instances.instance_catalogue import snapshot
 from provisioner.costs.prices import micro_usd
 from provisioner.family.loader import load_family
 from provisioner.models import Destination

@@ -11,7 +11,7 @@ import pytest
 
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import EnvironmentStore, new_id
 from provisioner.store.home import Home
 from provisioner.store.locks import locked

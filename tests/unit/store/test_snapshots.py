@@ -11,7 +11,7 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.errors import InfrastructureError, UsageError
-from provisioner.remote.keys import ed25519_key_pair
+from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store import snapshots
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import RECORD, Snapshot, SnapshotStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+from provisioner.clouds.aws.instances.user_data import cloud_config
 from provisioner.clouds.aws.policy import policy
-from provisioner.clouds.aws.user_data import cloud_config
 from tests.unit.conftest import CommandLine
 
 # IAM, "IAM and AWS STS quotas": a managed policy holds 6,144 characters, white space not counted.

@@ -10,7 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from provisioner.clouds.local import capture, disk, disk_layers, pausing
+from provisioner.clouds.local import capture
+from provisioner.clouds.local.frozen import pausing
+from provisioner.clouds.local.vm import disk, disk_layers
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import MachineRecord
 from tests.unit.fakes.world import SIZE

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.findings import EnvironmentResources
-from provisioner.clouds.local import disk, disk_layers, kvm, machine, qemu
+from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
+from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UsageError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.local import machine, qemu, templates
-from provisioner.clouds.local.credential_port import CREDENTIALS
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.frozen import templates
+from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.store.home import TEMPLATES
 from tests.waiting import BOUND_SECONDS, until
 

@@ -1,0 +1,102 @@
+"""The commands `aws setup`, `aws policy`, `aws check` and `aws refresh-prices`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provisioner.cli.command import command
+from provisioner.cli.commands.aws_check import check
+from provisioner.cli.output import Result
+from provisioner.cli.sessions import session
+from provisioner.clouds.aws import setup as account_setup
+from provisioner.clouds.aws.api import Api, asking
+from provisioner.clouds.aws.costs import price_files
+from provisioner.clouds.aws.costs.pricing import PRICE_LIST
+from provisioner.clouds.aws.instances import instance_catalogue
+from provisioner.clouds.aws.policy import policy as rights
+from provisioner.config import checked, load_settings
+from provisioner.errors import UsageError
+from provisioner.store.files import write_atomically
+
+ROLES_REGION = "us-east-1"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name="aws")
+    command(group, "setup", help="Make, once in an account, the roles that provisioner needs; for an administrator.")(
+        setup
+    )
+    command(group, "policy", help="Print the IAM policy with exactly the rights that provisioner needs.")(policy)
+    command(group, "check", help="Test on your own account what provisioner does there, usually for under a dollar.")(
+        check
+    )
+    command(group, "refresh-prices", help="Read AWS's public price lists, for when its API cannot be asked.")(
+        refresh_prices
+    )
+
+
+def _region(name: str) -> str:
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)+-\d+", name):
+        raise UsageError(f"--region {name!r} is not the name of an AWS region, such as us-east-1.")
+    return name
+
+
+def setup(
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
+    ] = None,
+) -> Result:
+    """Makes the roles, or corrects them."""
+    settings = load_settings() if profile is None else checked(profile=profile)
+    # Roles belong to no region.
+    api = Api(settings.profile, settings.region or ROLES_REGION)
+    with asking("Asking AWS for the account of these credentials"):
+        account = str(api.client("sts").get_caller_identity()["Account"])
+    done = account_setup.set_up(api.client("iam"), account)
+    return Result({"account": account, "done": done}, "\n".join(done))
+
+
+def policy(
+    *,
+    for_setup: Annotated[
+        bool, typer.Option("--setup", help="The rights that `aws setup` needs instead, for an administrator.")
+    ] = False,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="s3://BUCKET/PREFIX", help="Terraform's state in S3.", show_default=False),
+    ] = None,
+) -> Result:
+    """Prints the policy as IAM accepts it."""
+    settings = load_settings() if state is None else checked(state=state)
+    document = account_setup.policy() if for_setup else rights(settings.state)
+    return Result(document, json.dumps(document, indent=2))
+
+
+def refresh_prices(
+    region: Annotated[
+        list[str] | None,
+        typer.Option("--region", help="Region whose prices to read; repeatable. Default: the snapshot's."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Default: a file in the provisioner home.", show_default=False),
+    ] = None,
+) -> Result:
+    """Reads AWS's public price list files, without credentials."""
+    opened = session()
+    shipped = instance_catalogue.snapshot()
+    regions = [_region(name) for name in region] if region else sorted(shipped.prices)
+    price_list = price_files.fetch(regions, {machine_type.name for machine_type in shipped.types}, opened.progress.note)
+    path = output or opened.home.root / "market" / PRICE_LIST
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, price_list.model_dump_json(indent=1))
+    count = sum(len(prices) for prices in price_list.prices.values())
+    data = {"file": str(path), "date": str(price_list.date), "regions": regions, "prices": count}
+    return Result(data, f"{count} prices of {price_list.date} in {path}")

@@ -1,0 +1,1 @@
+"""The commands of the group `batch`, and what they show and write."""

@@ -1,0 +1,100 @@
+"""Lets a controller whose address has changed reach the machines that run.
+
+What was created for its old address stays as it is: another controller may have that address, too. Only where an
+environment's own network ACL has no room for both, the new one takes the place of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from provisioner.clouds.aws.api import Api, asking, tagged
+from provisioner.clouds.aws.network import acl_rules
+from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
+from provisioner.models import Environment
+
+# In a placement: the networks of the controller that created the environment, apart by spaces.
+CONTROLLERS = "controllers"
+SSH = 22
+# Replies go to whatever port the controller's client chose.
+REPLIES = {"From": 1024, "To": 65535}
+
+
+def is_locked_out(placement: Mapping[str, str], own: Collection[str]) -> bool:
+    """Whether an environment was created from other networks than the controller has now. Pure."""
+    known = placement.get(CONTROLLERS, "").split()
+    return bool(known) and not set(own) <= set(known)
+
+
+def admit(api: Api, environment: Environment, own: Collection[str]) -> None:
+    """Opens SSH for networks in an environment's security group and, if it has an allowlist, in its own subnet.
+
+    Raises:
+        HostError, InfrastructureError: AWS does not do it.
+    """
+    region = environment.placement["region"]
+    ec2, filters = api.client("ec2", region), tagged(ENVIRONMENT_TAG, environment.id)
+    with asking(f"Letting this controller's new address in to {environment.id}"):
+        for group in ec2.describe_security_groups(Filters=filters)["SecurityGroups"]:
+            for cidr in sorted(set(own) - _sources(group)):
+                rule = {"IpProtocol": "tcp", "FromPort": SSH, "ToPort": SSH, "IpRanges": [{"CidrIp": cidr}]}
+                ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
+        tables = ec2.describe_route_tables(Filters=filters)["RouteTables"]
+        for acl in ec2.describe_network_acls(Filters=filters)["NetworkAcls"]:
+            if not acl_rules.fits(api, region, _rules_with(acl, own)):
+                _forget_others(ec2, acl, tables, own)
+            _add_entries(ec2, acl, own)
+        for table in tables:
+            _add_routes(ec2, table, own)
+
+
+def _sources(group: Mapping[str, Any]) -> set[str]:
+    """The networks from which a group lets SSH in."""
+    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == SSH]
+    return {row["CidrIp"] for rule in rules for row in rule["IpRanges"]}
+
+
+def _rules_with(acl: Mapping[str, Any], own: Collection[str]) -> int:
+    """How many rules an ACL has in each direction once it lets in these networks, too."""
+    incoming = [row["CidrBlock"] for row in acl["Entries"] if not row["Egress"] and row["RuleAction"] == "allow"]
+    return len({*incoming, *own}) + len(incoming) - len(set(incoming)) + acl_rules.DENIES
+
+
+def _forget_others(
+    ec2: Any, acl: Mapping[str, Any], tables: Collection[Mapping[str, Any]], own: Collection[str]
+) -> None:
+    """Removes the rules and the routes of all controllers' networks but these."""
+    rules = [row for row in acl["Entries"] if row["RuleNumber"] < acl_rules.FIRST_OF_ALLOWLIST]
+    others = {row["CidrBlock"] for row in rules} - set(own)
+    for row in rules:
+        if row["CidrBlock"] in others:
+            ec2.delete_network_acl_entry(
+                NetworkAclId=acl["NetworkAclId"], RuleNumber=row["RuleNumber"], Egress=row["Egress"]
+            )
+    allowed = {row.get("CidrBlock") for row in acl["Entries"] if row not in rules}
+    for table in tables:
+        for route in table["Routes"]:
+            if (network := route.get("DestinationCidrBlock")) in others - allowed:
+                ec2.delete_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock=network)
+
+
+def _add_routes(ec2: Any, table: Mapping[str, Any], own: Collection[str]) -> None:
+    ways = {row["DestinationCidrBlock"]: row.get("GatewayId", "") for row in table["Routes"]}
+    gateway = next(way for way in ways.values() if way.startswith("igw-"))
+    for cidr in sorted(set(own) - ways.keys()):
+        ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock=cidr, GatewayId=gateway)
+
+
+def _add_entries(ec2: Any, acl: Mapping[str, Any], own: Collection[str]) -> None:
+    rows = [row for row in acl["Entries"] if row["RuleNumber"] < acl_rules.FIRST_OF_ALLOWLIST]
+    present = {(row["Egress"], row["CidrBlock"]) for row in rows}
+    known = {row["CidrBlock"]: row["RuleNumber"] for row in rows}
+    numbers = acl_rules.numbered({*known, *own}, known)
+    for egress, ports in ((True, REPLIES), (False, {"From": SSH, "To": SSH})):
+        for cidr in own:
+            if (egress, cidr) not in present:
+                ec2.create_network_acl_entry(
+                    NetworkAclId=acl["NetworkAclId"], RuleNumber=numbers[cidr], Protocol="6", RuleAction="allow",
+                    Egress=egress, CidrBlock=cidr, PortRange=ports,
+                )  # fmt: skip

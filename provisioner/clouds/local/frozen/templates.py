@@ -1,0 +1,370 @@
+"""Freezes a machine that has booted and waits for its credentials, so that other machines resume from there.
+
+Standard library only.
+
+A template is a directory beside the image's disk: the machine's memory, its devices' state and a layer over the
+image's disk. It belongs to one image, size and set of cards, to one QEMU, and to one boot of this host: what a crash of
+the host left half-written is never used. The machine has no identity yet: credentials.pl waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from provisioner import unix_socket
+from provisioner.clouds.local.frozen import scratch_qemu, shared_memory, sparse_files
+from provisioner.clouds.local.vm import credential_port, disk, disk_layers, machine_logs, qemu
+from provisioner.printable import last_lines, printable
+from provisioner.store.files import remove_tree
+from provisioner.store.home import TEMPLATES, UNFINISHED
+from provisioner.store.locks import locked
+
+MEMORY, STATE, DISK, RECORD = scratch_qemu.MEMORY, "state", "disk.qcow2", "template.json"
+CONSOLE = machine_logs.SERIAL
+PARTS = (MEMORY, STATE, DISK, CONSOLE, RECORD)
+CHECKED = (MEMORY, STATE, DISK)
+# A template's disk takes some MiB; a snapshot's, what its machine has written since its image.
+DISK_HASH_BYTES = 256 << 20
+# Two emulated machines on one busy core need about a minute. No healthy machine needs this long.
+BOOT_SECONDS = 150
+# A machine whose CPU is emulated hung twice as it booted on a busy host, most likely as its kernel tested the timer
+# (qemu.EMULATED_BOOT); its console had not been read.
+BOOTS = 2
+# What is told of the console of one that does not.
+CONSOLE_BYTES = 300
+FREEZE_SECONDS = 60
+# How long a machine waits for the copy of the memory, which others make or look for, and for each GiB of the memory.
+# A destroy may wait for this.
+COPY_SECONDS = 30
+COPY_SECONDS_PER_GIB = 10
+# The state of the devices takes less than a MiB. One that was taken over could write for as long as it is waited for.
+STATE_LIMIT_BYTES = 64 << 20
+# Longer than a process looks for a copy, and shorter than any boot.
+DISCARD_SECONDS = 1.0
+# A template that could not be made is not tried again for so long.
+FAILURE_SECONDS = 600.0
+LOOK_SECONDS = 0.5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class TemplateError(Exception):
+    """There is no template to start from. The message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A finished template.
+
+    Args:
+        directory: what it consists of.
+        made: what tells it from one that is made anew in its place; empty if that does not matter.
+    """
+
+    directory: Path
+    made: str = field(default="", compare=False)
+
+    @property
+    def failure(self) -> Path:
+        """Why it could not be made at the last try."""
+        return self.directory.with_name(f"{self.directory.name}.failed")
+
+    @property
+    def disk(self) -> Path:
+        """The layer over the image's disk."""
+        return self.directory / DISK
+
+    @property
+    def state(self) -> Path:
+        """The devices' state, as QEMU's migration writes it."""
+        return self.directory / STATE
+
+    @property
+    def lock(self) -> Path:
+        """The lock of a process that makes the template or looks for a copy of its memory."""
+        return self.directory.with_name(f"{self.directory.name}.lock")
+
+    @property
+    def holders(self) -> Path:
+        """The processes that have a copy of its memory (shared_memory.py)."""
+        return self.directory / "holders.json"
+
+    @property
+    def console(self) -> Path:
+        """What the machine wrote to its console until it was frozen."""
+        return self.directory / CONSOLE
+
+    @property
+    def memory(self) -> Path:
+        """The machine's memory."""
+        return self.directory / MEMORY
+
+
+def key(image: Path, launch: qemu.Launch) -> str:
+    """Names the template of a machine: the host's boot, and a hash of all that its state depends on.
+
+    Args:
+        image: the image's disk.
+        launch: how the machine will start; what differs from one machine of the kind to another does not count.
+    """
+    internet = None if launch.internet_fd is None else 0
+    alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
+    program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
+    files = [program, image, Path(launch.kernel), Path(launch.initrd)]
+    parts = [qemu.command(scratch_qemu.adapted(alike)), [disk_layers.identity(path) for path in files]]
+    return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+
+
+def _boot() -> str:
+    return BOOT_ID.read_text()[:8]
+
+
+def obtain(image: Path, launch: qemu.Launch, tell: Callable[[str], None]) -> Template:
+    """Returns the template for a machine. The first that asks makes it; others wait meanwhile.
+
+    Args:
+        image: the image's disk.
+        launch: how the machine will start; its internet_fd may be any number.
+        tell: receives a line when it begins to make a template, when it has made one, and when it waits for one.
+
+    Raises:
+        TemplateError: it cannot be made.
+    """
+    try:
+        name = key(image, launch)
+        home = image.parent / TEMPLATES
+        template = Template(home / name)
+        if usable(template, launch):
+            return replace(template, made=_made(template.directory))
+        size = f"{launch.cpus} CPU{'s' * (launch.cpus > 1)} and {launch.memory_mib / 1024:g} GiB of memory"
+        what = f"a template of {image.parent.name} with {size}"
+        home.mkdir(mode=0o700, exist_ok=True)
+        waiting = f"Waiting for {what}, which another start makes"
+        with locked(template.lock, on_wait=lambda: tell(waiting), make_parents=False):
+            if not usable(template, launch):
+                _require_no_recent_failure(template)
+                begin = time.monotonic()
+                tell(f"Making {what} (only once; takes as long as a boot)")
+                with contextlib.suppress(OSError):
+                    remove_tree(template.directory)
+                _remove_outdated(home)
+                try:
+                    _make(template, image, launch)
+                except (OSError, subprocess.SubprocessError, qemu.QMPError) as error:
+                    template.failure.write_text(str(error))
+                    raise
+                template.failure.unlink(missing_ok=True)
+                tell(f"Made {what} ({time.monotonic() - begin:.1f} s)")
+        return replace(template, made=_made(template.directory))
+    except (OSError, ValueError, subprocess.SubprocessError, qemu.QMPError) as error:
+        raise TemplateError(f"no template could be made: {error}") from error
+
+
+def usable(template: Template, launch: qemu.Launch) -> bool:
+    """Whether a template is there, has all its parts in their sizes, and is our own user's.
+
+    What is in them is compared once it is needed (`opened`).
+    """
+    try:
+        record = json.loads((template.directory / RECORD).read_bytes())
+        for path in (template.directory, template.disk, template.state, template.memory, template.console):
+            status = path.lstat()
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                return False
+        sizes = [(template.directory / name).stat().st_size == record[name]["bytes"] for name in CHECKED]
+        return all(sizes) and template.memory.stat().st_size == launch.memory_mib << 20
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def discard(template: Template) -> None:
+    """Removes a template, unless another start makes it anew or has. Machines that run from it keep its files open."""
+    with (
+        contextlib.suppress(OSError),
+        locked(template.lock, wait_seconds=DISCARD_SECONDS, make_parents=False),
+    ):
+        if template.made in ("", _made(template.directory)):
+            remove_tree(template.directory)
+
+
+def _made(directory: Path) -> str:
+    """Tells a template from another of the same name. Empty if there is none."""
+    try:
+        status = (directory / RECORD).stat()
+    except OSError:
+        return ""
+    return f"{status.st_ino} {status.st_ctime_ns}"
+
+
+def _require_no_recent_failure(template: Template) -> None:
+    """Requires that no try to make it has failed just now: each try takes as long as a boot.
+
+    Raises:
+        OSError: one has.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        seconds = time.time() - template.failure.stat().st_mtime
+        if 0 <= seconds < FAILURE_SECONDS:
+            raise OSError(f"that failed {seconds:.0f} s ago: {template.failure.read_text()[:500]}")
+
+
+def _remove_outdated(home: Path) -> None:
+    """Removes the templates that an earlier boot of this host has left."""
+    for path in home.iterdir():
+        if not path.name.removeprefix(UNFINISHED).startswith(f"{_boot()}-"):
+            with contextlib.suppress(OSError):
+                if path.is_dir():
+                    remove_tree(path)
+                else:
+                    path.unlink()
+
+
+def _make(template: Template, image: Path, launch: qemu.Launch) -> None:
+    """Boots a machine, freezes it, and moves its files to the template's place.
+
+    Raises:
+        OSError, subprocess.SubprocessError, qemu.QMPError: it failed. Nothing is left.
+    """
+    directory = template.directory.with_name(f"{UNFINISHED}{template.directory.name}")
+    for boots_left in reversed(range(BOOTS)):
+        remove_tree(directory)
+        directory.mkdir(mode=0o700)
+        try:
+            disk_layers.create(directory / DISK, image)
+            _boot_and_freeze(directory, launch)
+            complete(directory)
+            directory.rename(template.directory)
+            return
+        except TimeoutError:
+            if not boots_left:
+                raise
+        finally:
+            remove_tree(directory)
+
+
+def _boot_and_freeze(directory: Path, launch: qemu.Launch) -> None:
+    deadline = time.monotonic() + BOOT_SECONDS
+    with scratch_qemu.running(launch, directory, DISK, BOOT_SECONDS + FREEZE_SECONDS) as (process, qmp):
+        _wait_for_question(directory, deadline)
+        qmp.execute("stop")
+        write_state(qmp, directory)
+        process.wait(FREEZE_SECONDS)
+
+
+def _wait_for_question(directory: Path, deadline: float) -> None:
+    """Waits until the machine asks for its credentials.
+
+    Raises:
+        OSError: it does not, or has ended.
+    """
+    with socket.socket(socket.AF_UNIX) as port:
+        unix_socket.connect(port, directory / qemu.PORT)
+        port.settimeout(LOOK_SECONDS)
+        said = None
+        while said is None:
+            machine_logs.trim_all(directory)  # it has no watchdog, and what install() left runs in it
+            if disk.nearly_full(directory):
+                raise OSError("the host's disk is nearly full")
+            try:
+                said = port.recv(1)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    problem = "the machine did not ask for its credentials in time"
+                    raise TimeoutError(f"{problem}; its console ends with: {_last_said(directory)}") from None
+        if said != bytes([credential_port.WANTS_CREDENTIALS]):
+            raise OSError("the machine ended, or asked for something else, before it waited for its credentials")
+
+
+def _last_said(directory: Path) -> str:
+    """Returns the end of a machine's console, as one line."""
+    with (directory / machine_logs.SERIAL).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - CONSOLE_BYTES))
+        return printable(last_lines(file.read(CONSOLE_BYTES).decode(errors="replace"), CONSOLE_BYTES)) or "nothing"
+
+
+def write_state(qmp: qemu.QMP, directory: Path) -> None:
+    """Writes the devices' state of a stopped machine, whose memory is a file already, and ends its QEMU.
+
+    Args:
+        directory: the machine's.
+    """
+    qmp.execute("migrate-set-capabilities", capabilities=qemu.SHARED_MEMORY_STAYS)
+    with (directory / STATE).open("wb") as file:
+        qmp.pass_file("state", file.fileno())
+        qmp.execute("migrate", uri="fd:state")
+        qmp.wait_for_migration(time.monotonic() + FREEZE_SECONDS, lambda: _check_size(file.fileno()))
+    qmp.execute("quit")
+
+
+def _check_size(state: int) -> None:
+    if os.fstat(state).st_size > STATE_LIMIT_BYTES:
+        raise qemu.QMPError(f"its devices' state takes more than {STATE_LIMIT_BYTES >> 20} MiB")
+
+
+def complete(directory: Path) -> None:
+    """Writes down the size and a hash of each part, so that a damaged one is noticed, and removes sockets and logs."""
+    record = {}
+    for name in CHECKED:
+        with (directory / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            record[name] = {"bytes": size, "sha256": _digest(name, file.fileno())}
+    (directory / RECORD).write_text(json.dumps(record))
+    for path in directory.iterdir():
+        if path.name not in PARTS:
+            path.unlink()
+
+
+def _digest(part: str, file: int) -> str:
+    """Returns the hash of a part that is open; empty for a disk that would take too long at each start."""
+    too_large = part == DISK and os.fstat(file).st_size > DISK_HASH_BYTES
+    return "" if too_large else sparse_files.digest_of(file)
+
+
+@contextlib.contextmanager
+def opened(template: Template) -> Iterator[tuple[int, int]]:
+    """Opens a template for a machine that resumes from it, and yields descriptors of its memory and its state.
+
+    Raises:
+        DamagedError: a part of it is not what it was when the template was made.
+        OSError: it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        with _copying(template):  # all of it: meanwhile it may have been made anew
+            digests = _digests(template)
+            parts = {part: stack.enter_context((template.directory / part).open("rb")) for part in (STATE, DISK)}
+            memory = shared_memory.opened(template.memory, template.holders, digests[MEMORY])
+            stack.callback(os.close, memory)
+        for part, file in parts.items():  # other starts need not wait for that
+            if _digest(part, file.fileno()) != digests[part]:
+                raise sparse_files.DamagedError(template.directory / part)
+        yield memory, parts[STATE].fileno()
+
+
+def _digests(template: Template) -> dict[str, str]:
+    try:
+        record = json.loads((template.directory / RECORD).read_bytes())
+        return {name: str(record[name]["sha256"]) for name in CHECKED}
+    except (ValueError, LookupError, TypeError):
+        raise sparse_files.DamagedError(template.directory / RECORD) from None
+
+
+def _copying(template: Template) -> contextlib.AbstractContextManager[None]:
+    """Locks a template. No holder may need longer than a copy of its memory takes."""
+    gib = template.memory.stat().st_size >> 30
+    return locked(template.lock, wait_seconds=COPY_SECONDS + gib * COPY_SECONDS_PER_GIB, make_parents=False)
+
+
+def add_holder(template: Template, pid: int, memory: int) -> None:
+    """Notes that a machine's watchdog keeps the memory open, for other machines that resume from the template."""
+    # The template may be gone, or just be made anew, which does this one no harm.
+    with contextlib.suppress(OSError), _copying(template):
+        shared_memory.add_holder(template.holders, pid, memory)

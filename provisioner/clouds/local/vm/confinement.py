@@ -1,0 +1,138 @@
+"""Changes what this process may do, by the kernel's means: privileges, namespaces, routes, socket filters.
+
+Standard library only; Linux only. What Python does not offer is called through the C library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import ipaddress
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from provisioner.clouds.local.vm.users import own_user
+
+# linux/sched.h, linux/prctl.h, linux/sockios.h, linux/rtnetlink.h, linux/filter.h, asm-generic/socket.h
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE = 24, 0x405
+_RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL, _RTA_DST, _RTA_OIF = 255, 4, 254, 2, 1, 4
+_BPF_LOAD_WORD, _BPF_AND, _BPF_JUMP_IF_EQUAL, _BPF_RETURN, _SKF_NET_OFF = 0x20, 0x54, 0x15, 0x06, 0xFFF00000
+_SO_ATTACH_FILTER = 26
+
+
+def give_up_privileges() -> None:
+    """Becomes a user of its own if started as root, leaves its directory, and raises the limit on open files."""
+    user = own_user(Path())  # with a group of its own, too: it shares nothing with QEMU
+    os.chdir("/")
+    if user:
+        os.setgroups([])
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
+    _libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_open_files(count: int) -> None:
+    """Limits how many files and sockets this process, and what it becomes, may have open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends.
+
+    Args:
+        parent: the parent's pid.
+
+    Raises:
+        ProcessLookupError: the parent ended before the kernel was asked.
+    """
+    _libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"process {parent} has ended")
+
+
+def enter_namespace() -> None:
+    """Moves this process into a new user and network namespace; its user and group stay the same."""
+    uid, gid = os.getuid(), os.getgid()
+    _libc("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # lost with root; without it /proc/self belongs to root
+    _libc("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def leave_network() -> None:
+    """Moves this process into a new network namespace, with nothing in it but loopback.
+
+    Raises:
+        OSError: the kernel forbids it: user namespaces are switched off, or a container lacks CAP_SYS_ADMIN.
+    """
+    if os.geteuid() == 0:
+        _libc("unshare", _CLONE_NEWNET)  # in a user namespace, QEMU could not become another user
+    else:
+        enter_namespace()
+    _bring_up_loopback()
+
+
+def make_networks_local(networks: Iterable[ipaddress.IPv4Network]) -> None:
+    """Brings up loopback and makes every address of the networks local: `ip route add local CIDR dev lo`."""
+    _bring_up_loopback()
+    loopback = socket.if_nametoindex("lo")
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        for network in networks:
+            kind = (_RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL)
+            body = struct.pack("=8BI", socket.AF_INET, network.prefixlen, 0, 0, *kind, 0)
+            body += struct.pack("=HH4s", 8, _RTA_DST, network.network_address.packed)
+            body += struct.pack("=HHI", 8, _RTA_OIF, loopback)
+            netlink.send(struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE, 1, 0) + body)
+            error = -struct.unpack_from("=i", netlink.recv(4096), 16)[0]  # NLMSG_ERROR; 0 is the acknowledgement
+            if error:
+                raise OSError(error, f"route to {network}: {os.strerror(error)}")
+
+
+def _bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = bytearray(struct.pack("16sh22x", b"lo", 0))  # struct ifreq
+        fcntl.ioctl(control, _SIOCGIFFLAGS, request)
+        struct.pack_into("h", request, 16, struct.unpack_from("h", request, 16)[0] | _IFF_UP)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, request)
+
+
+def listen(port: int, networks: Iterable[ipaddress.IPv4Network]) -> socket.socket:
+    """Listens on every local address, with a socket filter that drops packets to any but these networks."""
+    steps: list[tuple[int, int, int, int]] = []
+    for network in networks:
+        steps += [
+            (_BPF_LOAD_WORD, 0, 0, _SKF_NET_OFF + 16),  # the destination in the IPv4 header
+            (_BPF_AND, 0, 0, int(network.netmask)),
+            (_BPF_JUMP_IF_EQUAL, 0, 1, int(network.network_address)),
+            (_BPF_RETURN, 0, 0, 0xFFFFFFFF),
+        ]
+    program = b"".join(struct.pack("=HBBI", *step) for step in [*steps, (_BPF_RETURN, 0, 0, 0)])
+    code = ctypes.create_string_buffer(program, len(program))
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    attached = struct.pack("@HP", len(steps) + 1, ctypes.addressof(code))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, attached)
+    listener.bind(("0.0.0.0", port))  # noqa: S104 - in the closed namespace
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def _libc(function: str, *arguments: int) -> None:
+    """Calls a function of the C library; raises OSError if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Through c_ulong: these functions are variadic, and the kernel refuses rubbish in the upper halves.
+    if getattr(libc, function)(*(ctypes.c_ulong(argument) for argument in arguments)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function}: {os.strerror(code)}")

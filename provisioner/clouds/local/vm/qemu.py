@@ -1,0 +1,374 @@
+"""QEMU's command line (pure), its pidfile and its QMP socket. Standard library only: Terraform starts it.
+
+Never starts a process itself; machine.py does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from provisioner import unix_socket
+from provisioner.clouds.local.vm import shutdown
+from provisioner.clouds.local.vm.network_cards import Link, captured, network
+from provisioner.clouds.local.vm.users import User
+
+PROGRAM = "qemu-system-x86_64"
+
+# Emulated, `max` boots a third slower than a named model; NumPy's wheels need x86-64-v2.
+EMULATED_CPU = "Nehalem"
+# An emulated CPU does not speculate and is slow at testing ciphers; on a busy host a kernel finds its timer broken and
+# stops ("IO-APIC + timer doesn't work"). Linux' kernel-parameters.txt.
+EMULATED_BOOT = " mitigations=off cryptomgr.notests no_timer_check"
+# What QEMU may keep of translated code. By default it is a gigabyte, of which a short task fills 200 MiB; with half of
+# this, machines need a fifth more CPU time, as they translate again what was thrown away.
+TRANSLATED_CODE_MIB = 128
+
+# QEMU's own name of a machine's memory on this kind of board: whether or not it is a file, its state is the same.
+MEMORY = "pc.ram"
+# QMP's capabilities for a migration in which memory that is a file stays where it is, and for one in which all goes.
+SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
+ALL_MEMORY_GOES = [{"capability": "x-ignore-shared", "state": False}]
+# The socket of the machine's end of its virtio-serial port.
+PORT = "credentials.sock"
+# For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
+STATUS_SECONDS = 5.0
+
+# A machine that took QEMU over answers what it likes.
+LINE_BYTES = 1 << 20
+MESSAGE_CHARACTERS = 500
+MOST_OF_A_VERSION = 1000
+SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that QEMU's command line depends on. File names are relative to the machine's directory.
+
+    Args:
+        cpus: virtual CPUs.
+        memory_mib: memory in MiB.
+        kernel, initrd: absolute paths.
+        kvm: whether KVM works on this host.
+        link: its sockets of the private link; none for a machine that is alone. With more than one, this QEMU is the
+            link's hub.
+        internet_fd: file descriptor connected to the egress proxy, or None if the machine may reach nothing outside.
+        user: the user that QEMU becomes once it has opened its files; None for the one that starts it.
+        disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
+        memory: file that is the machine's memory; None for memory of its own.
+        frozen: whether the file holds a frozen machine's memory, from which this one resumes without changing the file.
+        capture: whether what the link and the internet card carry is written to files (captures.py).
+    """
+
+    cpus: int
+    memory_mib: int
+    kernel: str
+    initrd: str
+    kvm: bool
+    link: Link
+    internet_fd: int | None
+    user: User | None
+    disk_fds: tuple[int, ...] = ()
+    memory: str | None = None
+    frozen: bool = False
+    capture: bool = False
+
+
+def command(launch: Launch) -> list[str]:
+    """Returns QEMU's argument list for one machine.
+
+    The management card is user networking with restrict=on: the guest reaches nothing through it, and a forwarded port
+    of QEMU's own network namespace reaches sshd.
+    """
+    accelerator = "kvm" if launch.kvm else f"tcg,tb-size={TRANSLATED_CODE_MIB}"
+    boot = "root=/dev/vda rw console=ttyS0 net.ifnames=0"
+    if not launch.kvm:
+        boot += EMULATED_BOOT
+    argv = [
+        PROGRAM,
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *("-accel", accelerator),
+        *("-machine", "q35" + (f",memory-backend={MEMORY}" if launch.memory else "")),
+        *("-cpu", "host" if launch.kvm else EMULATED_CPU),
+        *("-smp", str(launch.cpus), "-m", f"{launch.memory_mib}M"),
+        *("-kernel", launch.kernel, "-initrd", launch.initrd, "-append", boot),
+        # An environment's disk is thrown away, so nothing need wait until the host's disk has it safe.
+        # A machine that is frozen, or resumes, opens its disk again when it may no longer open any file by name.
+        *itertools.chain.from_iterable(("-add-fd", f"fd={descriptor},set=1") for descriptor in launch.disk_fds),
+        # Nor could it open it again to write if it locked it: the lock of the one descriptor keeps the other out.
+        *("-drive", "file=/dev/fdset/1,file.locking=off,format=qcow2,if=none,id=disk,cache=unsafe,discard=unmap"),
+        *("-device", "virtio-blk-pci,drive=disk"),
+        *("-object", "rng-random,filename=/dev/urandom,id=rng", "-device", "virtio-rng-pci,rng=rng"),
+        # Another id at each start: the kernel of a resumed copy then draws new keys.
+        *("-device", "vmgenid,guid=auto"),
+        # Appending, so that the watchdog can shorten the file.
+        *("-chardev", "file,id=serial,path=serial.log,append=on", "-serial", "chardev:serial"),
+        *("-pidfile", "qemu.pid"),
+        *("-qmp", "unix:qmp.sock,server=on,wait=off"),
+        *confined(launch.user),
+        *shutdown.ARGUMENTS,
+        # The machine asks there for its credentials.
+        *("-device", "virtio-serial-pci", "-chardev", f"socket,id=credentials,path={PORT},server=on,wait=off"),
+        *("-device", "virtserialport,chardev=credentials,name=provisioner"),
+        *network(launch.link, launch.internet_fd),
+    ]
+    if launch.capture:
+        argv += captured(launch.link, launch.internet_fd)
+    if launch.memory:
+        # A resumed machine keeps the pages that it writes to itself.
+        file = f"size={launch.memory_mib}M,mem-path={launch.memory},share={'off' if launch.frozen else 'on'}"
+        argv += ["-object", f"memory-backend-file,id={MEMORY},{file}"]
+    if launch.frozen:
+        argv += ["-S", "-incoming", "defer"]
+    return argv
+
+
+def confined(user: User | None) -> list[str]:
+    """Returns the arguments that take away from QEMU what it does not need while it runs.
+
+    Args:
+        user: the user to become. QEMU's sandbox would forbid that change; without capabilities, and with
+            no_new_privs, which the sandbox sets, there is none back.
+    """
+    if user is None:
+        return ["-sandbox", f"{SANDBOX}deny"]
+    return ["-sandbox", f"{SANDBOX}allow", "-runas", f"{user.uid}:{user.gid}"]
+
+
+def live_pid(pidfile: Path) -> int | None:
+    """Returns the pid of the QEMU that holds `pidfile`, or None.
+
+    QEMU keeps an fcntl lock on its pidfile as long as it lives, so a reused pid cannot mislead.
+    """
+    try:
+        with pidfile.open("rb") as file:
+            # struct flock: type, whence, start, len, pid
+            query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])
+    except OSError:
+        return None
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+class QMPError(Exception):
+    """QEMU refused a command or closed its socket."""
+
+
+class QMP:
+    """One connection to QEMU's QMP socket.
+
+    Args:
+        directory: the machine's.
+        timeout_seconds: how long to wait for each answer.
+
+    Raises:
+        OSError: QEMU does not listen, or gives no answer in time.
+        QMPError: QEMU answered with an error, or not as QEMU does.
+    """
+
+    def __init__(self, directory: Path = Path(), timeout_seconds: float = 10) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._received = b""
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(timeout_seconds)
+            unix_socket.connect(self._socket, directory / "qmp.sock")
+            self._line(time.monotonic() + timeout_seconds)
+            self.execute("qmp_capabilities")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def execute(self, name: str, **arguments: Any) -> Any:
+        """Runs one QMP command and returns what it returned, which may be anything if the machine took QEMU over.
+
+        Raises:
+            OSError: it gave no answer in time.
+            QMPError: it answered with an error, or not as QEMU does.
+        """
+        return self._ask(name, arguments, ())
+
+    def pass_file(self, name: str, descriptor: int) -> None:
+        """Gives QEMU an open file under a name.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        self._ask("getfd", {"fdname": name}, (descriptor,))
+
+    def wait_for_migration(self, deadline: float, look: Callable[[], None] = lambda: None) -> None:
+        """Waits until the machine has been written to, or read from, its file.
+
+        Args:
+            deadline: in time.monotonic() seconds.
+            look: called again and again meanwhile; what it raises ends the waiting.
+
+        Raises:
+            OSError: QEMU gave no answer in time.
+            QMPError: it failed, or the deadline passed.
+        """
+        while True:
+            answer = self.execute("query-migrate")
+            status = answer.get("status") if isinstance(answer, dict) else None
+            if status == "completed":
+                return
+            look()
+            if status == "failed" or time.monotonic() > deadline:
+                raise QMPError(f"migration: {'failed' if status == 'failed' else 'not completed in time'}")
+            time.sleep(0.01)
+
+    def _ask(self, name: str, arguments: Mapping[str, Any], descriptors: tuple[int, ...]) -> Any:
+        deadline = time.monotonic() + self._timeout_seconds
+        self._socket.settimeout(self._timeout_seconds)
+        command = json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n"
+        if descriptors:
+            socket.send_fds(self._socket, [command], descriptors)
+        else:
+            self._socket.sendall(command)
+        while True:
+            answer = _parse(self._line(deadline))
+            if "return" in answer:
+                return answer["return"]
+            if "error" in answer:
+                error = answer["error"]
+                words = error.get("desc") if isinstance(error, dict) else None
+                raise QMPError(f"{name}: {words[:MESSAGE_CHARACTERS] if isinstance(words, str) else 'refused'}")
+
+    def version(self) -> str:
+        """Returns QEMU's version, such as 7.2.19.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        answer = self.execute("query-version")
+        numbers = answer.get("qemu") if isinstance(answer, dict) else None
+        parts = [numbers.get(name) for name in ("major", "minor", "micro")] if isinstance(numbers, dict) else [None]
+        if not all(type(part) is int and 0 <= part < MOST_OF_A_VERSION for part in parts):
+            raise QMPError("query-version: QEMU answered without a version")
+        return ".".join(map(str, parts))
+
+    def monitor(self, command: str) -> str:
+        """Runs a command of QEMU's human monitor and returns its text.
+
+        Raises:
+            OSError, QMPError: as `execute`.
+        """
+        text = self.execute("human-monitor-command", **{"command-line": command})
+        if not isinstance(text, str):
+            raise QMPError(f"{command}: QEMU answered without a text")
+        return text
+
+    def _line(self, deadline: float) -> bytes:
+        """Returns the next line: an answer, an event, or the greeting."""
+        while b"\n" not in self._received:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("QEMU did not answer in time")
+            self._socket.settimeout(seconds)
+            if not (data := self._socket.recv(64 << 10)):
+                raise QMPError("QEMU closed the connection")
+            self._received += data
+            if len(self._received) > LINE_BYTES:
+                raise QMPError("QEMU sent a line that is too long")
+        line, _, self._received = self._received.partition(b"\n")
+        if time.monotonic() > deadline:
+            raise TimeoutError("QEMU sent no answer among its events")
+        return line
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise QMPError(f"QEMU's answer cannot be read: {type(error).__name__}") from error
+    if not isinstance(answer, dict):
+        raise QMPError("QEMU's answer is not an object")
+    return answer
+
+
+def wait_for_qmp(alive: Callable[[], bool], deadline: float, directory: Path = Path()) -> QMP:
+    """Connects as soon as QEMU listens.
+
+    Args:
+        directory: the machine's.
+        alive: called between attempts; waiting ends when it returns False.
+        deadline: in time.monotonic() seconds.
+
+    Raises:
+        QMPError: QEMU ended, or the deadline passed.
+    """
+    while True:
+        try:
+            return QMP(directory)
+        except (OSError, QMPError, ValueError) as error:
+            if not alive() or time.monotonic() > deadline:
+                raise QMPError("QEMU did not open its control socket") from error
+            time.sleep(0.02)
+
+
+def paused_by_full_disk(directory: Path) -> bool:
+    """Whether QEMU says that it paused a machine because the host's disk is full (-drive, werror=enospc).
+
+    False as well if QEMU has ended, or is busy with another client.
+
+    Args:
+        directory: the machine's.
+    """
+    try:
+        with QMP(directory, STATUS_SECONDS) as qmp:
+            return _is_paused_by_full_disk(qmp)
+    except (OSError, ValueError, LookupError, TypeError, QMPError):
+        return False
+
+
+def resume_after_full_disk(directory: Path, timeout_seconds: float) -> None:
+    """Resumes a machine that QEMU has paused because the host's disk was full; it then repeats what it could not write.
+
+    Does nothing if the machine runs, or is paused for another reason.
+
+    Args:
+        directory: the machine's.
+        timeout_seconds: how long to wait for each answer.
+
+    Raises:
+        OSError: QEMU does not answer.
+        QMPError: QEMU refuses.
+        ValueError, LookupError, TypeError: QEMU's answer is none.
+    """
+    with QMP(directory, timeout_seconds) as qmp:
+        if _is_paused_by_full_disk(qmp):
+            qmp.execute("cont")
+
+
+def _is_paused_by_full_disk(qmp: QMP) -> bool:
+    # No other reason exists for this status: other errors are the guest's to handle (-drive, rerror and werror).
+    return bool(qmp.execute("query-status")["status"] == "io-error")
+
+
+def forwarded_port(usernet: str) -> int:
+    """Reads the port of 127.0.0.1 that user networking forwards, from the text of `info usernet`.
+
+    Raises:
+        QMPError: the text names no forwarded port.
+    """
+    for line in usernet.splitlines():
+        fields = line.split()
+        if len(fields) > 3 and fields[0] == "TCP[HOST_FORWARD]" and re.fullmatch("[0-9]{1,5}", fields[3]):
+            return int(fields[3])
+    raise QMPError("QEMU forwards no port")

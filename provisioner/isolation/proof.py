@@ -1,0 +1,128 @@
+"""Proves the isolation of an environment: by probes in all its machines at once, and by what the cloud sees outside.
+
+Whatever comes of it is kept among the environment's logs (recording/isolation.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from provisioner.best_effort import best_effort, describe
+from provisioner.clock import now
+from provisioner.clouds.guest_files import GUEST
+from provisioner.errors import ProvisionerError
+from provisioner.isolation import probes, probing
+from provisioner.isolation.canary import Canary
+from provisioner.machines.parallel import on_all_machines
+from provisioner.models import Environment, ProbeResult, Role
+from provisioner.recording.isolation import DETAIL_CHARACTERS, MOST_DIFFERENCES, PROOF, Answer, Proof, clean
+from provisioner.redaction import Redactor
+from provisioner.session import Session
+from provisioner.ssh.connection import Connection
+from provisioner.store.files import write_atomically
+
+
+@dataclass
+class _Seen:
+    """What has been asked and seen so far. Machines answer in threads of their own."""
+
+    began_at: datetime
+    asked: dict[Role, probes.Questions] = field(default_factory=dict)
+    results: dict[Role, tuple[ProbeResult, ...]] = field(default_factory=dict)
+    canary: Sequence[Role] | None = None
+    differences: Sequence[str] | None = None
+
+
+def prove_isolation(
+    session: Session, environment: Environment, connections: dict[Role, Connection]
+) -> tuple[ProbeResult, ...]:
+    """Has all machines probe at once, then asks the cloud what it sees from outside, and keeps all of it.
+
+    Raises:
+        IsolationError: the machines can reach more, or less, than the permission promises.
+        MachineLostError: a machine has ended on its own, such as after a spot interruption.
+        OSError: the proof cannot be kept.
+        ValueError: what was seen contradicts the verdict on it, which is a fault of this program.
+    """
+    seen = _Seen(now())
+    try:
+        results = _prove(session, environment, connections, seen)
+    except ProvisionerError as error:
+        with best_effort(session.progress, f"Keeping what was seen of the isolation of {environment.id}"):
+            _keep(session, environment, seen, describe(error))
+        raise
+    _keep(session, environment, seen)
+    return results
+
+
+def _prove(
+    session: Session, environment: Environment, connections: dict[Role, Connection], seen: _Seen
+) -> tuple[ProbeResult, ...]:
+    gateways = session.cloud.gateways(environment)
+    program = (GUEST / "probe.py").read_text()
+    words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
+    with Canary(words) as canary:
+
+        def probe(role: Role, _: threading.Event) -> tuple[ProbeResult, ...]:
+            asked = seen.asked[role] = probes.questions(environment, role, words[role], canary.ports, gateways)
+            seen.results[role] = probing.probe(connections[role], asked, program)
+            return seen.results[role]
+
+        results_by_role = on_all_machines(environment.machines, probe)
+    results = tuple(result for role in environment.machines for result in results_by_role[role])
+    seen.canary = canary.visitors()
+    seen.differences = session.cloud.isolation_differences(environment)
+    probes.require(results, seen.canary, seen.differences)
+    return results
+
+
+def _keep(session: Session, environment: Environment, seen: _Seen, problem: str = "") -> None:
+    """Writes the proof among the logs of an environment that exists.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: it contradicts itself.
+    """
+    redactor, asked, results = session.redactor, dict(seen.asked), dict(seen.results)
+    differences = seen.differences
+    proof = Proof(
+        environment=environment.id,
+        full_internet=environment.full_internet,
+        allowlist=tuple(f"{allowed.cidr}:{allowed.port}" for allowed in environment.allowed_destinations),
+        began_at=seen.began_at,
+        ended_at=now(),
+        proven=not problem,
+        problem=clean(problem, redactor),
+        answers={
+            role: _answers(asked[role], results.get(role, ()), redactor) for role in environment.roles if role in asked
+        },
+        canary=None if seen.canary is None else tuple(seen.canary),
+        differences=None
+        if differences is None
+        else tuple(clean(difference, redactor) for difference in differences[:MOST_DIFFERENCES]),
+    )
+    path = session.environments.directory(environment.id) / "logs" / PROOF
+    write_atomically(path, proof.model_dump_json(indent=1))
+
+
+def _answers(asked: probes.Questions, results: Sequence[ProbeResult], redactor: Redactor) -> tuple[Answer, ...]:
+    """Returns a machine's answers in the order of the questions, without secrets."""
+    given = {(result.user, result.probe): result for result in results}
+    answers = []
+    for user, questions in asked.probes.items():
+        for question in questions:
+            result = given.get((user, question.name))
+            answers.append(
+                Answer(
+                    user=user,
+                    probe=question.name,
+                    expected=question.expected,
+                    reached=result.reached if result else None,
+                    detail=clean(result.detail, redactor, DETAIL_CHARACTERS) if result else "",
+                )
+            )
+    return tuple(answers)

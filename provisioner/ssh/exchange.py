@@ -1,0 +1,324 @@
+"""Carries one call of a machine's exec server over an open SSH channel: its input, its output, its end.
+
+Knows neither paramiko nor the user. Output is untrusted: its size is bounded here, its content checked elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from provisioner.errors import CommandTimeoutError
+from provisioner.frames import frame
+from provisioner.ssh.exec_frames import STDIN, STDIN_END, Answers, CallEnd, Stream
+from provisioner.ssh.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
+
+SENT_BYTES_AT_ONCE = 1 << 15
+RECEIVED_BYTES_AT_ONCE = 1 << 16
+# Of what was received at once: as many are passed on one by one, in the order of both streams.
+PIECES_AT_ONCE = 64
+# How long to wait for output. Only briefly while there is input to send: the machine may take more before it answers.
+WAIT_WHILE_SENDING_SECONDS = 0.05
+WAIT_SECONDS = 0.5
+# The exec server gives a sign of life every ten seconds, if it gets any processor time at all.
+SILENCE_SECONDS = 300.0
+# Files may take longer than other calls, at this rate.
+TRANSFER_BYTES_PER_SECOND = 512 << 10
+# Shells' exit codes for a program that cannot be executed, and for one that does not exist.
+CANNOT_EXECUTE, NOT_FOUND = 126, 127
+PERMISSION_ERRNOS = (1, 8, 13)  # EPERM, ENOEXEC, EACCES
+
+Listener = Callable[[bytes], None]
+
+
+class Channel(Protocol):
+    """Describes an SSH channel to an exec server. paramiko's Channel fits.
+
+    Attributes:
+        eof_received: true once the machine has said that nothing more will come.
+        closed: true once the channel was closed.
+    """
+
+    eof_received: int
+    closed: bool
+
+    def fileno(self) -> int:
+        """Returns a file descriptor that is readable when something has arrived."""
+
+    def recv_ready(self) -> bool:
+        """Returns whether something has arrived."""
+
+    def recv(self, limit_bytes: int, /) -> bytes:
+        """Takes a piece of what has arrived; empty at the end."""
+
+    def send_ready(self) -> bool:
+        """Returns whether the machine can take input now."""
+
+    def send(self, data: bytes, /) -> int:
+        """Sends a piece and returns how many bytes of it were sent.
+
+        Raises:
+            OSError: the channel was closed.
+        """
+
+
+class LiveInput(Protocol):
+    """Describes input of which more may come later, such as that of a terminal."""
+
+    def read(self, limit_bytes: int, /) -> bytes | None:
+        """Takes a piece without waiting: None if there is none yet, empty at the end."""
+
+    def fileno(self) -> int:
+        """Returns a file descriptor that is readable when there is a piece."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Holds a finished command's exit code and its bounded output.
+
+    Args:
+        exit_code: 128+n if signal n ended the command; 126 or 127 if it could not be started.
+        stdout, stderr: what was kept.
+        errno: why it could not be started; None if it was.
+        stdout_size, stderr_size: how much the command wrote, and how much of it was cut out.
+    """
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    errno: int | None = None
+    stdout_size: StreamSize = NO_OUTPUT
+    stderr_size: StreamSize = NO_OUTPUT
+
+
+class Deadline:
+    """Watches the time by which a command must have ended.
+
+    Args:
+        command: the command's name, for the message.
+        timeout_seconds: the time from now; None for no deadline.
+    """
+
+    def __init__(self, command: str, timeout_seconds: float | None) -> None:
+        self._command = command
+        self._timeout_seconds = timeout_seconds
+        self._begin = time.monotonic()
+
+    def require(self) -> None:
+        """Checks that the deadline has not passed.
+
+        Raises:
+            CommandTimeoutError: the deadline has passed.
+        """
+        if self.is_over:
+            raise self.passed()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._timeout_seconds is not None and time.monotonic() - self._begin > self._timeout_seconds
+
+    def passed(self) -> CommandTimeoutError:
+        """Returns the error that says so."""
+        limit = "its time" if self._timeout_seconds is None else f"{self._timeout_seconds:g} s"
+        return CommandTimeoutError(f"{self._command} did not end within {limit}.")
+
+
+def transfer_seconds(size: int) -> float:
+    """Returns how much longer than another call one with so many bytes may take."""
+    return size / TRANSFER_BYTES_PER_SECOND
+
+
+def size_bytes(data: bytes | IO[bytes]) -> int:
+    """Returns how much of some input is left to read."""
+    if isinstance(data, bytes):
+        return len(data)
+    begin = data.tell()
+    size = data.seek(0, os.SEEK_END) - begin
+    data.seek(begin)
+    return size
+
+
+class InputFeeder:
+    """Sends a call's request and its input as fast as the machine takes them, then the input's end.
+
+    Args:
+        channel: the call's channel.
+        request: what comes before the input.
+        source: the command's whole input.
+
+        counts: counts the input's bytes as `stdin`.
+
+    Attributes:
+        is_done: whether all has been sent, or the machine takes no more.
+    """
+
+    def __init__(
+        self, channel: Channel, request: bytes, source: IO[bytes] | LiveInput, counts: Counter[str] | None = None
+    ) -> None:
+        self._channel = channel
+        self._counts = Counter[str]() if counts is None else counts
+        self._source = source
+        self._pending = memoryview(request)
+        self._is_read = self.is_done = False
+        # The descriptor on which more input may come; None unless all that came before has been sent.
+        self.awaited: int | None = None
+
+    def feed(self) -> bool:
+        """Sends as much as the machine takes now and returns whether anything was sent.
+
+        A command may end before it has read its input; the rest is then dropped.
+        """
+        if not self._pending and not self._is_read:
+            data = self._source.read(SENT_BYTES_AT_ONCE)
+            self.awaited = self._source.fileno() if data is None else None
+            if data is None:
+                return False
+            self._is_read = not data
+            self._counts["stdin"] += len(data)
+            self._pending = memoryview(frame(STDIN, data) if data else frame(STDIN_END))
+        if self.is_done or not self._channel.send_ready():
+            return False
+        try:
+            sent_bytes = self._channel.send(bytes(self._pending[:SENT_BYTES_AT_ONCE]))
+        except OSError:  # closed: the answer, or a lost connection, tells why
+            self.is_done = True
+            return False
+        self._pending = self._pending[sent_bytes:]
+        self.is_done = self._is_read and not self._pending
+        return True
+
+
+class OutputCollector:
+    """Keeps a command's output within a limit and passes on each piece as it arrives.
+
+    Args:
+        limit_bytes: how much of each stream is kept; the middle of a longer one is cut out.
+        on_stdout, on_stderr: called with each piece.
+        counts: counts each stream's bytes.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        on_stdout: Listener | None,
+        on_stderr: Listener | None,
+        counts: Counter[str] | None = None,
+    ) -> None:
+        self._counts = Counter[str]() if counts is None else counts
+        self._buffers = {"stdout": BoundedBuffer(limit_bytes), "stderr": BoundedBuffer(limit_bytes)}
+        self._listeners = {"stdout": on_stdout, "stderr": on_stderr}
+
+    def feed(self, stream: str, data: bytes) -> None:
+        """Adds a piece of a stream."""
+        self._counts[stream] += len(data)
+        self._buffers[stream].write(data)
+        if listener := self._listeners[stream]:
+            listener(data)
+
+    def completed(self, end: CallEnd) -> Completed:
+        """Returns the finished command with the output that was kept. Why it could not start is a line of stderr."""
+        if end.code is None:
+            self.feed("stderr", f"{end.text}\n".encode())
+        code = end.code
+        if code is None:
+            is_forbidden = end.what == "program" and end.errno in PERMISSION_ERRNOS
+            code = CANNOT_EXECUTE if is_forbidden else NOT_FOUND
+        stdout, stderr = self._buffers["stdout"], self._buffers["stderr"]
+        return Completed(code, stdout.value(), stderr.value(), end.errno, stdout.size, stderr.size)
+
+
+def _joined(outputs: Iterable[tuple[Stream, bytes]]) -> Iterable[tuple[Stream, bytes]]:
+    """Returns what arrived at once. Too many small pieces become one for each stream: listeners take long for each."""
+    pieces = list(outputs)
+    if len(pieces) <= PIECES_AT_ONCE:
+        return pieces
+    streams = dict.fromkeys(stream for stream, _ in pieces)
+    return [(each, b"".join(output for stream, output in pieces if stream == each)) for each in streams]
+
+
+class Exchange:
+    """Carries one call from its start to its end.
+
+    Args:
+        channel: the call's channel.
+        feeder: sends the request and the input.
+        collector: takes the command's output.
+        deadline: the time by which the command must have ended.
+        is_connected: returns whether the connection that carries the channel is still up.
+        check: called repeatedly; an exception that it raises ends the exchange.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        feeder: InputFeeder,
+        collector: OutputCollector,
+        deadline: Deadline,
+        is_connected: Callable[[], bool],
+        check: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._feeder = feeder
+        self._collector = collector
+        self._deadline = deadline
+        self._is_connected = is_connected
+        self._check = check
+        self._answers = Answers()
+        self._begun_at = self._heard_at = time.monotonic()
+
+    def finish(self) -> Completed:
+        """Sends input and collects output until the command ends. Processes in the background may keep running.
+
+        Raises:
+            ConnectionError: the connection broke or the server fell silent before it said how the command ended.
+            CommandTimeoutError: the deadline has passed.
+            ExecViolation: the machine sent what its exec server never does.
+        """
+        while self._answers.end is None:
+            self._advance()
+        if self._answers.end.timed_out:
+            raise self._deadline.passed()
+        return self._collector.completed(self._answers.end)
+
+    def _advance(self) -> None:
+        """Moves data, or waits for some."""
+        self._check()
+        moved = self._receive()
+        moved = self._feeder.feed() or moved
+        if self._answers.end:
+            return
+        self._deadline.require()
+        if moved:
+            return
+        # In this order: the connection may end after the last answer has arrived.
+        is_over = self._channel.closed or self._channel.eof_received or not self._is_connected()
+        if is_over and not self._channel.recv_ready():
+            raise ConnectionError("The connection broke.")
+        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
+            raise ConnectionError("The machine has fallen silent.")
+        self._wait()
+
+    def _receive(self) -> bool:
+        """Takes a piece of what has arrived and returns whether there was any."""
+        if not (self._channel.recv_ready() and (data := self._channel.recv(RECEIVED_BYTES_AT_ONCE))):
+            return False
+        for stream, output in _joined(self._answers.feed(data, time.monotonic() - self._begun_at)):
+            self._collector.feed(stream, output)
+        self._heard_at = time.monotonic()  # a listener may have taken long
+        return True
+
+    def _wait(self) -> None:
+        poll = select.poll()  # unlike epoll, it takes plain files
+        poll.register(self._channel.fileno(), select.POLLIN)
+        seconds = WAIT_SECONDS
+        if self._feeder.awaited is not None:
+            poll.register(self._feeder.awaited, select.POLLIN)
+        elif not self._feeder.is_done:
+            seconds = WAIT_WHILE_SENDING_SECONDS
+        poll.poll(1000 * seconds)

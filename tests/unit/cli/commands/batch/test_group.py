@@ -1,0 +1,246 @@
+"""The batch commands, as far as they go without a machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import yaml
+
+from provisioner.batch.context import BatchContext
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.rows import failed_row
+from provisioner.batch.suite import Run, load_suite
+from provisioner.cli.commands.batch import group
+from provisioner.cli.commands.batch.plan import within
+from provisioner.clock import now
+from provisioner.clouds.local.cloud import LocalCloud
+from provisioner.errors import UsageError
+from provisioner.store.home import Home
+from tests.command_line import ROOT
+from tests.unit.conftest import CommandLine
+
+SUITE = ROOT / "examples" / "batch" / "suite.yaml"
+
+
+def test_the_published_schema_is_that_of_suite_files(provisioner: CommandLine) -> None:
+    published = (ROOT / "docs" / "suite.schema.json").read_text()
+    assert json.loads(provisioner("batch", "schema").stdout) == json.loads(published)
+
+
+def test_the_documented_suite_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "reference" / "suite-file.md").read_text()
+    (tmp_path / "suites" / "agents" / "solver").mkdir(parents=True)
+    (tmp_path / "families").mkdir()
+    shutil.copytree(ROOT / "examples" / "number_guess", tmp_path / "families" / "number_guess")
+    (tmp_path / "suites" / "suite.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "suites" / "secrets.env").write_text("")
+    assert load_suite(tmp_path / "suites" / "suite.yaml").name == "nightly"
+
+
+def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine) -> None:
+    planned = json.loads(provisioner("batch", "plan", str(SUITE), "--json").stdout)
+    assert (planned["runs"], planned["concurrency"], planned["worst_usd"]) == (12, 2, 0)
+    shown = provisioner("batch", "plan", str(SUITE))
+    assert shown.code == 0
+    assert "12 runs on local, 2 at once" in shown.stdout
+    assert "Costs nothing" in shown.stdout
+    # Its image is not built yet, so it may have aux VMs.
+    assert "At most 2 environments exist at once, with at least" in shown.stdout
+
+
+def test_a_plan_counts_the_environments_that_exist_at_once(provisioner: CommandLine, tmp_path: Path) -> None:
+    guess = {"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}
+    data = {"name": "s", "families": [guess], "submissions": [{"name": "one", "text": "1"}], "concurrency": 5}
+    path = tmp_path / "suite.yaml"
+    memory = {}
+    for repetitions, at_once in ((10, 5), (1, 1)):
+        path.write_text(yaml.safe_dump({**data, "repetitions": repetitions}))
+        planned = json.loads(provisioner("batch", "plan", str(path), "--json").stdout)
+        assert (planned["concurrency"], planned["environments_at_once"]) == (5, at_once)
+        memory[at_once] = planned["memory_gib_at_once"]
+        shown = provisioner("batch", "plan", str(path)).stdout
+        assert "5 at once" in shown
+    assert memory[5] == 5 * memory[1] > 0
+    assert "At most 1 environment exists at once" in shown
+
+
+@pytest.mark.parametrize(("capacity", "concurrency"), [(None, 8), (9, 8), (8, 8), (3, 3), (0, 1)])
+def test_a_batch_runs_at_least_one_environment_and_what_fits(capacity: int | None, concurrency: int) -> None:
+    suite = load_suite(SUITE).model_copy(update={"concurrency": 8})
+    assert within(suite, capacity).concurrency == concurrency
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_a_plan_tells_that_there_is_not_enough_room_and_in_what(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, capacity: int
+) -> None:
+    monkeypatch.setattr(LocalCloud, "capacity", lambda *_: capacity)
+    shown = provisioner("batch", "plan", str(SUITE)).stdout
+    assert f"this host has room for {capacity} of 2 environments now" in shown
+    assert "`batch run` without --database runs at most 1 at once." in shown
+    assert json.loads(provisioner("batch", "plan", str(SUITE), "--json").stdout)["capacity"] == capacity
+    monkeypatch.setattr(LocalCloud, "capacity", lambda *_: 2)
+    assert "has room" not in provisioner("batch", "plan", str(SUITE)).stdout
+
+
+def test_a_local_batch_begins_with_what_fits_into_memory(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [Run(key=f"fam/main/one/{each}", family="f", task="main", agent="one", repetition=each) for each in (1, 2)]
+    monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: 1.9)
+    monkeypatch.setattr(BatchContext, "prepare", lambda _: runs)
+    begun: list[Batch] = []
+
+    def run_batch(_: Home, batch: Batch, *__: object) -> NoReturn:
+        begun.append(batch)
+        raise UsageError("it would run")
+
+    monkeypatch.setattr(group, "run_batch", run_batch)
+    assert "room for 1 of 2 environments now" in provisioner("batch", "run", str(SUITE)).stderr
+    database = ["--database", "postgresql://u@h/d"]  # other controllers have memory of their own
+    assert "has room" not in provisioner("batch", "run", str(SUITE), *database).stderr
+    assert [batch.suite.concurrency for batch in begun] == [1, 2]
+
+
+def test_a_plan_gives_no_count_for_unknown_tasks(provisioner: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "unknown").mkdir()
+    module = "class TaskFamily:\n    @staticmethod\n    def get_tasks():\n        return dict()\n"
+    (tmp_path / "unknown" / "unknown.py").write_text(module)
+    guess = {"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}
+    data = {"name": "s", "families": [{"path": "unknown"}, guess], "submissions": [{"name": "one", "text": "1"}]}
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(data))
+    planned = json.loads(provisioner("batch", "plan", str(path), "--json").stdout)
+    assert [task["runs"] for task in planned["tasks"]] == [None, 1]
+    assert (planned["runs"], planned["worst_usd"], planned["worst_with_retries_usd"]) == (None, None, None)
+    shown = provisioner("batch", "plan", str(path)).stdout
+    assert "At least 1 run on local" in shown
+    assert "Costs nothing" not in shown
+    # Nor is nothing said to be a lot of memory.
+    path.write_text(yaml.safe_dump({**data, "families": [{"path": "unknown"}]}))
+    shown = provisioner("batch", "plan", str(path)).stdout
+    assert "At most 2 environments exist at once.\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"agents": []}, "neither agents nor submissions"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"colour": "red"}, "colour"),
+        ({"limits": {"ttl": "10y"}}, "not a duration"),
+        ({"families": [{"path": "nowhere"}]}, "finds no directory"),
+        ({"families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["simple"]}]}, "no task 'simple'"),
+        ({"cloud": "moon"}, "no cloud 'moon'"),
+        ({"spot": True}, "spot: only for cloud: aws"),
+        ({"agents": [{"name": "a", "directory": "nowhere", "command": "true"}]}, "does not exist"),
+        ({"env_file": "nowhere"}, "does not exist"),
+        ({"allow": ["nobody"]}, "nobody"),
+    ],
+)
+def test_a_bad_suite_is_refused_before_anything_is_created(
+    provisioner: CommandLine, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    data = {
+        "name": "bad", "submissions": [{"name": "one", "text": "1"}],
+        "families": [{"path": str(ROOT / "examples" / "number_guess"), "tasks": ["easy"]}],
+    }  # fmt: skip
+    if "agents" in change and not change["agents"]:
+        data.pop("submissions")
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(data | change))
+    done = provisioner("batch", "plan", str(path))
+    assert done.code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "resume", "cancel", "report", "export --inspect"])
+def test_a_batch_that_there_is_not_is_an_error(provisioner: CommandLine, command: str) -> None:
+    done = provisioner("batch", *command.split(), "nothing")
+    assert done.code == 2
+    assert "There is no batch 'nothing'" in done.stderr
+
+
+def test_without_batches_there_is_nothing_to_list(provisioner: CommandLine) -> None:
+    assert "No batch was run yet" in provisioner("batch", "status").stdout
+
+
+def test_a_worker_needs_a_database(provisioner: CommandLine) -> None:
+    done = provisioner("batch", "worker")
+    assert (done.code, "--database" in done.stderr) == (2, True)
+
+
+def test_a_worker_says_what_it_needs_to_offer(provisioner: CommandLine, tmp_path: Path) -> None:
+    database = ("--database", "postgresql://nobody:secret@127.0.0.1:1/nothing")
+    done = provisioner("batch", "worker", *database)
+    assert (done.code, "--families" in done.stderr) == (2, True)
+    done = provisioner("batch", "worker", *database, "--families", str(tmp_path / "missing"))
+    assert (done.code, "is not a directory" in done.stderr) == (2, True)
+    done = provisioner("batch", "worker", *database, "--families", str(tmp_path), "--allow", "nonsense")
+    assert (done.code, "must have the form" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [("batch", "worker"), ("batch", "status"), ("costs",)])
+def test_what_is_no_database_is_a_mistake_in_the_command(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PROVISIONER_DATABASE", "sqlite:///x")
+    done = provisioner(*arguments)
+    assert done.code == 2
+    assert "must begin with postgresql://" in done.stderr
+
+
+def test_costs_as_csv_have_their_names_even_without_any(provisioner: CommandLine) -> None:
+    assert provisioner("costs", "--csv").stdout.startswith("environment,kind,cloud")
+    assert provisioner("costs", "--csv", "--by", "batch").stdout.startswith("group,launches,reserved_usd")
+
+
+def test_a_database_that_does_not_answer_is_one_clear_error(provisioner: CommandLine, tmp_path: Path) -> None:
+    database = "postgresql://nobody:secret@127.0.0.1:1/nothing"
+    done = provisioner("batch", "worker", "--families", str(tmp_path), "--database", database)
+    assert done.code == 5
+    assert "cannot be reached" in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_batch_with_its_own_file_needs_no_database(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(provisioner.home)
+    home.make()
+    suite = load_suite(SUITE)
+    run = Run(key="fam/main/counting/1", family="/fam", task="main", agent="counting", repetition=1)
+    Batches(home).save(
+        Batch(
+            id="own-1", suite=suite, suite_file=str(SUITE), shared=False, created_at=now(), version="1", runs=(run,)
+        )
+    )  # fmt: skip
+    monkeypatch.setenv("PROVISIONER_DATABASE", "postgresql://nobody@127.0.0.1:1/nothing")
+    told = provisioner("batch", "status", "own")
+    assert (told.code, told.stderr) == (0, "")
+    assert "0/1 ended" in told.stdout
+    assert provisioner("batch", "cancel", "own").code == 0
+
+
+def test_cancelled_runs_have_not_ended(provisioner: CommandLine) -> None:
+    home = Home(provisioner.home)
+    home.make()
+    runs = [Run(key=f"fam/main/a/{n}", family="/fam", task="main", agent="a", repetition=n) for n in (1, 2)]
+    batch = Batch(
+        id="own-1", suite=load_suite(SUITE), suite_file=str(SUITE), shared=False, created_at=now(), version="1",
+        runs=tuple(runs),
+    )  # fmt: skip
+    batches = Batches(home)
+    batches.save(batch)
+    lost = failed_row(runs[0], "it broke")
+    batches.write_results(batch, [lost, lost.model_copy(update={"key": runs[1].key, "outcome": "cancelled"})])
+    assert "1/2" in provisioner("batch", "status").stdout
+    # Its engine's file is not there, so that the rows that were written are all there are.
+    reported = json.loads(provisioner("batch", "report", "own", "--json").stdout)
+    assert reported["ended"] == 2
+    assert "it broke" in Path(reported["report"]).read_text()
+    assert len(batches.results(batch)) == 2

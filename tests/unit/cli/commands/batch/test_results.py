@@ -1,0 +1,60 @@
+"""What a batch comes to as the result of a command."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.results import Row
+from provisioner.batch.suite import Run, Suite
+from provisioner.cli.commands.batch.results import final_result, write_report
+from provisioner.errors import UsageError
+from provisioner.store.home import Home
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
+RUN = Run(key="fam/main/one/1", family="/fam", task="main", agent="one", repetition=1)
+BATCH = Batch(id="b-1", suite=SUITE, suite_file="/s.yaml", shared=False, created_at=AT, version="1", runs=(RUN,))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.make()
+    Batches(home).save(BATCH)
+    return home
+
+
+def row(outcome: str) -> Row:
+    values = {"key": RUN.key, "family": "fam", "task": "main", "agent": "one", "repetition": 1, "outcome": outcome}
+    return Row.model_validate({**values, "score": 1.0 if outcome == "scored" else None})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "exit_code"),
+    [
+        (["scored", "task_failed", "agent_failed", "timed_out"], 0),
+        (["scored", "cancelled"], 130),
+        (["cancelled", "over_budget"], 8),
+        (["over_budget", "infrastructure_failed", "cancelled"], 5),
+    ],
+    ids=["by-itself", "cancelled", "budget", "infrastructure"],
+)
+def test_the_exit_code_is_0_unless_infrastructure_failed(home: Home, outcomes: list[str], exit_code: int) -> None:
+    assert final_result(home, BATCH, [row(outcome) for outcome in outcomes], (0, 0)).exit_code == exit_code
+
+
+def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> None:
+    result = final_result(home, BATCH, [row("scored"), row("scored"), row("task_failed")], (10_000, 20_000))
+    assert "1.00  0.34 to 1.00  2 scored, 1 task_failed" in result.text
+    assert "b-1: 0.0200 USD spent." in result.text
+    assert (result.data["reserved_usd"], result.data["spent_usd"], result.data["ended"]) == (0.01, 0.02, 3)
+    assert Path(result.data["report"]).exists()
+
+
+def test_a_report_that_cannot_be_written_is_the_users_mistake(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_report(home, BATCH, [], tmp_path / "missing" / "report.html")

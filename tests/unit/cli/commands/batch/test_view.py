@@ -1,0 +1,154 @@
+"""What an operator reads of a batch."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from rich.console import Console
+
+from provisioner.batch.engine import RunState
+from provisioner.batch.live_status import LiveStatus, RunProgress
+from provisioner.batch.records import Batch
+from provisioner.batch.results import Row
+from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
+from provisioner.cli.commands.batch.view import SAID_CHARACTERS, BatchView, last_said, row_line, summary, time_left
+from provisioner.clock import now
+
+BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
+KEYS = [f"fam/main/guess/{number}" for number in range(1, 5)]
+
+
+def row(number: int, **changes: object) -> Row:
+    values = {
+        "key": KEYS[number], "family": "fam", "task": "main", "agent": "guess", "repetition": number,
+        "outcome": "scored", "score": 0.5, "cost_micro_usd": 20_000, "started_at": BEGIN,
+        "ended_at": BEGIN + timedelta(seconds=90),
+    }  # fmt: skip
+    return Row.model_validate(values | changes)
+
+
+def batch() -> Batch:
+    suite = Suite(
+        name="s", families=(FamilyEntry(path="fam"),), submissions=(Submission(name="guess", text="1"),),
+        concurrency=2, budget=Decimal(5),
+    )  # fmt: skip
+    runs = tuple(Run(key=key, family="/fam", task="main", agent="guess", repetition=1) for key in KEYS)
+    return Batch(id="s-1", suite=suite, suite_file="/s.yaml", shared=False, created_at=BEGIN, version="1", runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("queued", "running_for", "places", "left"),
+    [
+        (0, [0], 2, 90),
+        (0, [60], 2, 30),
+        (0, [60, 200], 2, 30),
+        (0, [200], 2, 0),
+        (0, [-500], 2, 90),
+        (1, [0, 0], 2, 180),
+        (1, [60, 10], 2, 120),
+        (1, [60], 2, 90),
+        (4, [60, 30], 2, 240),
+        (5, [60, 30], 2, 300),
+        (3, [], 2, 180),
+        (1, [80, 70, 60], 2, 100),
+    ],
+)
+def test_the_time_left_is_of_this_round_and_those_to_come(
+    queued: int, running_for: list[int], places: int, left: int
+) -> None:
+    at = BEGIN + timedelta(days=1)
+    since = [at - timedelta(seconds=seconds) for seconds in running_for]
+    assert time_left([row(0), row(1)], queued, since, places, at) == timedelta(seconds=left)
+    assert time_left([], queued, since, places, at) is None
+
+
+def test_the_summary_counts_and_says_what_it_costs() -> None:
+    states = {key: RunState(key=key, state="queued") for key in KEYS}
+    states[KEYS[0]] = RunState(key=KEYS[0], state="done")
+    states[KEYS[1]] = RunState(key=KEYS[1], state="running")
+    assert summary(batch(), states, [row(0, outcome="agent_failed")], (100_000, 20_000)) == (
+        "1/4 ended (1 failed), 1 running, 2 queued",
+        "0.0200 USD spent + 0.1000 USD reserved of 5 USD, about 1m30s left",
+    )
+    # An agent that ran out of time may have left something that was scored.
+    late = [row(0, outcome="timed_out"), row(1, outcome="timed_out", score=None)]
+    assert summary(batch(), states, late, (0, 0))[0] == (
+        "2/4 ended (1 failed, 1 timed out with a score), 1 running, 1 queued"
+    )
+
+
+def test_a_row_is_one_line() -> None:
+    assert row_line(row(0)) == "fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)"
+    said = row_line(row(1, outcome="infrastructure_failed", score=None, attempts=3, message="No SSH."))
+    assert said == "fam/main/guess/2: infrastructure failed (1m30s, 0.0200 USD, attempt 3): No SSH."
+    assert row_line(row(0, outcome="timed_out")) == ("fam/main/guess/1: timed out with a score 0.5 (1m30s, 0.0200 USD)")
+
+
+def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
+    text = io.StringIO()
+    view = BatchView(Console(file=text, width=200), batch())
+    live_status = LiveStatus()
+    with live_status.track(f"s-1/{KEYS[0]}") as running:
+        view.show({}, [], live_status.active_runs(), [(running.key, "Clearing away \x1b[31m")], (0, 0))
+        running.attempt = 2
+        view.show({}, [], live_status.active_runs(), [], (0, 0))
+    view.show({}, [row(0)], [], [], (0, 0))
+    view.show({}, [row(0)], [], [], (0, 0))
+    view.stop()
+    lines = [line.partition(" ")[2] for line in text.getvalue().splitlines()]
+    assert all(datetime.strptime(line[:8], "%H:%M:%S") for line in text.getvalue().splitlines())
+    assert lines == [
+        "fam/main/guess/1: Clearing away ",
+        "fam/main/guess/1: begins",
+        "fam/main/guess/1: begins again (attempt 2)",
+        "[1/4] fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)",
+    ]
+
+
+def test_on_a_terminal_it_is_a_live_picture() -> None:
+    text = io.StringIO()
+    view = BatchView(Console(file=text, force_terminal=True, width=120), batch())
+    live_status = LiveStatus()
+    with live_status.track(f"s-1/{KEYS[0]}") as running:
+        progress = RunProgress(live_status, running)
+        progress.output("of the phase before\n")
+        progress.phase_started("agent")
+        for piece in ("one\ntw", "o \x1b[31m\n", "\n "):
+            progress.output(piece)
+        view.show(
+            {KEYS[0]: RunState(key=KEYS[0], state="running", started_at=now() - timedelta(minutes=3))},
+            [row(1, outcome="timed_out", score=None), row(2, outcome="timed_out")],
+            live_status.active_runs(),
+            [],
+            (0, 0),
+        )
+        view.stop()
+    [line] = [line for line in text.getvalue().splitlines() if line.startswith(KEYS[0])]
+    assert line.split() == [KEYS[0], "agent", "3m", "two"]
+    assert "1 the agent ran out of time" in text.getvalue()
+    assert "1 timed out with a score" in text.getvalue()
+
+
+def test_runs_that_had_ended_before_get_no_line() -> None:
+    text = io.StringIO()
+    view = BatchView(Console(file=text, width=200), batch(), ended={KEYS[0]})
+    view.show({}, [row(0), row(1)], [], [], (0, 0))
+    [line] = text.getvalue().splitlines()
+    assert "[2/4] fam/main/guess/2: scored" in line
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("", ""),
+        (" \n\n", ""),
+        ("one\ntwo", "two"),
+        ("10 %\r20 %\r", "20 %"),
+        ("x" * 1000, "x" * (SAID_CHARACTERS - 6) + " [...]"),
+    ],
+)
+def test_the_last_line_that_says_something_is_shown(output: str, said: str) -> None:
+    assert last_said(output) == said

@@ -1,0 +1,112 @@
+"""Tests what commands on environments print, on a fake cloud."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import pytest
+
+from provisioner.cli.commands import environments
+from provisioner.clock import now
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.cloud import KVM_ANSWER
+from provisioner.clouds.local.vm import kvm
+from provisioner.environment import lifecycle
+from provisioner.environment.operations import IntermediateScore
+from provisioner.errors import UsageError
+from provisioner.models import ScoreLogEntry
+from provisioner.session import Session
+from provisioner.ssh.output_buffer import StreamSize
+from provisioner.store.home import Home
+from tests.command_line import ROOT
+from tests.unit.conftest import CommandLine
+from tests.unit.fakes.world import environment
+
+
+@pytest.mark.parametrize(
+    ("message", "details", "lines"),
+    [
+        ({"hint": "more"}, {"loss": 2}, ['message: {"hint": "more"}', 'details: {"loss": 2}']),
+        ({}, {}, []),
+        ({"x": "\x9b2J\u202e"}, {}, ['message: {"x": "\ufffd2J\ufffd"}']),
+    ],
+    ids=["both", "neither", "hostile"],
+)
+def test_an_intermediate_score_has_its_message_and_details(
+    provisioner: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    message: dict[str, Any],
+    details: dict[str, Any],
+    lines: list[str],
+) -> None:
+    running = environment()
+    entry = ScoreLogEntry(score=0.5, message=message, details=details, scored_at=now(), elapsed_seconds=1)
+    scored = IntermediateScore(entry, {}, "", "")
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
+    assert provisioner("score", running.id, "--intermediate").stdout.splitlines() == ["score: 0.5", *lines]
+
+
+def test_an_intermediate_score_says_what_was_cut_out(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = environment()
+    scored = IntermediateScore(None, {}, "", "much", StreamSize(), StreamSize(9000, 8996))
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
+    said = provisioner("score", running.id, "--intermediate", "--json").json
+    assert (said["stdout_cut_bytes"], said["stderr_bytes"], said["stderr_cut_bytes"]) == (0, 9000, 8996)
+
+
+def test_a_long_message_of_an_intermediate_score_is_cut(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = environment()
+    entry = ScoreLogEntry(score=None, message={"x": "y" * 10**6}, scored_at=now(), elapsed_seconds=1)
+    scored = IntermediateScore(entry, {}, "", "")
+    monkeypatch.setattr(environments, "environment_session", lambda *_: (None, running))
+    monkeypatch.setattr(lifecycle, "intermediate_score", lambda *_: (running, scored))
+    shown = provisioner("score", running.id, "--intermediate").stdout
+    assert shown.endswith(" [...]\n")
+    assert len(shown) < 5000
+
+
+@pytest.mark.parametrize("option", [[], ["--no-record"]], ids=["", "--no-record"])
+@pytest.mark.parametrize("command", ["up", "run --submission-file /dev/null", "test"])
+def test_a_command_records_unless_it_is_told_not_to(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: list[str]
+) -> None:
+    def begin(opened: Session, *_: object, **__: object) -> NoReturn:
+        raise UsageError(f"record is {opened.record}")
+
+    monkeypatch.setattr(lifecycle, "up", begin)
+    monkeypatch.setattr(environments, "run_task", begin)
+    monkeypatch.setattr(environments, "run_task_tests", begin)
+    name, *arguments = command.split()
+    family = str(ROOT / "tests" / "contract" / "families" / "echo")
+    assert f"record is {not option}" in provisioner(name, family, "main", *arguments, *option).stderr
+
+
+@pytest.mark.parametrize("option", [[], ["--no-template"]], ids=["", "--no-template"])
+@pytest.mark.parametrize("command", ["up", "run --submission-file /dev/null", "test"])
+def test_machines_start_from_templates_by_default(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: list[str]
+) -> None:
+    home = Home(provisioner.home)
+    home.make()
+    (home.root / KVM_ANSWER).write_text(json.dumps({"boot": kvm.BOOT_ID.read_text().strip(), "works": False}))
+    planned = environment("echo-main-bcd234")
+
+    def prepare(opened: Session, *_: object, **__: object) -> NoReturn:
+        opened.cloud.prepare(planned, {role: {} for role in planned.machines})
+        raise UsageError("the machines are prepared")
+
+    monkeypatch.setattr(lifecycle, "up", prepare)
+    monkeypatch.setattr(environments, "run_task", prepare)
+    monkeypatch.setattr(environments, "run_task_tests", prepare)
+    name, *arguments = command.split()
+    family = str(ROOT / "tests" / "contract" / "families" / "echo")
+    ended = provisioner(name, family, "main", *arguments, *option)
+    assert "the machines are prepared" in ended.stderr
+    for role in planned.machines:
+        wants = home.environments / planned.id / role / machine.WANTS_TEMPLATE
+        assert wants.exists() is not bool(option)

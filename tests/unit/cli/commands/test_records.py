@@ -1,0 +1,327 @@
+"""Tests the commands that show records of environments and images, without any machine."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
+from provisioner.clouds.local.images import digest as base_image_digest
+from provisioner.errors import InfrastructureError
+from provisioner.family.loader import load_family
+from provisioner.images.layer_keys import family_image_name
+from provisioner.models import (
+    Endpoint,
+    Environment,
+    MachineRecord,
+    MachineSize,
+    ScoreLogEntry,
+    SetupData,
+    TaskSetup,
+    TimeLimits,
+)
+from provisioner.store.environments import EnvironmentStore
+from provisioner.store.home import Home
+from provisioner.store.images import Image, ImageStore
+from tests.unit.conftest import CommandLine, nothing_was_created
+
+FAMILY = Path(__file__).parent / "families" / "echo"  # what its text tells is refused before an image is asked
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SETUP = SetupData(
+    tasks={
+        "small": TaskSetup(permissions=("full_internet",)),
+        "smart": TaskSetup(required_environment_variables=("TOKEN_B", "TOKEN_A", "GIVEN")),
+    },
+    has_score=True,
+)
+
+
+def environment(identity: str, scores: tuple[float, ...] = ()) -> Environment:
+    return Environment(
+        id=identity, cloud="local", stack=identity, family="echo", task="main", status="creating", created_at=BEGIN,
+        expires_at=BEGIN + timedelta(hours=4),
+        setup=TaskSetup(), full_internet=False,
+        machines={"primary": MachineRecord(
+            image="family-echo-1", size=MachineSize(cpus=1, memory_gib=1.0, disk_gib=16), user="root")},
+        score_log=tuple(
+            ScoreLogEntry(score=score, scored_at=BEGIN, elapsed_seconds=1.0, details={"loss": math.inf})
+            for score in scores
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(provisioner: CommandLine) -> EnvironmentStore:
+    home = Home(provisioner.home)
+    home.make()
+    return EnvironmentStore(home)
+
+
+@pytest.fixture
+def family_image(store: EnvironmentStore, provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Writes the records of the family's finished images, built with GIVEN=1, which --env-file repeats."""
+    monkeypatch.setenv("PROVISIONER_CA_BUNDLE", "")
+    images = ImageStore(Home(provisioner.home))
+    digest = base_image_digest("debian-12", None)
+    name = family_image_name(load_family(FAMILY), f"base-primary-{digest}", {"GIVEN": "1"})
+    for image, kind in ((f"base-primary-{digest}", "base"), (f"base-aux-{digest}", "base"), (name, "family")):
+        directory = provisioner.home / "images" / f".{image}"
+        directory.mkdir()
+        (directory / "setup-data.json").write_text(SETUP.model_dump_json())
+        images.finish(Image.model_validate({"name": image, "kind": kind, "created_at": BEGIN}), directory)
+    (provisioner.home.parent / "env").write_text("GIVEN=1\n")
+    return name
+
+
+def test_an_invalid_submission_is_null_in_json(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    store.save(environment("echo-main-bcd234", (math.nan, 0.5)))
+    for shown in (provisioner("show", "echo", "--json").json, provisioner("list", "--json").json["environments"][0]):
+        assert [entry["score"] for entry in shown["score_log"]] == [None, 0.5]
+        assert [entry["details"] for entry in shown["score_log"]] == [{"loss": None}] * 2
+    assert math.isnan(store.find("echo").score_log[0].score or 0)
+
+
+def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    fields = {"environment" if name == "id" else name for name in saved.model_dump()}
+    [listed] = provisioner("list", "--json").json["environments"]
+    shown = provisioner("show", "234", "--json").json
+    assert listed.keys() == fields
+    assert shown.keys() == fields | {"schema", "ok", "exists", "parts"}
+    assert shown["exists"] is True
+
+
+@pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
+def test_show_says_how_each_machine_started(provisioner: CommandLine, store: EnvironmentStore, origin: str) -> None:
+    endpoint = Endpoint(host="127.0.0.1", port=2200, origin=origin)
+    store.save(environment("started").model_copy(update={"endpoints": {"primary": endpoint}}))
+    assert f"ssh 127.0.0.1:2200, started by {origin}\n" in provisioner("show", "started").stdout
+    assert provisioner("show", "started", "--json").json["endpoints"]["primary"]["origin"] == origin
+
+
+def test_show_names_the_warnings_of_the_task(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("warned").model_copy(update={"setup": TaskSetup(warnings=("It\x9b differs.",))}))
+    assert "  warning: It\ufffd differs.\n" in provisioner("show", "warned").stdout
+    assert provisioner("show", "warned", "--json").json["setup"]["warnings"] == ["It\x9b differs."]
+
+
+def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("limited").model_copy(update={"time_limits": TimeLimits(start_seconds=5400)}))
+    assert provisioner("show", "limited", "--json").json["time_limits"]["start_seconds"] == 5400
+    assert "time limits: start 1h30m, intermediate_score 30m" in provisioner("show", "limited").stdout
+
+
+def test_show_names_each_machines_base_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    saved = environment("older")
+    store.save(saved)
+    assert "GiB disk, family-echo-1, ssh" in provisioner("show", "older").stdout
+    machine = saved.machines["primary"].model_copy(update={"distribution": "debian-13"})
+    store.save(saved.model_copy(update={"id": "newer", "machines": {"primary": machine}}))
+    assert "GiB disk, debian-13, family-echo-1, ssh" in provisioner("show", "newer").stdout
+    shown = provisioner("show", "newer", "--json").json
+    assert shown["machines"]["primary"]["distribution"] == "debian-13"
+
+
+def test_plan_names_the_base_image(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\n  base image: debian-12\n" in provisioner("plan", str(FAMILY), "main").stdout
+    monkeypatch.setenv("PROVISIONER_BASE_IMAGE", "debian-13")
+    assert provisioner("plan", str(FAMILY), "main", "--json").json["base_image"] == "debian-13"
+    assert list(provisioner.home.glob("images/*")) == []
+
+
+@pytest.mark.parametrize("command", ["up", "run", "plan"])
+def test_an_unknown_base_image_is_refused_before_anything_exists(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    more = ["--submission-file", str(FAMILY / "echo.py")] if command == "run" else []
+    monkeypatch.setenv("PROVISIONER_BASE_IMAGE", "debian-11")
+    done = provisioner(command, str(FAMILY), "main", *more)
+    assert done.code == 2
+    assert "PROVISIONER_BASE_IMAGE is not valid: Input should be 'debian-12' or 'debian-13'" in done.stderr
+    assert not provisioner.home.exists() or list(provisioner.home.glob("environments/*")) == []
+
+
+def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    (store.logs(saved.id) / "start.log").write_bytes(b"hello \xff\x1b[2J\n")
+    store.archive(saved)
+    assert provisioner("show", saved.id, "--json").json["exists"] is False
+    assert provisioner("logs", saved.id, "--json").json["logs"] == {"start": "hello \ufffd\x1b[2J\n"}
+    destroyed = provisioner("destroy", saved.id, "--json").json
+    assert (destroyed["destroyed"], destroyed["already_gone"]) == ([], [saved.id])
+    assert provisioner("score", saved.id).code == 2
+
+
+def test_long_logs_are_shown_by_their_ends(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    for name, text in (("start", "short\n"), ("agent", "ab\n" * 4_000_000), ("score", "cd\n" * 4_000_000)):
+        (store.logs(saved.id) / f"{name}.log").write_text(text + f"end of {name}\n")
+    store.archive(saved)
+    logs = provisioner("logs", saved.id, "--json").json["logs"]
+    assert logs["start"] == "short\nend of start\n"
+    assert logs["agent"].endswith("ab\nend of agent\n")
+    assert logs["score"].endswith("cd\nend of score\n")
+    assert (6 << 20) < sum(map(len, logs.values())) <= MAXIMUM_LOGS_BYTES
+    shown = provisioner("logs", saved.id).stdout
+    assert shown.endswith("==> start <==\nshort\nend of start\n")
+    assert f"==> agent: its end; all of it is in {store.logs(saved.id) / 'agent.log'} <==\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["exec", "echo", "--", "true"], "is not up: its status is creating"),
+        (["exec", "echo", "--machine", "aux", "--", "true"], "has no machine aux"),
+        (["exec", "echo", "--user", "admin", "--", "true"], "The primary machine has no user admin"),
+        (["exec", "cuda", "--machine", "aux", "--user", "admin", "--", "true"], "The aux machine has no user admin"),
+        (["exec", "cuda", "--machine", "aux", "--user", "ubuntu", "--", "true"], "cuda is not up"),
+        (["ssh", "echo"], "is not up"),
+        (["forward", "echo", "80"], "is not up"),
+        (["cp", "echo:/etc/hostname", "."], "is not up"),
+        (["agent", "echo", str(FAMILY), "true"], "is not up"),
+        (["agent", "echo", "/nonexistent/agent", "true"], "does not exist"),
+        (["score", "echo"], "is not up"),
+        (["score", "echo", "--intermediate"], "is not up"),
+        (["show", "e"], "is ambiguous: it matches echo-main-bcd234, evil"),
+        (["destroy", "evil", "nothing"], "no environment 'nothing'"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else value[0],
+)
+def test_an_environment_that_cannot_do_it_is_left_alone(
+    provisioner: CommandLine,
+    store: EnvironmentStore,
+    arguments: list[str],
+    says: str,
+) -> None:
+    cuda = environment("cuda")
+    aux = cuda.machines["primary"].model_copy(update={"distribution": "ubuntu-20.04-cuda"})
+    cuda = cuda.model_copy(update={"machines": {**cuda.machines, "aux": aux}})
+    before = [store.save(each) for each in (cuda, environment("echo-main-bcd234"), environment("evil"))]
+    done = provisioner(*arguments)
+    assert (done.code, says in done.stderr, done.stdout) == (2, True, ""), done.stderr
+    assert store.all() == before
+
+
+def test_tasks_come_from_the_image(provisioner: CommandLine, family_image: str) -> None:
+    env_file = str(provisioner.home.parent / "env")
+    tasks = provisioner("tasks", str(FAMILY), "--env-file", env_file, "--json").json
+    assert (tasks["family"], tasks["image"], list(tasks["tasks"])) == ("echo", family_image, ["small", "smart"])
+    text = provisioner("tasks", str(FAMILY), "--env-file", env_file).stdout
+    assert "TOKEN_B, TOKEN_A, GIVEN" in text
+    built = provisioner("image", "build", str(FAMILY), "--env-file", env_file, "--json").json
+    assert (built["image"], built["aux_images"]) == (family_image, [])
+
+
+@pytest.mark.parametrize("command", ["run", "up", "test"])
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("smal", ["has no task 'smal'", "'small'", "'smart'"]),
+        ("", ["a task's name must not be empty"]),
+        ("$(id)", ["has no task '$(id)'"]),
+        ("smart", ["not set: TOKEN_A, TOKEN_B", "--env-file FILE"]),
+    ],
+)
+def test_a_task_that_cannot_start_is_refused_first(
+    provisioner: CommandLine,
+    family_image: str,
+    command: str,
+    task: str,
+    says: list[str],
+) -> None:
+    more = ["--submission-file", str(FAMILY / "echo.py")] if command == "run" else []
+    done = provisioner(command, str(FAMILY), task, *more, "--env-file", str(provisioner.home.parent / "env"))
+    assert done.code == 2
+    assert [part for part in says if part not in done.stderr] == []
+    assert [path.name for path in provisioner.home.glob("*/*") if path.parent.name not in ("images", "locks")] == []
+
+
+def test_image_list_and_prune_say_what_is_there(
+    provisioner: CommandLine,
+    family_image: str,
+) -> None:
+    images = provisioner("image", "list", "--json").json["images"]
+    record = {"name", "kind", "created_at", "cloud", "base", "family", "needs", "packages", "layers", "setup_key"}
+    record |= {"step_seconds", "install_seconds"}
+    assert images[0].keys() == record | {"bytes", "in_use"}
+    assert [image["in_use"] for image in images] == [False] * 3
+    assert len(provisioner("image", "prune", "--all", "--json").json["removed"]) == 3
+    assert nothing_was_created(provisioner.home)
+
+
+def test_an_image_of_another_version_hides_no_other(provisioner: CommandLine, family_image: str) -> None:
+    directory = provisioner.home / "images" / family_image
+    record = directory / "image.json"
+    record.write_text(record.read_text().replace("{", '{"of_another_version": 1,', 1))
+    done = provisioner("image", "list", "--json")
+    assert (done.code, len(done.json["images"])) == (0, 2)
+    [unreadable] = done.json["unreadable"]
+    assert (unreadable["name"], unreadable["directory"]) == (family_image, str(directory))
+    assert f"remove the directory {directory}" in provisioner("image", "list").stdout
+    pruned = provisioner("image", "prune", "--all")
+    assert pruned.code == InfrastructureError.exit_code
+    assert f"remove the directory {directory}" in pruned.stderr
+    assert len(list((provisioner.home / "images").glob("*/image.json"))) == 3
+
+
+def test_a_line_break_in_an_unreadable_images_name_is_hidden(provisioner: CommandLine) -> None:
+    directory = provisioner.home / "images" / "a\nb"
+    directory.mkdir(parents=True)
+    (directory / "image.json").write_text("{")
+    [_, line] = provisioner("image", "list").stdout.splitlines()
+    assert line.startswith("a b: ")
+
+
+def test_an_unreadable_environment_does_not_hide_images(provisioner: CommandLine, family_image: str) -> None:
+    directory = provisioner.home / "environments" / "damaged-bcd234"
+    directory.mkdir(parents=True)
+    (directory / "environment.json").write_text("{")
+    done = provisioner("image", "list", "--json")
+    assert (done.code, [image["in_use"] for image in done.json["images"]]) == (0, [None] * 3)
+    assert "It is not known which images are in use." in done.stderr
+    assert provisioner("image", "prune", "--all").code != 0
+
+
+def test_a_batch_is_planned_without_readable_setup_data(provisioner: CommandLine, family_image: str) -> None:
+    data = {
+        "name": "s",
+        "families": [{"path": str(FAMILY)}],
+        "submissions": [{"name": "one", "text": "1"}],
+        "env_file": "env",
+    }
+    suite = provisioner.home.parent / "suite.yaml"
+    suite.write_text(yaml.safe_dump(data))
+    arguments = ("batch", "plan", str(suite), "--json")
+    directory = provisioner.home / "images" / family_image
+    (directory / "setup-data.json").write_text('{"of": "another version"}')
+    planned = provisioner(*arguments)
+    assert planned.code == 0, planned.stderr
+    assert (planned.code, planned.json["images_to_build"]) == (0, ["echo"])
+    assert f"remove the directory {directory}" in planned.stderr
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -> None:
+    directory = provisioner.home / "environments" / "damaged-bcd234"
+    directory.mkdir(parents=True)
+    (directory / "environment.json").write_text("{")
+    listed = provisioner("list", "--json")
+    assert (listed.code, listed.json["environments"], listed.json["unreadable"]) == (5, [], ["damaged-bcd234"])
+    assert "damaged-bcd234" in listed.stderr
+    assert provisioner("image", "prune").code == 5  # the images that it runs from are unknown
+    destroyed = provisioner("destroy", "--all", "--json")
+    assert (destroyed.code, destroyed.json["destroyed"]) == (0, ["damaged-bcd234"])
+    assert not directory.exists()
+    assert provisioner("image", "prune").code == 0

@@ -1,0 +1,158 @@
+"""Tests how a machine's network, as its host sees it, is compared with what the permission calls for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.clouds.local.network import outside_view
+from provisioner.clouds.local.network.egress_counters import Counts
+from provisioner.clouds.local.network.outside_view import View, compare
+from provisioner.clouds.local.vm import network_cards, qemu
+from provisioner.clouds.local.vm.network_cards import link_sockets
+from provisioner.models import Destination, Environment
+from tests.unit.fakes.qmp import serving
+from tests.unit.fakes.world import environment
+
+MANAGEMENT = """virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:01
+ \\ management: index=0,type=user,net=10.0.2.0,restrict=on
+"""
+LINK = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:02
+ \\ link: index=0,type=dgram,udp=link.sock:../aux/link.sock
+"""
+INTERNET = """virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:03
+ \\ internet: index=0,type=stream,unix
+"""
+FLOWS = """Hub -1 (management):
+  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ
+  TCP[ESTABLISHED]   30       127.0.0.1 36661       10.0.2.15    22     0     0
+  TCP[HOST_FORWARD]  15       127.0.0.1 36661       10.0.2.15    22     0     0
+"""
+HUB = """hub 0
+ \\ link: virtio-net-pci.1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:00:00:02
+ \\ hub-link1: link1: index=0,type=dgram,udp=link-db.sock:../db/link.sock
+ \\ hub-link0: link0: index=0,type=dgram,udp=link-aux.sock:../aux/link.sock
+ \\ hub-link2: link2: index=0,type=dgram,udp=link-web.sock:../web/link.sock
+"""
+CAPTURED = """filters:
+  - capture-link: type=filter-dump,file=link.pcap,maxlen=2048,position=tail,status=on,netdev=link,queue=all
+"""
+PROXY = ("python", "-m", "provisioner.clouds.local.network.egress_proxy", "--fd", "5")
+ALLOWED = (Destination(cidr="203.0.113.7/32", port=443),)
+
+OFFLINE = environment()
+PAIR = environment(roles=("primary", "aux"))
+FOUR = environment(roles=("primary", "aux", "db", "web"))
+ONLINE = environment(full_internet=True)
+ALLOWING = environment(allowed_destinations=ALLOWED)
+
+
+def view(link: bool = False, internet_fd: int | None = None, **changes: Any) -> View:
+    """Returns the view of a machine with these cards, as it should be."""
+    argv = network_cards.network((("link.sock", "../aux/link.sock"),) if link else (), internet_fd)
+    cards = MANAGEMENT + (LINK if link else "") + (INTERNET if internet_fd else "")
+    return replace(
+        View(("qemu", "-m", "1024M", *argv, "-device", "virtio-blk-pci"), ("lo",), cards, FLOWS, None, None), **changes
+    )
+
+
+def hub(**changes: Any) -> View:
+    link = link_sockets("primary", ("aux", "db", "web"))
+    arguments = ("qemu", *network_cards.network(link, None))
+    return view(**{"arguments": arguments, "cards": HUB + MANAGEMENT, **changes})
+
+
+def online(**changes: Any) -> View:
+    seen: dict[str, Any] = {"proxy": (*PROXY, "--full-internet"), "counts": Counts(denied=4)}
+    return view(internet_fd=9, **seen | changes)
+
+
+def allowing(**changes: Any) -> View:
+    seen: dict[str, Any] = {"proxy": (*PROXY, "--allow", "203.0.113.7/32:443"), "counts": Counts(onward=2)}
+    return view(internet_fd=9, **seen | changes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "record"),
+    [
+        (view(), OFFLINE),
+        (view(link=True), PAIR),
+        (view(link=True, cards=MANAGEMENT + LINK + CAPTURED), PAIR),
+        (hub(), FOUR),
+        (online(), ONLINE),
+        (allowing(), ALLOWING),
+    ],
+    ids=["offline", "pair", "captured", "four", "online", "allowlist"],
+)
+def test_a_machine_as_it_should_be_has_no_differences(seen: View, record: Environment) -> None:
+    assert compare(seen, record, "primary") == []
+
+
+WRONG: dict[str, tuple[View, Environment, str]] = {
+    "unrestricted": (
+        view(arguments=("qemu", "-netdev", "user,id=management", *network_cards.network((), None)[2:])),
+        OFFLINE, "arguments",
+    ),
+    "second-card": (
+        view(arguments=("qemu", *network_cards.network((), None), "-netdev", "tap,id=x")), OFFLINE, "network arguments",
+    ),
+    "other-device": (
+        view(arguments=("qemu", *network_cards.network((), None), "-device", "usb-net,netdev=x")), OFFLINE, "arguments",
+    ),
+    "plugged-later": (view(cards=MANAGEMENT + INTERNET), OFFLINE, "its cards lead to"),
+    "no-link": (view(link=True), OFFLINE, "its cards lead to"),
+    "restrict-off": (view(cards=MANAGEMENT.replace("restrict=on", "restrict=off")), OFFLINE, "not restricted"),
+    "unknown-line": (view(cards=MANAGEMENT + "something else\n"), OFFLINE, "monitor says"),
+    "other-filter": (view(cards=MANAGEMENT + CAPTURED.replace("dump", "mirror")), OFFLINE, "monitor says"),
+    "other-file": (view(cards=MANAGEMENT + CAPTURED.replace("file=link.pcap", "file=/x")), OFFLINE, "monitor says"),
+    "no-cards": (view(cards=""), OFFLINE, "its cards lead to []"),
+    "udp-flow": (
+        view(flows=FLOWS + "  UDP[236 sec]       16       10.0.2.15 40000         1.1.1.1    53     0     0\n"),
+        OFFLINE, "carries 'UDP[236",
+    ),
+    "tcp-flow": (
+        view(flows=FLOWS + "  TCP[ESTABLISHED]   16       127.0.0.1 40000       127.0.0.1    80     0     0\n"),
+        OFFLINE, "carries 'TCP[ESTABLISHED]",
+    ),
+    "icmp-flow": (
+        view(flows=FLOWS + "  ICMP[10 sec]       17       10.0.2.15 -               1.1.1.1  -        0     0\n"),
+        OFFLINE, "carries 'ICMP",
+    ),
+    "hosts-network": (view(interfaces=()), OFFLINE, "not run in its own network namespace"),
+    "second-interface": (view(interfaces=("lo", "eth0")), OFFLINE, "not run in its own network namespace"),
+    "proxy": (view(proxy=PROXY, counts=Counts()), OFFLINE, "has an egress proxy"),
+    "no-proxy": (online(proxy=None), ONLINE, "does not run"),
+    "no-counters": (online(counts=None), ONLINE, "does not run"),
+    "nothing-denied": (online(counts=Counts()), ONLINE, "dropped none"),
+    "too-open": (allowing(proxy=(*PROXY, "--full-internet")), ALLOWING, "another permission"),
+    "longer-list": (
+        allowing(proxy=(*PROXY, "--allow", "203.0.113.7/32:443", "--allow", "1.1.1.1/32:443")),
+        ALLOWING, "another allowlist",
+    ),
+    "hub-of-one": (view(cards="hub 0\n" + MANAGEMENT), OFFLINE, "monitor says"),
+    "second-hub": (hub(cards=HUB + "hub 1\n" + MANAGEMENT), FOUR, "monitor says"),
+    "fourth-port": (
+        hub(cards=HUB + " \\ hub-x: x: index=0,type=user,net=10.0.2.0\n" + MANAGEMENT), FOUR, "its cards lead to",
+    ),
+    "outside": (allowing(counts=Counts(onward=1, outside=1)), ALLOWING, "outside the allowlist"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "record", "expected"), WRONG.values(), ids=WRONG)
+def test_each_difference_is_named(seen: View, record: Environment, expected: str) -> None:
+    assert any(expected in difference for difference in compare(seen, record, "primary"))
+
+
+def test_a_machine_that_cannot_be_seen_is_a_difference(tmp_path: Path) -> None:
+    [difference] = outside_view.differences(tmp_path, OFFLINE, "primary")
+    assert "primary machine: its network cannot be seen from outside: QEMU does not run" in difference
+
+
+def test_the_monitor_is_reached_however_long_its_path_is(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 120)
+    directory.mkdir()
+    with serving(directory, {"query-status": "running"}), qemu.QMP(directory) as qmp:
+        assert qmp.execute("query-status") == "running"

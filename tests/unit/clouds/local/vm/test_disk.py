@@ -1,0 +1,101 @@
+"""Tests which machine ends when the host's disk is nearly full, and what existing machines count for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.clouds.local.vm import disk, qemu
+from provisioner.clouds.local.vm.disk import GIB, Overlay, Room, is_first_to_go, overlays, room, share_bytes
+
+A, B = Path("a"), Path("b")
+
+
+@pytest.mark.parametrize(
+    ("used_a", "used_b", "free", "goes"),
+    [(9, 3, 1, True), (3, 9, 1, False), (9, 9, 1, True), (9, 3, 2, False), (2, 1, 0, False), (2, 0, 1, False)],
+    ids=["most", "less", "equal", "room", "share", "alone"],
+)
+def test_the_machine_furthest_beyond_its_share_goes_first(used_a: int, used_b: int, free: int, goes: bool) -> None:
+    existing = [Overlay(A, used_a * GIB, 2 * GIB), Overlay(B, used_b * GIB, 2 * GIB)]
+    assert is_first_to_go(A, existing, free * GIB) is goes
+
+
+def test_a_machine_without_a_share_never_goes() -> None:
+    assert not is_first_to_go(A, [Overlay(B, 9 * GIB, 2 * GIB)], 0)
+    assert not is_first_to_go(A, [], 0)
+
+
+def test_room_is_what_is_free_less_what_is_due_and_the_reserve() -> None:
+    assert Room(10 * GIB, 3 * GIB).bytes == 5 * GIB
+    assert Room(4 * GIB, 3 * GIB).bytes == 0
+
+
+def test_a_share_is_a_part_of_the_disk() -> None:
+    assert share_bytes(16, 8) == 2 * GIB
+    assert share_bytes(16, 1) == 16 * GIB
+
+
+def test_disks_are_listed_with_what_they_take(tmp_path: Path) -> None:
+    for name, share in {"one": "5", "two": "nonsense"}.items():
+        (tmp_path / name / "primary").mkdir(parents=True)
+        (tmp_path / name / "primary" / disk.SHARE).write_text(share)
+    assert overlays(tmp_path) == [Overlay(tmp_path / "one" / "primary", 0, 5)]
+    (tmp_path / "one" / "primary" / disk.OVERLAY).write_bytes(b"x" * 8192)
+    [overlay] = overlays(tmp_path)
+    assert (overlay.due_bytes, overlay.excess_bytes > 0) == (0, True)
+
+
+def test_a_home_that_does_not_exist_yet_has_the_room_of_its_disk(tmp_path: Path) -> None:
+    # Other programs write to the disk meanwhile.
+    free = room(tmp_path / "home" / "environments").free_bytes
+    assert free == pytest.approx(room(tmp_path).free_bytes, rel=0.1)
+    assert free > 0
+
+
+def test_the_reason_comes_before_the_end_and_the_disk_after(tmp_path: Path) -> None:
+    assert disk.eviction(tmp_path) == ""
+    overlay = tmp_path / disk.OVERLAY
+    overlay.write_bytes(b"x")
+    seen = []
+
+    def end(ends: bool) -> bool:
+        seen.append((disk.eviction(tmp_path)[:12], overlay.exists()))
+        return ends
+
+    disk.evict(tmp_path, lambda: end(False))
+    disk.evict(tmp_path, lambda: end(True))
+    assert seen == [("it was ended", True)] * 2
+    assert not overlay.exists()
+
+
+@pytest.fixture
+def modest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the only machine that runs. It is beyond its share, and a flooder that has ended far more."""
+    monkeypatch.setattr(disk, "_free", lambda _: GIB)
+    monkeypatch.setattr(qemu, "live_pid", lambda pidfile: 1 if "modest" in pidfile.parts else None)
+    for name, used_bytes in (("modest", 8192), ("flooder", 80_000)):
+        directory = tmp_path / name / "primary"
+        directory.mkdir(parents=True)
+        (directory / disk.SHARE).write_text("1")
+        (directory / disk.OVERLAY).write_bytes(b"x" * used_bytes)
+    return tmp_path / "modest" / "primary"
+
+
+def test_no_machine_goes_while_anothers_disk_is_removed(modest: Path) -> None:
+    seen = []
+
+    def end() -> bool:
+        seen.append(disk.must_go(modest))
+        return True
+
+    disk.evict(modest.parents[1] / "flooder" / "primary", end)
+    assert seen == [False]
+    assert disk.must_go(modest)  # the flooder's disk is gone, and that was not enough
+
+
+def test_a_disk_that_is_never_removed_keeps_no_other_machine(modest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "LEAVING_SECONDS", 0.0)
+    disk.evict(modest.parents[1] / "flooder" / "primary", lambda: False)
+    assert disk.must_go(modest)

@@ -1,0 +1,182 @@
+"""QEMU's command line, and how a living QEMU is told from a file that one left."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import multiprocessing
+import os
+import signal
+import socket
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm.network_cards import link_sockets
+from provisioner.clouds.local.vm.qemu import Launch, QMPError, command, forwarded_port, live_pid, paused_by_full_disk
+from provisioner.clouds.local.vm.users import User
+from tests.unit.fakes.qmp import serving
+from tests.waiting import BOUND_SECONDS
+
+LAUNCH = Launch(
+    cpus=2, memory_mib=1024, kernel="/k", initrd="/i", kvm=False, link=(), internet_fd=None, user=None,
+    disk_fds=(7, 8),
+)  # fmt: skip
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+def cards(argv: list[str]) -> list[str]:
+    return [value for flag, value in itertools.pairwise(argv) if flag == "-netdev"]
+
+
+def test_every_machine_has_a_closed_card_and_a_loopback_port() -> None:
+    [management] = cards(command(LAUNCH))
+    assert management.startswith("user,")
+    assert "restrict=on" in management
+    assert "ipv6=off" in management
+    assert "hostfwd=tcp:127.0.0.1:0-:22" in management
+
+
+def test_link_and_internet_are_cards_of_their_own() -> None:
+    link, internet = cards(command(replace(LAUNCH, link=(("link.sock", "../aux/link.sock"),), internet_fd=5)))[1:]
+    assert "local.type=unix,local.path=link.sock" in link
+    assert "addr.str=5" in internet
+    assert "user" not in internet
+
+
+def test_the_primary_machine_is_the_hub_of_more_than_two() -> None:
+    assert link_sockets("web", ("primary", "db")) == (("link.sock", "../primary/link-web.sock"),)
+    argv = command(replace(LAUNCH, link=link_sockets("primary", ("web", "db"))))
+    assert [value.partition(",local.type")[0] for value in cards(argv)[1:]] == [
+        "dgram,id=link0", "hubport,id=hub-link0,hubid=0,netdev=link0",
+        "dgram,id=link1", "hubport,id=hub-link1,hubid=0,netdev=link1", "hubport,id=link,hubid=0",
+    ]  # fmt: skip
+    assert sum("netdev=link," in device for device in devices(argv)) == 1
+
+
+def test_a_qemu_that_root_starts_becomes_another_user() -> None:
+    argv = command(replace(LAUNCH, user=User(7, 8)))
+    assert argv[argv.index("-runas") + 1] == "7:8"
+    assert "spawn=deny" in argv[argv.index("-sandbox") + 1]
+    assert "-runas" not in command(LAUNCH)
+
+
+def devices(argv: list[str]) -> list[str]:
+    return [value for flag, value in itertools.pairwise(argv) if flag == "-device"]
+
+
+def test_a_resumed_machine_has_the_same_devices() -> None:
+    template = command(replace(LAUNCH, memory="memory", internet_fd=3))
+    clone = command(replace(LAUNCH, memory="/proc/self/fd/5", frozen=True, internet_fd=9))
+    assert devices(template) == devices(clone)
+    assert "share=on" in template[template.index("-object", template.index("-object") + 1) + 1]
+    assert "memory-backend-file,id=pc.ram,size=1024M,mem-path=/proc/self/fd/5,share=off" in clone
+    assert "-S" in clone  # nothing runs before its state is whole
+    assert clone[clone.index("-incoming") + 1] == "defer"
+    assert {"-S", "-incoming"}.isdisjoint(template)
+
+
+def test_a_machine_has_another_generation_id_at_each_start() -> None:
+    for frozen in (False, True):
+        assert "vmgenid,guid=auto" in devices(command(replace(LAUNCH, memory="memory", frozen=frozen)))
+
+
+def test_nothing_that_a_machine_is_told_is_in_its_arguments() -> None:
+    argv = command(LAUNCH)
+    assert "-smbios" not in argv
+    assert "machine_id" not in " ".join(argv)
+
+
+@pytest.mark.parametrize("kvm", [True, False])
+def test_qemu_runs_in_its_sandbox_without_a_display(kvm: bool) -> None:
+    argv = command(replace(LAUNCH, kvm=kvm))
+    assert argv[argv.index("-sandbox") + 1].startswith("on,")
+    assert {"-nodefaults", "-no-user-config"} <= set(argv)
+    assert argv[argv.index("-display") + 1] == "none"
+    assert not {"-monitor", "-vnc", "-spice", "-gdb"} & set(argv)
+
+
+def test_only_an_emulated_kernel_drops_mitigations() -> None:
+    for option in ("mitigations=off", "no_timer_check"):
+        assert option in " ".join(command(LAUNCH))
+        assert option not in " ".join(command(replace(LAUNCH, kvm=True)))
+
+
+def test_an_emulated_machines_translated_code_is_bounded() -> None:
+    argv = command(LAUNCH)
+    assert argv[argv.index("-accel") + 1] == "tcg,tb-size=128"
+    assert "kvm" in command(replace(LAUNCH, kvm=True))
+
+
+def hold(pidfile: Path, held: Event) -> None:
+    with pidfile.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        held.set()
+        signal.pause()
+
+
+def test_the_live_pid_is_that_of_the_lock_whatever_the_file_says(tmp_path: Path) -> None:
+    pidfile = tmp_path / "qemu.pid"
+    assert live_pid(pidfile) is None
+    pidfile.write_text(f"{os.getpid()}\n")
+    assert live_pid(pidfile) is None  # a number that was used again
+    held = PROCESSES.Event()
+    holder = PROCESSES.Process(target=hold, args=(pidfile, held))
+    holder.start()
+    assert held.wait(BOUND_SECONDS)
+    assert live_pid(pidfile) == holder.pid
+    holder.kill()
+    holder.join()
+    assert live_pid(pidfile) is None
+
+
+def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
+    text = (
+        "Hub -1 (management):\r\n"
+        "  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n"
+        "  TCP[HOST_FORWARD]  13       127.0.0.1 38211       10.0.2.15    22     0     0\r\n"
+    )
+    assert forwarded_port(text) == 38211
+    for garbage in ("", "TCP[ESTABLISHED] 13 127.0.0.1 1 x 22", "\0"):
+        with pytest.raises(QMPError):
+            forwarded_port(garbage)
+
+
+@pytest.mark.parametrize(
+    ("answer", "paused"),
+    [({"status": "io-error"}, True), ({"status": "running"}, False), ({"status": "paused"}, False), ([], False)],
+    ids=["full", "running", "paused", "strange"],
+)
+def test_a_machine_that_qemu_paused_is_known_by_its_status(tmp_path: Path, answer: Any, paused: bool) -> None:
+    with serving(tmp_path, {"query-status": answer}):
+        assert paused_by_full_disk(tmp_path) is paused
+
+
+def test_a_qemu_that_is_gone_or_busy_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qemu, "STATUS_SECONDS", 0.1)
+    assert not paused_by_full_disk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind("qmp.sock")
+        busy.listen()
+        assert not paused_by_full_disk(tmp_path)
+
+
+def test_qemu_says_its_version(tmp_path: Path) -> None:
+    answer = {"qemu": {"major": 7, "minor": 2, "micro": 19}, "package": "Debian"}
+    with serving(tmp_path, {"query-version": answer}), qemu.QMP(tmp_path) as qmp:
+        assert qmp.version() == "7.2.19"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["7.2", {}, {"qemu": "7"}, {"qemu": {"major": 7, "minor": "\x1b", "micro": 0}}, {"qemu": {"major": 10**9}}],
+    ids=["text", "nothing", "no-numbers", "escape", "huge"],
+)
+def test_a_version_that_is_none_is_refused(tmp_path: Path, answer: Any) -> None:
+    with serving(tmp_path, {"query-version": answer}), qemu.QMP(tmp_path) as qmp, pytest.raises(QMPError):
+        qmp.version()

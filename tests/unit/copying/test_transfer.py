@@ -1,0 +1,171 @@
+"""Tests copies between the controller and a machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from provisioner.copying import transfer, tree_writer
+from provisioner.copying.copy_program import PIECE_BYTES
+from provisioner.errors import HostError, TaskError, UsageError
+from tests.unit.fakes.copies import HostileMachine, ThisHost, file, pieces, tree
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """Returns a tree with what can be copied."""
+    origin = tmp_path / "origin"
+    (origin / "deep" / "ä b").mkdir(parents=True)
+    (origin / "deep" / "$(id)").write_bytes(b"\0\xff")
+    for size in (0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES):
+        (origin / f"size{size}").write_bytes(b"x" * size)
+    (origin / "program").write_text("#!/bin/sh\n")
+    (origin / "program").chmod(0o6755)
+    return origin
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """Returns the directory to which the tests copy."""
+    (tmp_path / "inside").mkdir()
+    return tmp_path / "inside"
+
+
+def contents(top: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(top)): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
+
+
+def download(source: Path, destination: Path) -> transfer.Downloaded:
+    return transfer.download(ThisHost().connection, str(source), destination)
+
+
+def upload(source: Path, destination: object) -> int:
+    return transfer.upload(ThisHost().connection, source, str(destination))
+
+
+def test_a_tree_comes_down_without_special_permissions(origin: Path, inside: Path) -> None:
+    assert download(origin, inside / "copy") == transfer.Downloaded(8, (), 0)
+    assert contents(inside / "copy") == contents(origin)
+    assert (inside / "copy" / "program").stat().st_mode & 0o7100 == 0o100
+    assert (inside / "copy" / "size1").stat().st_mode & 0o7111 == 0
+    assert [path.name for path in inside.iterdir()] == ["copy"]
+
+
+def test_a_file_is_copied_down_into_a_directory_or_over_a_file(
+    origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inside)
+    download(origin / "program", Path())
+    assert download(origin / "size1", inside / "program") == transfer.Downloaded(1, (), 0)
+    assert (inside / "program").read_text() == "x"
+    download(origin / "deep", Path("../inside/./"))
+    assert sorted(contents(inside)) == ["deep", "deep/$(id)", "deep/ä b", "program"]
+
+
+def test_what_is_not_copied_is_named(origin: Path, inside: Path) -> None:
+    (origin / "deep" / "link").symlink_to("/etc")
+    (origin / "new\nline").touch()
+    downloaded = download(origin, inside)
+    assert (downloaded.files, downloaded.skipped_count) == (8, 2)
+    assert downloaded.skipped == ("origin/deep/link", "origin/new\\nline")
+
+
+@pytest.mark.parametrize("existing", ["directory", "link"])
+def test_only_a_file_is_replaced(origin: Path, inside: Path, existing: str) -> None:
+    if existing == "directory":
+        (inside / "size1").mkdir()
+    else:
+        (inside / "size1").symlink_to(origin / "size0")
+    with pytest.raises(UsageError, match="size1 exists and is a"):
+        download(origin / "size1", inside)
+    assert contents(inside).keys() == {"size1"}
+    assert (origin / "size0").read_bytes() == b""
+
+
+def test_a_directory_does_not_replace_a_file(origin: Path, inside: Path) -> None:
+    (inside / "copy").write_text("mine")
+    with pytest.raises(UsageError, match="copy cannot be written: Not a directory"):
+        download(origin, inside / "copy")
+    assert contents(inside) == {"copy": b"mine"}
+
+
+@pytest.mark.parametrize("destination", ["missing/copy", "file/copy"])
+def test_a_destination_without_a_directory_is_refused(origin: Path, inside: Path, destination: str) -> None:
+    (inside / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        download(origin, inside / destination)
+
+
+@pytest.mark.parametrize("source", ["missing", "link", "fifo"])
+def test_what_cannot_be_sent_is_said_with_the_machines_words(origin: Path, inside: Path, source: str) -> None:
+    (origin / "link").symlink_to("program")
+    os.mkfifo(origin / "fifo")
+    with pytest.raises(UsageError, match="could not be read in the machine") as raised:
+        download(origin / source, inside)
+    assert raised.value.details
+    assert "Traceback" not in raised.value.details
+    assert contents(inside) == {}
+
+
+def test_a_tree_above_the_limit_is_refused_while_it_arrives(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.copying.tree_reader.LIMIT_BYTES", 100_000)
+    with pytest.raises(TaskError, match="larger than"):
+        transfer.download(HostileMachine(pieces(tree(file(b"a", b"x" * 200_000)))).connection, "a", inside)
+    assert contents(inside) == {}
+
+
+def test_a_nearly_full_disk_is_not_filled(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_writer, "FREE_BYTES", 1 << 60)
+    with pytest.raises(HostError, match="does not fit"):
+        transfer.download(HostileMachine(pieces(tree(file(b"a")))).connection, "a", inside)
+    assert contents(inside) == {}
+
+
+def test_a_transfer_without_an_end_fails(inside: Path) -> None:
+    class SlowMachine(HostileMachine):
+        def run(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            raise TimeoutError
+
+    with pytest.raises(TaskError, match="within an hour"):
+        transfer.download(SlowMachine([]).connection, "a", inside)
+
+
+def test_an_interrupted_download_leaves_nothing(inside: Path) -> None:
+    def interrupted() -> object:
+        yield tree(file(b"a", b"x" * 200_000))[:100_000]
+        assert list(inside.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transfer.download(HostileMachine(interrupted()).connection, "a", inside)  # type: ignore[arg-type]
+    assert contents(inside) == {}
+
+
+def test_a_tree_goes_up(origin: Path, inside: Path) -> None:
+    (origin / "link").symlink_to("program")
+    assert upload(origin, inside / "copy") == 8
+    assert contents(inside / "copy") == contents(origin)
+    assert (inside / "copy" / "link").is_symlink()
+    assert [path.name for path in inside.iterdir()] == ["copy"]
+
+
+def test_a_file_is_copied_up_into_a_directory_or_over_anything(origin: Path, inside: Path) -> None:
+    upload(origin / "size1", inside)
+    upload(origin / "size1", f"{inside}/new/er/")
+    upload(origin, inside / "size1")
+    upload(origin / "size0", inside / "size1" / "deep" / "ä b" / "..")
+    upload(origin / "program", inside / "size1" / "size1")
+    assert (inside / "size1" / "size1").read_text() == "#!/bin/sh\n"
+    assert (inside / "size1" / "deep" / "size0").exists()
+    assert (inside / "new" / "er" / "size1").read_text() == "x"
+    assert sorted(path.name for path in inside.iterdir()) == ["new", "size1"]
+
+
+def test_what_cannot_go_up_is_said_in_one_line(origin: Path, inside: Path) -> None:
+    with pytest.raises(UsageError, match="could not be written in the machine") as raised:
+        upload(origin, inside / "missing" / "copy")
+    assert raised.value.details == "missing: No such file or directory"
+    with pytest.raises(UsageError, match="does not exist"):
+        upload(origin / "missing", inside)
