@@ -20,7 +20,7 @@ from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

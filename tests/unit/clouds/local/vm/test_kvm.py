@@ -13,7 +13,7 @@ import pytest
 from provisioner.clouds.local.vm import kvm
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 @pytest.fixture
