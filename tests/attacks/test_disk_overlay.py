@@ -42,7 +42,8 @@ signal.pause()
 WATCHDOG = """
 import sys
 from pathlib import Path
-from provisioner.clouds.local import disk, watchdog
+from provisioner.clouds.local import watchdog
+from provisioner.clouds.local.vm import disk
 flooder = Path(sys.argv[1])
 def free(_):
     with Path("looks").open("a") as looks:

@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
 FREEZES = """
 import json, sys, time
 from pathlib import Path
-from provisioner.clouds.local import disk_layers, machine, snapshots
+from provisioner.clouds.local import machine
+from provisioner.clouds.local.frozen import snapshots
+from provisioner.clouds.local.vm import disk_layers
 
 directory, target = Path(sys.argv[1]), Path(sys.argv[3])
 settings, gib = json.loads(sys.argv[4]), int(sys.argv[5])

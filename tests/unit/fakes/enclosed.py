@@ -13,7 +13,7 @@ from pathlib import Path
 # that user had started it.
 PROGRAM = """
 import ctypes, fcntl, os, socket, sys
-from provisioner.clouds.local import confinement
+from provisioner.clouds.local.vm import confinement
 if len(sys.argv) > 2:
     user = int(sys.argv[2])
     os.setgroups([])

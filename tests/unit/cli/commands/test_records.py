@@ -29,7 +29,7 @@ from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from tests.unit.conftest import CommandLine, nothing_was_created
 
-FAMILY = Path(__file__).parents[1] / "families" / "echo"  # what its text tells is refused before an image is asked
+FAMILY = Path(__file__).parent / "families" / "echo"  # what its text tells is refused before an image is asked
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETUP = SetupData(
     tasks={
