@@ -12,11 +12,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = {name: f"requirements{name and '-'}{name}.lock" for name in ("", "build", "dev", "scan")}
+LOCKS = {name: f"requirements/{name}.lock" for name in ("run", "build", "dev", "scan")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 WANTED = {
-    "": PROJECT["project"]["dependencies"],
+    "run": PROJECT["project"]["dependencies"],
     "build": [*GROUPS["build"], *PROJECT["build-system"]["requires"]],
     "dev": [*PROJECT["project"]["dependencies"], *GROUPS["dev"]],
     "scan": GROUPS["scan"],
@@ -36,7 +36,7 @@ def locked(name: str) -> dict[str, str]:
     return versions
 
 
-@pytest.mark.parametrize("name", LOCKS, ids=lambda name: name or "run")
+@pytest.mark.parametrize("name", LOCKS)
 def test_each_line_is_one_version_with_hashes(name: str) -> None:
     versions = locked(name)
     assert "://" not in (ROOT / LOCKS[name]).read_text()
@@ -46,7 +46,7 @@ def test_each_line_is_one_version_with_hashes(name: str) -> None:
 
 
 def test_the_files_of_one_virtual_environment_agree() -> None:
-    run, build, dev = locked(""), locked("build"), locked("dev")
+    run, build, dev = locked("run"), locked("build"), locked("dev")
     assert run.items() <= dev.items()
     assert {name: version for name, version in build.items() if name in dev}.items() <= dev.items()
 
@@ -61,7 +61,7 @@ def test_setup_and_the_policy_scan_install_only_what_has_a_hash() -> None:
     assert "locked=(--require-hashes " in (ROOT / "scripts" / "setup").read_text()
 
 
-@pytest.mark.parametrize("name", ["", "dev"], ids=["run", "dev"])
+@pytest.mark.parametrize("name", ["run", "dev"])
 def test_setup_builds_only_the_package_without_a_wheel(name: str) -> None:
     text = (ROOT / "scripts" / "setup").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("wheels=")]
