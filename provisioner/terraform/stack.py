@@ -98,7 +98,7 @@ class Stack:
         """Returns the versions of the program that applied the stack last here, and of its providers."""
         found = {product_that_runs().name: self._version} if self._version else {}
         try:
-            text = (self._directory / LOCK_FILE).read_text(errors="replace")[:COPIED_BYTES]
+            text = (self._directory / LOCK_FILE).read_text(errors="replace")
         except OSError:  # a stack without providers has none
             return found
         return found | {f"provider {name}": version for name, version in PROVIDER.findall(text)}
