@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 
+_previous = sys.excepthook
+
 
 def _quiet(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Shows no traceback of a Ctrl-C that comes before signals are handled, or after. Python then ends by SIGINT."""
     if kind is not KeyboardInterrupt:
-        sys.__excepthook__(kind, error, trace)
+        _previous(kind, error, trace)
 
 
 # First of all, since importing signal takes milliseconds.

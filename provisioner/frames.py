@@ -1,6 +1,7 @@
-"""Splits what a machine sends into frames: a kind (1 byte), the payload's length (4 bytes, big-endian) and the payload.
+"""Builds frames for machines, and splits what they send into frames.
 
-The machine is not trusted: each frame is checked before its payload has arrived. Pure.
+A frame is a kind (1 byte), the payload's length (4 bytes, big-endian) and the payload. The machine is not trusted: each
+frame is checked before its payload has arrived. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Frames:
         return not self._buffer
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Adds a piece of the stream, and yields the kind and the payload of each frame that it completes."""
+        """Adds a piece of the stream, and yields the kind and the payload of each frame that it completes.
+
+        A piece is added only once the result is iterated. A frame that is not taken is yielded by the next call.
+        """
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             kind, length = HEADER.unpack_from(self._buffer)

@@ -111,7 +111,7 @@ class Costs(Step):
 
     Args:
         micro_usd: in millionths of a US dollar.
-        trouble: why the cost is not known; empty if it is.
+        trouble: why the cost is not known; empty if it is. Stored steps of earlier versions have this name.
     """
 
     micro_usd: int = 0

@@ -25,7 +25,7 @@ from provisioner.copying.directories import open_destination, open_directory, sp
 from provisioner.copying.unpack_program import unpack
 
 DIRECTORY, UP, FILE, PROGRAM, PIECE, SKIPPED, END = b"d", b"u", b"f", b"x", b"p", b"s", b"e"
-PIECE_BYTES = 0xFFFF
+PIECE_BYTES = 64 << 10
 # The name of a copied tree's top until it is in its place.
 TOP = "payload"
 HEADER = struct.Struct(">cI")

@@ -23,15 +23,12 @@ from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.create import record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.launch import (
     Create,
-    MayKeep,
-    cleared_on_failure,
+    clear_after_failure,
     create_alone,
     launched,
-    record_breakdown,
     tell_of_destruction,
 )
 from provisioner.machines.locking import destruction_lock, environment_lock
@@ -68,7 +65,6 @@ def left_to_operator(session: Session, environment: Environment) -> Environment:
         return leave(session, environment)
     except BaseException as error:  # no process would look after it
         with session.shield():
-            record_breakdown(session, environment, error)
             tell_of_destruction(session, environment, error)
             destroy(session, environment)
         raise
@@ -124,10 +120,7 @@ def launch(
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
     environment = new_environment(session, planned, identity)
-    with launched(session, environment, may_keep(session, environment)) as environment:
-        with phases.phase("create"):
-            record_environment(session, environment)
-            environment = create(session, environment)
+    with launched(session, environment, may_keep, phase=phases.phase("create"), create=create) as environment:
         return _make_ready(session, planned, environment, phases)
 
 
@@ -137,23 +130,18 @@ def take_over(session: Session, planned: Plan, environment: Environment, phases:
     Raises:
         ProvisionerError: it failed; everything that was created has been destroyed.
     """
-    with (
-        environment_lock(session, environment) as current,
-        cleared_on_failure(session, current, may_keep(session, current)),
-    ):
-        reservations.take_lease(session, current)
-        return _make_ready(session, planned, current, phases)
+    with environment_lock(session, environment) as current:
+        try:
+            reservations.take_lease(session, current)
+            return _make_ready(session, planned, current, phases)
+        except BaseException as error:
+            clear_after_failure(session, current, error, may_keep)
+            raise
 
 
-def may_keep(session: Session, environment: Environment) -> MayKeep:
-    """Returns what decides whether a failed environment is left to the operator: never one that may not be isolated."""
-
-    def decide(error: BaseException) -> bool:
-        if not session.keep_failed or isinstance(error, IsolationError):
-            return False
-        return bool(session.environments.last_known(environment).probes)
-
-    return decide
+def may_keep(session: Session, environment: Environment, error: BaseException) -> bool:
+    """Returns whether a failed environment is left to the operator: never one that may not be isolated."""
+    return session.keep_failed and bool(environment.probes) and not isinstance(error, IsolationError)
 
 
 def _make_ready(session: Session, planned: Plan, environment: Environment, phases: Phases) -> Environment:
@@ -188,7 +176,7 @@ def proven(session: Session, environment: Environment, phases: Phases) -> Iterat
             stack.enter_context(connection)
         with phases.phase("isolation"):
             results = prove_isolation(session, environment, connections)
-        # Only from here on: a record with probes says that start() may have begun.
+        # Only from here on: of a record with probes, start() may have begun.
         yield session.environments.update(environment, probes=results), connections["primary"]
 
 

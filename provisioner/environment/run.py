@@ -152,8 +152,9 @@ def run_tests(
 
 
 def _tell_of_failure(session: Session, environment: Environment, error: BaseException, *, keep: bool) -> None:
-    record_breakdown(session, environment, error)
-    if not keep:
+    if keep:
+        record_breakdown(session, environment, error)
+    else:
         tell_of_destruction(session, environment, error)
 
 

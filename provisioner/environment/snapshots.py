@@ -108,17 +108,21 @@ def bring_up(session: Session, name: str, create: Create = create_alone) -> Envi
     _require_alike(session, snapshot)
     environment = _copied(session, snapshot)
     phases = Phases(session.progress)
-    with launched(session, environment, lifecycle.may_keep(session, environment)) as environment:
+
+    def record(session: Session, environment: Environment) -> None:
         task_key = store.key(name, "task") if "aux" in environment.machines else None
-        with phases.phase("create"):
-            with store.held(name):
-                record_environment(session, environment, task_key)
-                _require_same(store, snapshot)
-            environment = create(session, environment)
+        with store.held(name):
+            record_environment(session, environment, task_key)
+            _require_same(store, snapshot)
+
+    with launched(
+        session, environment, lifecycle.may_keep, phase=phases.phase("create"), record=record, create=create
+    ) as environment:
         with phases.phase("renewal"):
             renewal.renew(session, environment)
         with lifecycle.proven(session, environment, phases) as (environment, _):
-            return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
+            pass
+        return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
 
 
 def _require_alike(session: Session, snapshot: Snapshot) -> None:

@@ -18,9 +18,7 @@ from provisioner.errors import ImageBuildError, MachineLostError, TaskError, Tas
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.create import record_environment
-from provisioner.machines.destroy import clear_away
-from provisioner.machines.launch import create_alone, launched
+from provisioner.machines.launch import launched
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.printable import last_lines
 from provisioner.session import Session
@@ -121,12 +119,10 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
     )
     is_up = False
 
-    def may_keep(error: BaseException) -> bool:
+    def may_keep(session: Session, _: Environment, error: BaseException) -> bool:
         return session.keep_builder and is_up and isinstance(error, (ImageBuildError, TaskFamilyError, TaskError))
 
-    with launched(session, environment, may_keep) as environment:
-        record_environment(session, environment)
-        environment = create_alone(session, environment)
+    with launched(session, environment, may_keep, phase=contextlib.nullcontext(), temporary=True) as environment:
         for connection in boot_machines(session, environment).values():
             connection.close()
         is_up = True
@@ -136,8 +132,6 @@ def _booted(session: Session, builder: Builder, ttl: timedelta) -> Iterator[Envi
             output = f"provisioner logs {environment.id} shows its full output. {DEBUGGING}"
             error.hint = f"{error.hint} {output}" if error.hint else output
             raise
-        with session.shield():
-            clear_away(session, environment)
 
 
 def _has_cloud_init(connection: Connection) -> bool:

@@ -12,7 +12,7 @@ from provisioner.best_effort import best_effort, describe
 from provisioner.clock import now
 from provisioner.errors import ProvisionerError
 from provisioner.machines import reservations
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.keep import leave_failed
 from provisioner.machines.locking import creation_lock
@@ -23,7 +23,8 @@ from provisioner.session import Session
 BREAKDOWN_CHARACTERS = 4000
 
 Create = Callable[[Session, Environment], Environment]
-MayKeep = Callable[[BaseException], bool]
+Record = Callable[[Session, Environment], None]
+MayKeep = Callable[[Session, Environment, BaseException], bool]
 
 
 def create_alone(session: Session, environment: Environment) -> Environment:
@@ -33,17 +34,30 @@ def create_alone(session: Session, environment: Environment) -> Environment:
 
 
 @contextlib.contextmanager
-def launched(session: Session, environment: Environment, may_keep: MayKeep) -> Iterator[Environment]:
-    """Reserves the cost of an environment. The body then records it, creates its machines and brings them up.
+def launched(
+    session: Session,
+    environment: Environment,
+    may_keep: MayKeep,
+    *,
+    phase: contextlib.AbstractContextManager[object],
+    record: Record = record_environment,
+    create: Create = create_alone,
+    temporary: bool = False,
+) -> Iterator[Environment]:
+    """Reserves an environment's cost, records it and creates its machines. The body brings them up.
 
-    If the body fails, everything that was created is destroyed. No other provisioner works on it meanwhile.
+    If anything fails, everything that was created is destroyed. No other provisioner works on it meanwhile.
 
     Args:
         environment: nothing of it exists yet, not even a record.
         may_keep: whether to leave the machines to the operator after an error.
+        phase: entered while it is recorded and created.
+        record: writes the record, and what the machines boot with.
+        create: creates the machines of the recorded environment.
+        temporary: whether it is destroyed after the body in any case.
 
     Yields:
-        the environment with its highest price per hour.
+        the record, with the machines' endpoints.
 
     Raises:
         BudgetError: the cost does not fit a budget.
@@ -51,33 +65,49 @@ def launched(session: Session, environment: Environment, may_keep: MayKeep) -> I
     """
     with creation_lock(session, environment):
         environment = reservations.reserve(session, environment)
-        with cleared_on_failure(session, environment, may_keep):
+        try:
+            with phase:
+                record(session, environment)
+                environment = create(session, environment)
             yield environment
+        except BaseException as error:
+            clear_after_failure(session, environment, error, may_keep)
+            raise
+        if temporary:
+            with session.shield():
+                clear_away(session, environment)
 
 
-@contextlib.contextmanager
-def cleared_on_failure(session: Session, environment: Environment, may_keep: MayKeep) -> Iterator[None]:
-    """Destroys everything of an environment that is being brought up if the body fails.
+def clear_after_failure(session: Session, environment: Environment, error: BaseException, may_keep: MayKeep) -> None:
+    """Destroys everything of an environment that did not come up, or leaves its machines to the operator.
 
     Args:
-        may_keep: whether to leave the machines to the operator after an error.
+        environment: its record as far as it is known.
+        may_keep: whether to leave the machines to the operator after the error.
+
+    Raises:
+        UsageError: another command has destroyed it, which the error only followed from.
     """
-    try:
-        yield
-    except BaseException as error:
-        with session.shield():
-            record_breakdown(session, environment, error)
-            if not (may_keep(error) and leave_failed(session, environment)):
-                tell_of_destruction(session, environment, error)
-                clear_away(session, environment)
-        if isinstance(error, FileNotFoundError):  # what it was about to write to may have been removed by another
-            session.environments.refuse_destroyed(environment.id)
-        raise
+    with session.shield():
+        # What was about to be written to has gone.
+        by_another = isinstance(error, FileNotFoundError) and not session.environments.exists(environment.id)
+        environment = session.environments.last_known(environment)
+        if not (may_keep(session, environment, error) and _left(session, environment, error)):
+            tell_of_destruction(session, environment, error)
+            clear_away(session, environment)
+    if by_another:
+        session.environments.refuse_destroyed(environment.id)
+
+
+def _left(session: Session, environment: Environment, error: BaseException) -> bool:
+    record_breakdown(session, environment, error)
+    return leave_failed(session, environment)
 
 
 def tell_of_destruction(session: Session, environment: Environment, error: BaseException) -> None:
-    """Says why an environment is destroyed: the error is lost to the operator if the destruction fails, too."""
+    """Says and records why an environment is destroyed: if the destruction fails, too, the operator sees only that."""
     session.steady().progress.note(f"Destroying {environment.id}: {describe(error)}")
+    record_breakdown(session, environment, error)
 
 
 def record_breakdown(session: Session, environment: Environment, error: BaseException) -> None:
@@ -88,4 +118,5 @@ def record_breakdown(session: Session, environment: Environment, error: BaseExce
         phase = error.phase if isinstance(error, ProvisionerError) else ""
         message = session.redactor.redact(describe(error))[:BREAKDOWN_CHARACTERS]
         breakdown = Breakdown(phase=phase, message=message, at=now())
-        session.environments.update(session.environments.last_known(environment), breakdown=breakdown)
+        # Nothing is written over a record that cannot be read now: it may say more than this process knows.
+        session.environments.update(session.environments.reread(environment), breakdown=breakdown)

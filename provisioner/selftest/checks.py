@@ -19,7 +19,7 @@ from provisioner.errors import HostError, InfrastructureError, ProvisionerError,
 from provisioner.family.loader import TaskFamily
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.connect import connect
-from provisioner.machines.launch import record_breakdown, tell_of_destruction
+from provisioner.machines.launch import tell_of_destruction
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
@@ -189,7 +189,6 @@ def _environment(
     try:
         yield environment
     except BaseException as error:
-        record_breakdown(session, environment, error)
         tell_of_destruction(session, environment, error)
         with session.shield():
             lifecycle.destroy(session, environment)

@@ -1,4 +1,4 @@
-"""What a local machine is told when it starts (credential_port.py). Pure."""
+"""What a local machine is told when it starts (vm/credential_port.py). Pure."""
 
 from __future__ import annotations
 

@@ -349,6 +349,8 @@ class FakeCloud(Cloud):
         return self.impairments.get(role, "")
 
     def console(self, environment: Environment, role: Role) -> str:
+        if role not in environment.endpoints:  # EC2 is asked by the instance's id
+            return ""
         if role in self.consoles:
             return self.consoles[role]
         return "".join(f"console line {number} of {role}\n" for number in range(20))

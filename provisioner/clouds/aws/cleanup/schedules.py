@@ -2,7 +2,7 @@
 
 Each machine has a one-time schedule, in a group that all homes of the account share and none deletes. Terraform creates
 the schedules; this module moves them, and removes those that were forgotten. An administrator makes the role
-(setup.py).
+(clouds/aws/setup.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """QEMU's command line (pure), its pidfile and its QMP socket. Standard library only: Terraform starts it.
 
-Never starts a process itself; machine.py does.
+Never starts a process itself; clouds/local/machine.py does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Launch:
         disk_fds: descriptors of the machine's disk, one to read and write, one to read only.
         memory: file that is the machine's memory; None for memory of its own.
         frozen: whether the file holds a frozen machine's memory, from which this one resumes without changing the file.
-        capture: whether what the link and the internet card carry is written to files (captures.py).
+        capture: whether what the link and the internet card carry is written to files (network/captures.py).
     """
 
     cpus: int
