@@ -62,6 +62,9 @@ def best_effort_within(progress: Progress, what: str, limit_seconds: float, work
 def describe(error: BaseException) -> str:
     """Returns one bounded line about an error; never raises."""
     try:
+        if isinstance(error, KeyboardInterrupt):
+            number = error.args[0] if error.args else "SIGINT"
+            return "interrupted by Ctrl-C" if number == "SIGINT" else f"ended by {beginning(str(number), 20)}"
         said = error.message if isinstance(error, ProvisionerError) else f"{type(error).__name__} {error}"
         return beginning(" ".join(said.split()), LINE_CHARACTERS)
     except Exception:

@@ -141,6 +141,13 @@ def load_manifest(directory: Path) -> Manifest:
     return parse_manifest(data, present[0].name)
 
 
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys that are allowed in the place of an unknown one, such as `tasks.NAME.resources.KEY`."""
+    sections: dict[int, type[_Section]] = {1: Manifest, 3: ManifestTask, 5: GpuResources}
+    section = sections.get(len(location), Scoring if location[-2:-1] == ("scoring",) else Resources)
+    return list(section.model_fields)
+
+
 @explained(MANIFEST)
 def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
     """Parses a manifest.
@@ -160,7 +167,7 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
     try:
         return Manifest.model_validate(value)
     except ValidationError as error:
-        lines = lines_of(error)
+        lines = lines_of(error, _known_keys)
         numbers = any(line.partition(":")[0].endswith("version") for line in lines)
         hint = "A version is a string: write it in quotes." if numbers else None
         shape = any(finding["type"] in _SHAPES and "gpu" not in finding["loc"] for finding in error.errors())

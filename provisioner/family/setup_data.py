@@ -68,10 +68,14 @@ def require_task(setup: SetupData, family_name: str, task: str) -> TaskSetup:
 
 def unknown_task(family_name: str, task: str, names: Iterable[str]) -> UsageError:
     """Returns the error for a task that a family does not have; it lists the nearest names."""
+    names = list(names)
     near = closest(task, names)
-    said = f" The nearest names are:{listed(shown(name) for name in near)}" if near else ""
+    is_all = len(near) == len(names)
+    which = "Its tasks are:" if is_all else "The nearest names are:"
+    said = f" {which}{listed(shown(name) for name in near)}" if near else ""
     return UsageError(
-        f"The family {family_name} has no task {shown(task)}.{said}", hint="`provisioner tasks FAMILY` lists all tasks."
+        f"The family {family_name} has no task {shown(task)}.{said}",
+        hint=None if is_all else "`provisioner tasks FAMILY` lists all tasks.",
     )
 
 

@@ -96,7 +96,8 @@ def create_machines(session: Session, environments: list[Environment]) -> list[E
         for role, endpoint in environment.endpoints.items():
             if endpoint.origin not in ("", "template", "boot", "snapshot"):
                 session.progress.note(
-                    f"{environment.id}: the {role} machine was booted: {endpoint.origin.removeprefix('boot: ')}"
+                    f"{environment.id}: the {role} machine boots, not started from a template: "
+                    f"{endpoint.origin.removeprefix('boot: ')}"
                 )
     return created
 

@@ -146,7 +146,7 @@ def run(
     if (agent is None) != (agent_command is None):
         raise UsageError("--agent and --command must be used together.")
     if (agent is None) == (submission is None and submission_file is None):
-        raise UsageError("Use either --agent DIR --command CMD or --submission-file FILE.")
+        raise UsageError("Use either --agent DIR --command CMD, --submission -, or --submission-file FILE.")
     if agent_command is not None and not agent_command.strip():
         raise UsageError("--command must not be empty.")
     if agent and not agent.is_dir():

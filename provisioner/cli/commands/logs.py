@@ -86,9 +86,13 @@ def _keep(opened: Session, environment: Environment) -> None:
 
 
 def _ordered(directory: Path, environment: Environment) -> list[Path]:
-    """Returns the logs: first those of what failed, then by name."""
+    """Returns the logs: those of what failed, then those of programs, then consoles and Terraform's, which are long."""
     failed = failed_parts(environment)
-    return sorted(directory.glob("*.log"), key=lambda path: (path.stem not in failed, path.stem))
+
+    def place(path: Path) -> tuple[bool, bool, str]:
+        return path.stem not in failed, path.stem.startswith(("console", "terraform")), path.stem
+
+    return sorted(directory.glob("*.log"), key=place)
 
 
 def _list(environment: Environment, paths: list[Path]) -> Result:

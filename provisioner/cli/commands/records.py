@@ -77,24 +77,25 @@ def show(env: PastEnvironmentArgument) -> Result:
     data = {**environment_data(environment), "exists": exists, "parts": parts}
     lines = [
         f"{environment.id}  {environment.status if exists else 'gone'}",
-        f"  family {environment.family}, task {environment.task}, cloud {environment.cloud}",
-        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC, "
-        f"ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest",
+        f"  family {environment.family}, {_purpose(environment)}, cloud {environment.cloud}",
+        f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC"
+        + (f", ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest" if exists else ""),
     ]
     if environment.snapshot:
         lines.append(f"  copied from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():
         endpoint = environment.endpoints.get(role)
-        where = _where(endpoint) if endpoint and exists else "-"
+        where = f", ssh {_where(endpoint)}" if endpoint and exists else ""
         size = machine.size
         shape = f"{size.cpus} vCPU, {size.memory_gib:g} GiB, {size.disk_gib} GiB disk"
         system = f"{machine.distribution}, " if machine.distribution else ""
-        lines.append(f"  {role}: {shape}, {system}{machine.image}, ssh {where}{_origin(endpoint)}")
+        lines.append(f"  {role}: {shape}, {system}{machine.image}{where}{_origin(endpoint)}")
     limits = environment.time_limits.model_dump().items()
     named = [f"{name.removesuffix('_seconds')} {words(timedelta(seconds=seconds))}" for name, seconds in limits]
     lines.append(f"  time limits: {', '.join(named)}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
-    lines.append(f"  isolation: {len(environment.probes)} probes, {len(wrong)} contradict the permission")
+    tested = f"{len(environment.probes)} probes, {len(wrong)} contradict the permission"
+    lines.append(f"  isolation: {tested if environment.probes else 'not tested'}")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     lines += [f"  warning: {warning}" for warning in environment.setup.warnings]
     lines += [f"  {line}" for line in described(environment)]
@@ -104,6 +105,10 @@ def show(env: PastEnvironmentArgument) -> Result:
     if environment.recording:
         lines.append(f"  sealed as {environment.recording}")
     return Result(data, "\n".join(lines))
+
+
+def _purpose(environment: Environment) -> str:
+    return "builds an image" if environment.kind == "builder" else f"task {environment.task}"
 
 
 def _recorded(environment: Environment, parts: list[str]) -> list[str]:

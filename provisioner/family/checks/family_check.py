@@ -168,6 +168,7 @@ def _invalid_files(directory: Path, name: str) -> Iterator[Finding]:
             match = _LINE.search(error.message)
             line = int(match[1]) if match else None
             yield Finding(
-                "error", "invalid-file", file, line, error.message, "No machine is created from such a family.",
+                "error", "invalid-file", file, line, error.message.replace("\n  - ", " ").replace("\n", " "),
+                "provisioner cannot read the family.",
                 error.hint or f"Correct it. {FILES} says what a family may hold.",
             )  # fmt: skip

@@ -109,10 +109,11 @@ def task_findings(source: FamilySource, family: TaskFamily, task: str | None) ->
     yield from _manifest(family, tasks)
     if task is not None and task not in tasks:
         near = closest(task, tasks)
+        which = "Its tasks are" if len(near) == len(tasks) else "The nearest of its tasks are"
         yield Finding(
             "error", "unknown-task", source.file, line, f"The family {family.name} has no task {shown(task)}.",
             "No environment can be created for it.",
-            f"Name one of its tasks. The nearest are {', '.join(map(shown, near))}.",
+            f"{which} {', '.join(map(shown, near))}.",
         )  # fmt: skip
 
 

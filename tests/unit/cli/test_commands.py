@@ -74,7 +74,7 @@ MISTAKES = [
     (["run"], "Missing argument 'FAMILY'"),
     (["run", FAMILY], "Missing argument 'TASK'"),
     (["run", FAMILY, "main", "--bogus"], "No such option: --bogus"),
-    (["run", FAMILY, "main"], "Use either --agent DIR --command CMD or --submission-file FILE"),
+    (["run", FAMILY, "main"], "Use either --agent DIR --command CMD, --submission -, or --submission-file FILE"),
     (["run", FAMILY, "main", "--agent", FAMILY], "--agent and --command must be used together"),
     (["run", FAMILY, "main", "--command", "x"], "--agent and --command must be used together"),
     (["run", FAMILY, "main", "--agent", FAMILY, "--command", "x", "--submission", "-"], "either --agent"),

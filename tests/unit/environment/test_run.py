@@ -123,7 +123,7 @@ def test_an_interrupted_run_names_the_environment(
     with pytest.raises(KeyboardInterrupt):
         run(interrupted, fam, "main", agent=agent) if work == "agent" else run_tests(interrupted, fam, "main", [])
     [identity] = [path.name for path in session.home.archive.glob("fam-main-*")]
-    assert f"Destroying {identity}: KeyboardInterrupt SIGINT" in progress.notes
+    assert f"Destroying {identity}: interrupted by Ctrl-C" in progress.notes
     assert_nothing_is_left(session, cloud)
 
 

@@ -209,6 +209,11 @@ MANIFESTS = [
     Bad("an unknown key", manifest("tasks: {}\nowner: me"), "- owner: unknown key"),
     Bad("an unknown task key", manifest("tasks: {main: {cpus: 1}}"), "- tasks.main.cpus: unknown key"),
     Bad(
+        "a key like a known one",
+        manifest("tasks: {main: {resources: {memory: 2}}}"),
+        "- tasks.main.resources.memory: unknown key; perhaps memory_gb?",
+    ),
+    Bad(
         "an unknown resource",
         manifest("tasks: {main: {resources: {ram: 1}}}"),
         "- tasks.main.resources.ram: unknown key",

@@ -82,7 +82,10 @@ def test_terraform_gets_the_values_of_the_record(session: Session) -> None:
         ("", []),
         ("template", []),
         ("boot", []),
-        ("boot: the template did not serve", ["env: the primary machine was booted: the template did not serve"]),
+        (
+            "boot: the template did not serve",
+            ["env: the primary machine boots, not started from a template: the template did not serve"],
+        ),
     ],
     ids=["one way", "template", "boot", "instead"],
 )

@@ -153,7 +153,7 @@ def obtain(image: Path, launch: qemu.Launch, tell: Callable[[str], None]) -> Tem
             if not usable(template, launch):
                 _require_no_recent_failure(template)
                 begin = time.monotonic()
-                tell(f"Making {what} (only once; takes as long as a boot)")
+                tell(f"Making {what} (once for each size of machine; takes as long as a boot)")
                 with contextlib.suppress(OSError):
                     remove_tree(template.directory)
                 _remove_outdated(home)

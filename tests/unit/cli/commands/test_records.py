@@ -121,10 +121,10 @@ def test_show_names_the_time_limits(provisioner: CommandLine, store: Environment
 def test_show_names_each_machines_base_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
     saved = environment("older")
     store.save(saved)
-    assert "GiB disk, family-echo-1, ssh" in provisioner("show", "older").stdout
+    assert "GiB disk, family-echo-1\n" in provisioner("show", "older").stdout
     machine = saved.machines["primary"].model_copy(update={"distribution": "debian-13"})
     store.save(saved.model_copy(update={"id": "newer", "machines": {"primary": machine}}))
-    assert "GiB disk, debian-13, family-echo-1, ssh" in provisioner("show", "newer").stdout
+    assert "GiB disk, debian-13, family-echo-1\n" in provisioner("show", "newer").stdout
     shown = provisioner("show", "newer", "--json").json
     assert shown["machines"]["primary"]["distribution"] == "debian-13"
 

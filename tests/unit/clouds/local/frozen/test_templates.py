@@ -166,7 +166,7 @@ def test_a_template_that_cannot_be_made_says_why(
     with pytest.raises(TemplateError) as caught:
         templates.obtain(image, launch, said.append)
     what = "a template of family-fam-1 with 1 CPU and 0.00195312 GiB of memory"
-    assert said == [f"Making {what} (only once; takes as long as a boot)"]
+    assert said == [f"Making {what} (once for each size of machine; takes as long as a boot)"]
     assert ("no memory" in str(caught.value)) == ("no memory" in qemu)
     assert [path.name for path in (image.parent / TEMPLATES).iterdir() if path.is_dir()] == []
 
