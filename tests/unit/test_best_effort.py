@@ -50,7 +50,7 @@ def test_an_error_in_a_thread_is_told_whatever_its_kind() -> None:
         raise KeyboardInterrupt
 
     best_effort_within(told, "teardown", 5, interrupted)
-    assert told.notes == ["teardown: KeyboardInterrupt"]
+    assert told.notes == ["teardown: interrupted by Ctrl-C"]
 
 
 def test_a_host_without_threads_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
