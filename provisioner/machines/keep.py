@@ -13,11 +13,12 @@ def leave_failed(session: Session, environment: Environment) -> bool:
     Returns:
         whether that worked; if not, the caller still has to destroy it.
     """
-    if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
-        return False
     steady = session.steady()
     with best_effort(steady.progress, f"Keeping {environment.id}"):
-        environment = session.environments.last_known(environment)
+        if not session.environments.exists(environment.id):  # another command destroyed it meanwhile
+            return False
+        # Nothing is written over a record that cannot be read now: it may say more than this process knows.
+        environment = session.environments.reread(environment)
         environment = session.environments.update(environment, status="ready", attended=False)
         session.leases.release(environment.id)
         steady.progress.note(kept_words(environment))

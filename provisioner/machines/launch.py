@@ -89,8 +89,10 @@ def clear_after_failure(session: Session, environment: Environment, error: BaseE
         UsageError: another command has destroyed it, which the error only followed from.
     """
     with session.shield():
-        # What was about to be written to has gone.
-        by_another = isinstance(error, FileNotFoundError) and not session.environments.exists(environment.id)
+        by_another = False
+        with best_effort(session.steady().progress, f"Looking for the record of {environment.id}"):
+            # What was about to be written to has gone.
+            by_another = isinstance(error, FileNotFoundError) and not session.environments.exists(environment.id)
         environment = session.environments.last_known(environment)
         if not (may_keep(session, environment, error) and _left(session, environment, error)):
             tell_of_destruction(session, environment, error)

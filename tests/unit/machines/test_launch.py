@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -98,7 +99,7 @@ def test_a_failed_clean_up_after_success_is_no_breakdown(session: Session, cloud
     assert cloud.runs().count("destroy env") == 1
 
 
-def test_an_unreadable_record_is_not_written_over(session: Session, cloud: FakeCloud) -> None:
+def test_no_reason_is_written_over_an_unreadable_record(session: Session, cloud: FakeCloud) -> None:
     record = session.environments.directory("env") / RECORD
 
     def damage(_: Environment) -> None:
@@ -108,6 +109,31 @@ def test_an_unreadable_record_is_not_written_over(session: Session, cloud: FakeC
     with pytest.raises(StillThereError):
         fail(session, ValueError("no flag"), damage)
     assert any(note.startswith("Recording why env ends") for note in told_of(session).notes)
+
+
+def test_a_kept_environment_with_an_unreadable_record_is_destroyed(session: Session, cloud: FakeCloud) -> None:
+    def damage(env: Environment) -> None:
+        (session.environments.directory(env.id) / RECORD).write_text("{")
+
+    with pytest.raises(ValueError, match="no flag"):
+        fail(session, ValueError("no flag"), damage, always)
+    assert any(note.startswith("Keeping env: The record ") for note in told_of(session).notes)
+    assert_nothing_is_left(session, cloud)
+
+
+def test_an_unreadable_home_prevents_no_destruction(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: str) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(FileNotFoundError, match="no bundle"):
+        fail(
+            session,
+            FileNotFoundError("no bundle"),
+            lambda _: monkeypatch.setattr(session.environments, "exists", unreadable),
+        )
+    assert cloud.existing() == []
 
 
 def test_what_failed_is_kept_if_wanted(session: Session, cloud: FakeCloud) -> None:

@@ -120,7 +120,12 @@ def key(image: Path, launch: qemu.Launch) -> str:
     alike = replace(launch, disk_fds=(), kernel="", initrd="", user=None, internet_fd=internet)
     program = Path(shutil.which(qemu.PROGRAM) or qemu.PROGRAM)
     files = [program, image, Path(launch.kernel), Path(launch.initrd)]
-    parts = [qemu.command(scratch_qemu.adapted(alike)), [disk_layers.identity(path) for path in files]]
+    # Its disk names the image's by its path: a home that has moved needs new templates.
+    parts = [
+        qemu.command(scratch_qemu.adapted(alike)),
+        str(image.resolve()),
+        [disk_layers.identity(path) for path in files],
+    ]
     return f"{_boot()}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 

@@ -75,6 +75,14 @@ def test_another_file_of_the_image_makes_another_template(image: Path, launch: L
     assert templates.key(image, launch) != before
 
 
+def test_an_image_that_was_moved_makes_another_template(image: Path, launch: Launch, tmp_path: Path) -> None:
+    """A template's disk names its image's by its path."""
+    before = templates.key(image, launch)
+    moved = image.parent.rename(tmp_path / "moved")
+    there = replace(launch, kernel=str(moved / "vmlinuz"), initrd=str(moved / "initrd.img"))
+    assert templates.key(moved / image.name, there) != before
+
+
 def test_other_devices_or_boots_make_another_template(
     image: Path, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
