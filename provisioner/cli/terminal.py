@@ -96,8 +96,9 @@ class TerminalProgress:
         """Shows a line of text."""
         with self._lock:
             self._flush()
-            self._last_line = ""
-            if self._status:  # what it showed belongs to what came before, such as another image
+            # What was shown belongs to what came before, such as another image.
+            self._last_line = printable(text)[:SPINNER_CHARACTERS] if self._phase in TRANSIENT_PHASES else ""
+            if self._status:
                 self._status.update(Text(printable(self._phase)))
             self._line(printable(text))
 

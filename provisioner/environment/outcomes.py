@@ -8,8 +8,9 @@ from provisioner.family.scores import NO_FAILURES
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.printable import beginning
 
-# The phases of an environment's life (lifecycle.py and run.py), and the logs of what works in them.
+# The phases of an environment's life (lifecycle.py and run.py) and of a builder's, and the logs of what works in them.
 LOGS_OF_PHASES: dict[str, tuple[str, ...]] = {
+    "images": ("shell", "install", "setup"),
     "create": ("terraform",),
     "boot": ("console-primary", "console-aux", "terraform"),
     "isolation": ("console-primary", "console-aux"),
@@ -28,7 +29,8 @@ SHOWN_CHARACTERS = 1000
 def failed_parts(environment: Environment) -> tuple[str, ...]:
     """Returns the names of the logs of what failed; none if nothing did, or if that is not known."""
     if environment.breakdown:
-        return LOGS_OF_PHASES.get(environment.breakdown.phase, ())
+        phase = environment.breakdown.phase or ("images" if environment.kind == "builder" else "")
+        return LOGS_OF_PHASES.get(phase, ())
     if environment.outcome and environment.outcome.status not in NO_FAILURES:
         return LOGS_OF_PHASES["score"]
     if environment.agent_exit_code:

@@ -155,7 +155,7 @@ def install(
     begin = time.monotonic()
     answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
     try:
-        answer.value("install()")
+        answer.value("importing the family or install()")
     except TaskError as error:
         hint = error.hint
         if family.manifest.install_inputs is not None:

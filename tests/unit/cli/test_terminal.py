@@ -59,6 +59,9 @@ def test_a_phase_in_a_pipe_reports_start_and_progress(monkeypatch: pytest.Monkey
     progress._ended.steps.release()
     until(lambda: "step 7" in said_by(shown))
     assert re.search(r" images: still running \(\d+ s\) step 7\n", said_by(shown))
+    progress.note("build step 8")
+    progress._ended.steps.release()
+    until(lambda: ") build step 8" in said_by(shown))
     progress.phase_finished("images", 1.0)
     ended = said_by(shown)
     [signs_of_life] = threads

@@ -123,7 +123,7 @@ def test_a_file_keeps_its_name_in_a_destination_directory(
 
 @pytest.mark.parametrize(
     ("operation", "says"),
-    [("shell", r"fam: build step 1 \(shell\) raised"), ("install", r"fam: install\(\) raised")],
+    [("shell", r"fam: build step 1 \(shell\) raised"), ("install", r"fam: importing the family or install\(\) raised")],
     ids=["step", "install"],
 )
 def test_a_failed_build_names_its_step_and_stops_there(

@@ -40,7 +40,7 @@ def test_a_failed_build_can_be_examined_as_the_page_says(
 
     failed = provisioner("image", "build", directory)
     assert failed.code == 4
-    assert "fam: install() raised ValueError: no network" in failed.stderr
+    assert "fam: importing the family or install() raised ValueError: no network" in failed.stderr
     [builder] = re.findall(r"provisioner logs (build-fam-\w+) shows its full output", failed.stderr)
     assert "docs/authoring/debug-install.md" in failed.stderr
     assert (environments(provisioner), cloud.existing()) == ([], [])

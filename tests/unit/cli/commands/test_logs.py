@@ -47,6 +47,17 @@ def test_the_log_of_what_failed_comes_first(provisioner: CommandLine, ended: Env
     assert shown.index("==> agent") < shown.index("==> terraform")
 
 
+def test_logs_of_programs_come_before_consoles_and_terraforms(
+    provisioner: CommandLine, store: EnvironmentStore
+) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    for name in ("console-primary", "terraform", "shell", "install"):
+        (store.logs(saved.id) / f"{name}.log").write_text("x")
+    store.archive(saved)
+    parts = provisioner("logs", saved.id, "--list", "--json").json["parts"]
+    assert [each["part"] for each in parts] == ["install", "shell", "console-primary", "terraform"]
+
+
 def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> None:
     shown = provisioner("logs", ended.id, "--only", "agent", "--tail", "2").stdout
     assert shown == "==> agent <==\nagent 3\nagent 4\n"

@@ -112,6 +112,13 @@ def test_show_names_the_warnings_of_the_task(provisioner: CommandLine, store: En
     assert provisioner("show", "warned", "--json").json["setup"]["warnings"] == ["It\x9b differs."]
 
 
+def test_show_says_that_a_builder_builds_an_image(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    store.save(environment("build-echo-1").model_copy(update={"kind": "builder", "task": None}))
+    shown = provisioner("show", "build-echo-1").stdout
+    assert "  family echo, builds an image, cloud local\n" in shown
+    assert "  isolation: not tested\n" in shown
+
+
 def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:
     store.save(environment("limited").model_copy(update={"time_limits": TimeLimits(start_seconds=5400)}))
     assert provisioner("show", "limited", "--json").json["time_limits"]["start_seconds"] == 5400

@@ -13,6 +13,7 @@ from provisioner.family import module
 from provisioner.family.checks.family_check import check_family, refuse_mistakes
 from provisioner.family.checks.finding import Rule
 from provisioner.family.loader import load_family
+from provisioner.family.setup_data import unknown_task
 from tests.command_line import ROOT
 from tests.unit.family.checks.families import GOOD, TASKS, VARIABLES, changed, checked, found
 
@@ -76,6 +77,15 @@ def refuse(directory: Path, text: str = GOOD, task: str | None = None, **files: 
 def test_an_unknown_task_is_refused_as_after_a_build(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no task 'eas'\. The nearest names are:\n  - 'easy'"):
         refuse(tmp_path, task="eas")
+
+
+def test_all_tasks_of_a_small_family_are_named() -> None:
+    assert unknown_task("fam", "hard", ["easy", "small"]).message == (
+        "The family fam has no task 'hard'. Its tasks are:\n  - 'easy'\n  - 'small'"
+    )
+    more = unknown_task("fam", "hard", [f"task {number}" for number in range(6)])
+    assert "The nearest names are:" in more.message
+    assert more.hint == "`provisioner tasks FAMILY` lists all tasks."
 
 
 @pytest.mark.parametrize("task", ["SMALL", "smlal", "part_there_1"])
