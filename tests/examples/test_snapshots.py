@@ -129,7 +129,8 @@ def test_copies_of_a_frozen_environment_are_independent(
             assert (frozen["of"], frozen["machines"].keys()) == (names[0], {"primary", "aux"})
             assert provisioner(test_home, "freeze", names[0], SNAPSHOT).returncode == 2
             at_freeze, worked_at_freeze = original.counted(), original.counted(WORKED)
-            names += [answer(test_home, "up", "--from", SNAPSHOT)["environment"] for _ in range(2)]
+            for _ in range(2):
+                names.append(answer(test_home, "up", "--from", SNAPSHOT)["environment"])
             copies = [Machines(session, name, logins) for name in names[1:]]
             all_three = [original, *copies]
 
