@@ -7,6 +7,7 @@ is left to a campaign only if it has the mark `campaign`. A test with both marks
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -121,8 +122,10 @@ class Passed:
         if report.when == "call" and report.passed:
             self._passed.add(report.nodeid)
         if report.when == "teardown" and report.passed and report.nodeid in self._passed:
+            # pytest-xdist adds "@GROUP"; the parameters of a test end with a bracket.
+            name = re.sub(r"@[^\]@]+$", "", report.nodeid)
             with self._path.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+                file.write(f"{name}\n")
 
 
 class Failures:
