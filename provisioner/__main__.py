@@ -36,10 +36,6 @@ def main() -> int:
 
         # Commands handle signals themselves while they may have something to clear away.
         return app.main()
-    except KeyboardInterrupt as interrupt:  # after the command's own end, and before the next line
-        from provisioner.signals import exit_code
-
-        return exit_code(interrupt)
     finally:
         _end_at_signals()
 

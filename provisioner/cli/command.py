@@ -71,7 +71,11 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
                 arguments["where"] = Where(places["cloud"], regions, places["profile"], places["spot"], places["state"])
             if wants_launch:
                 arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
-            raise typer.Exit(_run(lambda: function(**arguments), as_json=as_json, debug=debug))
+            try:
+                code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
+            except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
+                code = exit_code(another)
+            raise typer.Exit(code)
 
         signature = inspect.signature(function, eval_str=True)
         wants_json, wants_where = "as_json" in signature.parameters, "where" in signature.parameters

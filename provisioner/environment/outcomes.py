@@ -8,9 +8,11 @@ from provisioner.family.scores import NO_FAILURES
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.printable import beginning
 
-# The phases of an environment's life (lifecycle.py and run.py) and of a builder's, and the logs of what works in them.
+# The phases of an environment's life (lifecycle.py and run.py) and of a build (provisioning.py), with the logs of each.
 LOGS_OF_PHASES: dict[str, tuple[str, ...]] = {
-    "images": ("shell", "install", "setup"),
+    "build step": ("shell",),
+    "install": ("install",),
+    "setup": ("setup",),
     "create": ("terraform",),
     "boot": ("console-primary", "console-aux", "terraform"),
     "isolation": ("console-primary", "console-aux"),
@@ -29,8 +31,7 @@ SHOWN_CHARACTERS = 1000
 def failed_parts(environment: Environment) -> tuple[str, ...]:
     """Returns the names of the logs of what failed; none if nothing did, or if that is not known."""
     if environment.breakdown:
-        phase = environment.breakdown.phase or ("images" if environment.kind == "builder" else "")
-        return LOGS_OF_PHASES.get(phase, ())
+        return LOGS_OF_PHASES.get(environment.breakdown.phase, ())
     if environment.outcome and environment.outcome.status not in NO_FAILURES:
         return LOGS_OF_PHASES["score"]
     if environment.agent_exit_code:

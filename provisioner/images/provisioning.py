@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import posixpath
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +15,7 @@ from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.copying.transfer import send_archive, send_input
 from provisioner.driver.output_tee import OutputTee
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import ImageBuildError, TaskError
+from provisioner.errors import ImageBuildError, ProvisionerError, TaskError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
@@ -152,16 +152,18 @@ def install(
     """
     _send_tree(connection, family.directory, install_files(family), HOME)
     require_unchanged()
+    session.progress.note(f"{family.title}: import and install()")
     begin = time.monotonic()
-    answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
-    try:
-        answer.value("importing the family or install()")
-    except TaskError as error:
-        hint = error.hint
-        if family.manifest.install_inputs is not None:
-            seen = "install() sees only the files that the manifest's install_inputs names, and the module."
-            hint = f"{hint} {seen}" if hint else seen
-        raise ImageBuildError(f"{family.title}: {error.message}", hint=hint, details=error.details) from error
+    with _part("install"):
+        answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
+        try:
+            answer.value("importing the family or install()")
+        except TaskError as error:
+            hint = error.hint
+            if family.manifest.install_inputs is not None:
+                seen = "install() sees only the files that the manifest's install_inputs names, and the module."
+                hint = f"{hint} {seen}" if hint else seen
+            raise ImageBuildError(f"{family.title}: {error.message}", hint=hint, details=error.details) from error
     seconds = time.monotonic() - begin
     # Python would take what it compiled for a later module of the same size and time.
     connection.run(["sh", "-c", 'rm -f "/root/__pycache__/$1".*', "forget", family.name])
@@ -174,8 +176,9 @@ def read_setup(session: Session, driver: TaskDriver) -> SetupData:
     Raises:
         TaskFamilyError: the setup data is not valid.
     """
-    read = driver.call("setup", given=dict(session.variables), timeout_seconds=_limit(session))
-    setup = parse_setup_data(read.value("reading the family's setup data"))
+    with _part("setup"):
+        read = driver.call("setup", given=dict(session.variables), timeout_seconds=_limit(session))
+        setup = parse_setup_data(read.value("reading the family's setup data"))
     for warning in setup.all_warnings[:SHOWN_WARNINGS]:
         session.progress.note(f"warning: {warning}")
     if (more := len(setup.all_warnings) - SHOWN_WARNINGS) > 0:
@@ -211,8 +214,19 @@ def run_steps(
         if isinstance(step, FileBuildStep):
             _copy(connection, family, step, account, what)
         else:
-            _run(session, step, driver, account, what)
+            with _part("build step"):
+                _run(session, step, driver, account, what)
         after(number, time.monotonic() - begin)
+
+
+@contextlib.contextmanager
+def _part(name: str) -> Iterator[None]:
+    """Has an error say in which part of a build it was raised: outcomes.py knows the part's log."""
+    try:
+        yield
+    except ProvisionerError as error:
+        error.phase = name
+        raise
 
 
 def _run(session: Session, step: ShellBuildStep, driver: TaskDriver, account: Account, what: str) -> None:

@@ -44,20 +44,3 @@ def test_a_signal_during_an_import_ends_it(tmp_path: Path, number: signal.Signal
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_between_a_commands_end_and_the_programs_ends_it(name: str, code: int) -> None:
-    program = f"""
-import sys
-from provisioner.__main__ import main
-from provisioner.cli import app
-
-def interrupted():
-    raise KeyboardInterrupt({name!r})
-
-app.main = interrupted
-sys.exit(main())
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")

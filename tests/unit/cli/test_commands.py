@@ -318,6 +318,17 @@ def test_after_ctrl_c_only_what_still_exists_is_hinted_at(
     assert "hint: `provisioner list` shows what still exists." in provisioner("list").stderr
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_while_an_error_is_shown_ends_the_command(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt(name)
+
+    monkeypatch.setattr("provisioner.cli.command._fail", interrupted)
+    assert provisioner("show", "nothing").code == code
+
+
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [(None, 7, ""), (errors.BudgetError("Too dear."), 8, "Too dear."), (KeyboardInterrupt(), 130, "Interrupted"),

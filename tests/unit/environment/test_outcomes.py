@@ -27,9 +27,9 @@ def outcome(status: str, **more: Any) -> Outcome:
         ({"breakdown": Breakdown(phase="start", message="x", at=now())}, ("start", "settle_home")),
         ({"breakdown": Breakdown(message="x", at=now()), "agent_exit_code": 3}, ()),
         ({"breakdown": Breakdown(phase="unknown", message="x", at=now())}, ()),
-        ({"breakdown": Breakdown(message="x", at=now()), "kind": "builder"}, ("shell", "install", "setup")),
+        ({"breakdown": Breakdown(phase="build step", message="x", at=now())}, ("shell",)),
     ],
-    ids=["nothing yet", "all well", "by hand", "scoring", "agent", "start", "no phase", "unknown phase", "builder"],
+    ids=["nothing yet", "all well", "by hand", "scoring", "agent", "start", "no phase", "unknown phase", "build"],
 )
 def test_the_failed_part_is_known_from_the_record(changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     assert failed_parts(environment().model_copy(update=changes)) == parts

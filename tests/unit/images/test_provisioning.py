@@ -11,6 +11,7 @@ import pytest
 
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
+from provisioner.environment.outcomes import LOGS_OF_PHASES
 from provisioner.errors import ImageBuildError, TaskError, TaskFamilyError
 from provisioner.family.loader import TaskFamily
 from provisioner.images import provisioning
@@ -72,7 +73,11 @@ def test_a_family_is_installed_and_its_setup_data_read(
     assert (step["commands"], step["cwd"], step["user"]) == (COMMANDS, "/root", None)
     assert step["shell"] == ["bash", "-euo", "pipefail"]
     assert step["environment"] == guest.request("install")["environment"] == {"TOKEN": "s3cret-value"}
-    assert told_of(session).notes == ["fam: build step 1 (shell)", "fam: build step 2 (file)"]
+    assert told_of(session).notes == [
+        "fam: build step 1 (shell)",
+        "fam: build step 2 (file)",
+        "fam: import and install()",
+    ]
 
 
 def test_the_contents_of_a_build_steps_directory_are_copied(
@@ -136,6 +141,7 @@ def test_a_failed_build_names_its_step_and_stops_there(
         fill(session, fam, machine)
     assert caught.value.details == "E: no [redacted:TOKEN]"
     assert guest.operations[-1] == operation
+    assert LOGS_OF_PHASES[caught.value.phase] == (operation,)
 
 
 @pytest.mark.parametrize("manifest", ["tasks: {}", "install_inputs: []\ntasks: {}"], ids=["whole", "split"])
