@@ -66,6 +66,14 @@ def _solved(home: Home) -> bool:
 def _go_every_way_in(home: Home) -> None:
     """While the agent works; in the end it is told to end. No option says which cloud: the record does."""
     [env] = [listed["environment"] for listed in answer(home, "list")["environments"]]
+    # Another host key than the console's is refused, by our client and by OpenSSH: before any connection is kept.
+    keys = home.environments / env / "keys"
+    pinned = (keys / "host_aux.pub").read_text()
+    (keys / "host_aux.pub").write_text((keys / "host_primary.pub").read_text())
+    refused = provisioner(home, "exec", env, "--machine", "aux", "--", "true")
+    assert (refused.returncode, "host key" in refused.stderr) == (5, True), refused.stderr
+    assert provisioner(home, "ssh", env, "--machine", "aux", stdin="true\n").returncode == 255
+    (keys / "host_aux.pub").write_text(pinned)
     for machine, user in (("primary", "agent"), ("aux", "admin"), ("aux", "root")):
         login = (env, "--machine", machine, "--user", user)
         done = provisioner(home, "exec", *login, "--", "sh", "-c", "id -un; hostname")
@@ -79,14 +87,6 @@ def _go_every_way_in(home: Home) -> None:
     # The aux VM's name leads to it; the internet's names lead nowhere.
     lookup = provisioner(home, "exec", env, "--user", "root", "--", "getent", "hosts", "aux")
     assert lookup.stdout.startswith("10.215."), lookup.stderr
-    # Another host key than the console's is refused, by our client and by OpenSSH.
-    keys = home.environments / env / "keys"
-    pinned = (keys / "host_aux.pub").read_text()
-    (keys / "host_aux.pub").write_text((keys / "host_primary.pub").read_text())
-    refused = provisioner(home, "exec", env, "--machine", "aux", "--", "true")
-    assert (refused.returncode, "host key" in refused.stderr) == (5, True)
-    assert provisioner(home, "ssh", env, "--machine", "aux", stdin="true\n").returncode == 255
-    (keys / "host_aux.pub").write_text(pinned)
     touched = provisioner(home, "exec", env, "--user", "agent", "--", "touch", "/tmp/looked-at")
     assert touched.returncode == 0, touched.stderr
 
