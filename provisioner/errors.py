@@ -30,6 +30,9 @@ ProvisionerError                 1
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class ProvisionerError(Exception):
     """The base of all errors of provisioner.
@@ -40,7 +43,7 @@ class ProvisionerError(Exception):
         details: output of the failed program, shown below the message, or None.
 
     Attributes:
-        phase: the phase of an environment's life in which it was raised; empty outside.
+        phase: the phase of an environment's life, or the part of a build, in which it was raised; empty outside.
     """
 
     exit_code = 1
@@ -51,6 +54,16 @@ class ProvisionerError(Exception):
         self.hint = hint
         self.details = details
         self.phase = ""
+
+
+@contextlib.contextmanager
+def raised_in(phase: str) -> Iterator[None]:
+    """Sets the phase of an error that the body raises. An error that has a phase keeps it: that is the narrower one."""
+    try:
+        yield
+    except ProvisionerError as error:
+        error.phase = error.phase or phase
+        raise
 
 
 class UsageError(ProvisionerError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
-from provisioner.errors import ProvisionerError
+from provisioner.errors import raised_in
 from provisioner.models import Environment, Phase, PrimaryDistribution, Role, TimeLimits
 from provisioner.progress import Progress, Silence, Steady
 from provisioner.recording.calls import CallLog
@@ -137,11 +137,8 @@ class Phases:
         """Times the body as a phase. A phase that fails does not count as finished."""
         self._progress.phase_started(name)
         begin = time.monotonic()
-        try:
+        with raised_in(name):
             yield
-        except ProvisionerError as error:
-            error.phase = error.phase or name
-            raise
         seconds = round(time.monotonic() - begin, 3)
         self.finished.append(Phase(name=name, seconds=seconds))
         self._progress.phase_finished(name, seconds)

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo  # noqa: E402
 
 from provisioner.environment import operations  # noqa: E402
 from provisioner.family import build_steps, env_file, files, loader, manifest, setup_data, vm_spec  # noqa: E402
-from provisioner.guest import provisioner_values  # noqa: E402
+from provisioner.guest.provisioner_guest.family import values  # noqa: E402
 from provisioner.models import FileBuildStep, ShellBuildStep, VMSpec  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "task-families.md"
@@ -114,7 +114,7 @@ def limits() -> str:
         "the env file": size(env_file.MAXIMUM_FILE_BYTES),
         "a variable's value": f"less than {size(env_file.MAXIMUM_VALUE_BYTES)}",
         "submission": size(operations.SUBMISSION_LIMIT_BYTES),
-        "what a function returns": f"{size(provisioner_values.MAX_BYTES)}, {provisioner_values.MAX_DEPTH} levels deep",
+        "what a function returns": f"{size(values.MAX_BYTES)}, {values.MAX_DEPTH} levels deep",
         "score log": size(operations.SCORE_LOG_BYTES),
     }
     return table(["what", "at most"], [list(row) for row in rows.items()])

@@ -8,8 +8,9 @@ tree=$1 files=$2 guest=$3 ca_bundle=${4:-}
 cp -R --no-preserve=ownership,mode "$files/." "$tree/"
 mkdir -p "$tree/usr/lib/provisioner/guest"
 cp -R --no-preserve=ownership,mode "$guest/." "$tree/usr/lib/provisioner/guest/"
-# The controller sends the texts of these with each call.
-(cd "$tree/usr/lib/provisioner/guest" && rm -rf agent_end.py probe.py seal.sh secret_scan.py __pycache__)
+# The controller sends the texts of sent/ with each call.
+rm -rf "$tree/usr/lib/provisioner/guest/sent"
+find "$tree/usr/lib/provisioner/guest" -name __pycache__ -prune -exec rm -rf {} +
 # The agent must not read the driver's program. It may run the interpreter (runtime.sh), which copies its files.
 chmod 0711 "$tree/usr/lib/provisioner"
 chmod 0700 "$tree/usr/lib/provisioner/guest"

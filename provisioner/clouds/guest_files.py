@@ -9,17 +9,15 @@ _PACKAGE = Path(__file__).parent.parent
 BASE_IMAGE = _PACKAGE / "base_image"
 """What turns a plain Debian into a base image: package lists, configuration and scripts."""
 GUEST = _PACKAGE / "guest"
-"""What runs inside machines: the helper and all that it imports."""
-
-
-# The controller sends their text with each call, so that nothing of a machine's disk is run. Images do not have them.
-_SENT = frozenset({"probe.py", "seal.sh", "secret_scan.py"})
+"""What runs inside machines: the exec server, the helper, and what they import."""
+SENT = GUEST / "sent"
+"""The programs whose text the controller sends with each call, so that no machine's disk is trusted."""
 
 
 def guest_programs() -> list[str]:
     """Returns the paths, relative to GUEST, of the files that images contain, sorted."""
-    paths = (path.relative_to(GUEST) for path in GUEST.rglob("*") if path.is_file())
-    return sorted(str(path) for path in paths if "__pycache__" not in path.parts and str(path) not in _SENT)
+    paths = (path for path in GUEST.rglob("*") if path.is_file() and SENT not in path.parents)
+    return sorted(str(path.relative_to(GUEST)) for path in paths if "__pycache__" not in path.parts)
 
 
 def packages(name: str = "packages.txt") -> list[str]:

@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
                 COMMANDS[command](received, *rest)
         return 0
     except OSError as error:
-        print(f"{error.filename or ''}: {error.strerror}".removeprefix(": "), file=sys.stderr)
+        print(f"{error.filename}: {error.strerror}" if error.filename else error.strerror, file=sys.stderr)
         return 1
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.transfer import send_archive
 from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
@@ -346,7 +346,7 @@ def stop(connection: Connection) -> None:
     Raises:
         MachineLostError: they do not end, or the connection broke.
     """
-    program = (GUEST / "agent_end.py").read_text() + "\n\nmain()\n"
+    program = (SENT / "agent_end.py").read_text() + "\n\nmain()\n"
     _require("The agent's processes could not be ended", partial(connection.run, ["agent_end.py"], program=program))
 
 

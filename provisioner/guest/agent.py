@@ -24,9 +24,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from provisioner_exec_cgroup import outlive_call  # noqa: E402
-from provisioner_login import USER_PATH, login_environment  # noqa: E402
-from provisioner_ring import CHUNK_BYTES, Ring  # noqa: E402
+from provisioner_guest.cgroup import outlive_call  # noqa: E402
+from provisioner_guest.login import USER_PATH, login_environment  # noqa: E402
+from provisioner_guest.ring import CHUNK_BYTES, Ring  # noqa: E402
 
 STREAMS = {"o": "stdout", "e": "stderr"}
 # How often a follower looks for output: at first, and when there has been none for a while.

@@ -5,6 +5,8 @@ to run; what needs none, it does in a fork. Secrets come in the request, never i
 imports task code.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 
@@ -13,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from provisioner_request import BadRequestError, Request, parse_request  # noqa: E402
+from provisioner_guest.family.request import BadRequestError, Request, parse_request  # noqa: E402
 
 
 def read_request() -> Request:
@@ -34,13 +36,13 @@ def main(arguments: list[str]) -> int:
         request = read_request()
         # Each process imports only its own modules: on an emulated CPU each one costs a tenth of a second.
         if arguments == ["child"]:
-            import provisioner_child
+            from provisioner_guest.family import child
 
-            provisioner_child.main(request, program_directory=HERE)
+            child.main(request, program_directory=HERE)
         else:
-            import provisioner_parent
+            from provisioner_guest.family import parent
 
-            provisioner_parent.run(request, program=os.path.join(HERE, "helper.py"))
+            parent.run(request, program=os.path.join(HERE, "helper.py"))
     except BadRequestError as error:
         print(f"provisioner helper: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from provisioner.clock import now
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import ImageBuildError, MachineLostError, TaskError, TaskFamilyError
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
@@ -162,7 +162,7 @@ def secrets_in(session: Session, connection: Connection) -> list[str]:
         return []
     search = connection.run(
         ["secret_scan.py"],
-        program=(GUEST / "secret_scan.py").read_text(),
+        program=(SENT / "secret_scan.py").read_text(),
         stdin=json.dumps(secrets).encode(),
         timeout_seconds=session.builder_ttl.total_seconds(),
         limit_bytes=SECRET_SCAN_BYTES,
@@ -200,7 +200,7 @@ def _seal_and_power_off(session: Session, builder: Environment, connection: Conn
     (journalctl --relinquish-var; systemctl stop systemd-random-seed.service; apt-get clean) > /dev/null 2>&1
     exec sh -c "$1" seal / "$2"
     """
-    program = (GUEST / "seal.sh").read_text()
+    program = (SENT / "seal.sh").read_text()
     key = session.environments.key(builder.id, "controller").public
     sealed = connection.run(["sh", "-c", script, "sh", program, key])
     if sealed.exit_code != 0:

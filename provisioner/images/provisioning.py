@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import posixpath
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +15,7 @@ from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.copying.transfer import send_archive, send_input
 from provisioner.driver.output_tee import OutputTee
 from provisioner.driver.task_driver import TaskDriver
-from provisioner.errors import ImageBuildError, ProvisionerError, TaskError
+from provisioner.errors import ImageBuildError, TaskError, raised_in
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
@@ -154,7 +154,7 @@ def install(
     require_unchanged()
     session.progress.note(f"{family.title}: import and install()")
     begin = time.monotonic()
-    with _part("install"):
+    with raised_in("install"):
         answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
         try:
             answer.value("importing the family or install()")
@@ -176,7 +176,7 @@ def read_setup(session: Session, driver: TaskDriver) -> SetupData:
     Raises:
         TaskFamilyError: the setup data is not valid.
     """
-    with _part("setup"):
+    with raised_in("setup"):
         read = driver.call("setup", given=dict(session.variables), timeout_seconds=_limit(session))
         setup = parse_setup_data(read.value("reading the family's setup data"))
     for warning in setup.all_warnings[:SHOWN_WARNINGS]:
@@ -214,19 +214,9 @@ def run_steps(
         if isinstance(step, FileBuildStep):
             _copy(connection, family, step, account, what)
         else:
-            with _part("build step"):
+            with raised_in("build step"):
                 _run(session, step, driver, account, what)
         after(number, time.monotonic() - begin)
-
-
-@contextlib.contextmanager
-def _part(name: str) -> Iterator[None]:
-    """Has an error say in which part of a build it was raised: outcomes.py knows the part's log."""
-    try:
-        yield
-    except ProvisionerError as error:
-        error.phase = name
-        raise
 
 
 def _run(session: Session, step: ShellBuildStep, driver: TaskDriver, account: Account, what: str) -> None:

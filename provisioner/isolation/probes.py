@@ -26,7 +26,7 @@ PUBLIC_NAMES = (("deb.debian.org", 80), ("pypi.org", 443))
 METADATA = ("169.254.169.254", "169.254.170.2")
 RESOLVERS = ("169.254.169.253", "10.0.2.3")
 S3_NAME, S3_ADDRESS = "s3.amazonaws.com", "52.216.0.1"
-# Of a probe's detail; guest/probe.py cuts it there.
+# Of a probe's detail; guest/sent/probe.py cuts it there.
 DETAIL_CHARACTERS = 200
 # More answers than this are not even counted: 200 allowlisted destinations, for two users, and the fixed probes.
 MOST_ANSWERS = 1000
@@ -57,7 +57,7 @@ class Probe:
 
     Args:
         name: what it tries, for people; unique among the probes of one user of one machine.
-        method: a function of guest/probe.py.
+        method: a function of guest/sent/probe.py.
         arguments: the function's.
         expected: whether the task's permission promises that it succeeds; otherwise it must fail.
         card: an address; the probe leaves through the card that leads there. None for wherever the routes lead.
@@ -87,7 +87,7 @@ class Questions:
     probes: Mapping[User, tuple[Probe, ...]]
 
     def request(self) -> dict[str, object]:
-        """Returns the request to guest/probe.py."""
+        """Returns the request to guest/sent/probe.py."""
         return {
             "word": self.word,
             "cards": self.cards,

@@ -21,7 +21,7 @@ def probe(connection: Connection, asked: Questions, program: str) -> tuple[Probe
 
     Args:
         connection: root's connection to the machine.
-        program: the text of guest/probe.py.
+        program: the text of guest/sent/probe.py.
 
     Returns:
         a result for each probe that it was asked, once for each user.

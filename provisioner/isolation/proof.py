@@ -13,7 +13,7 @@ from datetime import datetime
 
 from provisioner.best_effort import best_effort, describe
 from provisioner.clock import now
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 from provisioner.errors import ProvisionerError
 from provisioner.isolation import probes, probing
 from provisioner.isolation.canary import Canary
@@ -63,7 +63,7 @@ def _prove(
     session: Session, environment: Environment, connections: dict[Role, Connection], seen: _Seen
 ) -> tuple[ProbeResult, ...]:
     gateways = session.cloud.gateways(environment)
-    program = (GUEST / "probe.py").read_text()
+    program = (SENT / "probe.py").read_text()
     words: dict[Role, str] = {role: secrets.token_hex(16) for role in environment.machines}
     with Canary(words) as canary:
 

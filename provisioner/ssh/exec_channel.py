@@ -23,12 +23,15 @@ SERVICE = "/etc/systemd/system/provisioner-exec.service"
 # How long a server may take to start, once: systemd starts one again that ended.
 START_SECONDS = 30.0
 PAUSE_SECONDS = 0.5
+# What a server imports: packages, and after them the modules that import only those before them.
 MODULES = (
-    "provisioner_login",
-    "provisioner_exec_frames",
-    "provisioner_exec_cgroup",
-    "provisioner_exec_start",
-    "provisioner_exec_call",
+    "provisioner_guest/__init__.py",
+    "provisioner_guest/login.py",
+    "provisioner_guest/cgroup.py",
+    "provisioner_guest/exec/__init__.py",
+    "provisioner_guest/exec/frames.py",
+    "provisioner_guest/exec/start.py",
+    "provisioner_guest/exec/call.py",
 )
 # Reads the server's modules, whose length in bytes comes first, and serves what follows on stdin.
 LOADER = """
@@ -41,11 +44,13 @@ def read(size):
             sys.exit(1)
         data += piece
     return data
-for name, text in json.loads(read(int(read(8)))):
+for path, text in json.loads(read(int(read(8)))):
+    name = path.replace("/__init__.py", "").replace(".py", "").replace("/", ".")
     module = types.ModuleType(name)
-    module.__file__ = "/nowhere/" + name
+    module.__file__ = "/nowhere/" + path
+    module.__path__ = []
     sys.modules[name] = module
-    exec(compile(text, name, "exec"), module.__dict__)
+    exec(compile(text, path, "exec"), module.__dict__)
 module.Call(0, 1).serve()
 os._exit(0)
 """
@@ -106,7 +111,7 @@ def _own_server(transport: BoundedTransport, answer_seconds: float) -> tuple[par
     """Starts a server for one call, whose program is sent along."""
     channel = transport.open_session(timeout=answer_seconds)
     channel.exec_command(f"exec python3 -I -S -c '{LOADER}'")
-    modules = json.dumps([(name, (GUEST / f"{name}.py").read_text()) for name in MODULES]).encode()
+    modules = json.dumps([(path, (GUEST / path).read_text()) for path in MODULES]).encode()
     return channel, b"%8d" % len(modules) + modules
 
 

@@ -1,7 +1,7 @@
-"""Builds requests to a machine's exec server and checks its answers, frame by frame (guest/provisioner_exec_frames.py).
+"""Builds requests to a machine's exec server and checks its answers, frame by frame.
 
-The machine is not trusted: kinds, order, lengths and contents are bounded here, and nothing is kept but the last frame.
-Pure.
+guest/provisioner_guest/exec/frames.py is the other side. The machine is not trusted: kinds, order, lengths and contents
+are bounded here, and nothing is kept but the last frame. Pure.
 """
 
 from __future__ import annotations

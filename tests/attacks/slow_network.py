@@ -21,7 +21,7 @@ import time
 from itertools import count
 from typing import Any
 
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 
 NEAR, FAR, FAR6 = "192.0.2.1", "192.0.2.2", "2001:db8::2"
 WORD = "0123456789abcdef" * 2
@@ -157,7 +157,7 @@ def main(round_trip_seconds: float, first_is_lost: bool) -> None:
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-"],
-        input=f"{(GUEST / 'probe.py').read_text()}\n\nmain({request!a})\n".encode(),
+        input=f"{(SENT / 'probe.py').read_text()}\n\nmain({request!a})\n".encode(),
         stdout=subprocess.PIPE,
         check=True,
     )

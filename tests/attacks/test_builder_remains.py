@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 
 BUILDER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBuilderBuilderBuilderBuilderBuilderBuild"
 FAMILY = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABFamilyFamilyFamily player@task"
@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def seal(tree: Path, key: str = BUILDER) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", GUEST / "seal.sh", tree, key], capture_output=True, text=True, check=False)
+    return subprocess.run(["sh", SENT / "seal.sh", tree, key], capture_output=True, text=True, check=False)
 
 
 def test_an_image_keeps_the_family_and_nothing_of_the_builder(tree: Path) -> None:

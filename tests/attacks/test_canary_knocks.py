@@ -95,7 +95,7 @@ def flooding(port: int) -> Iterator[None]:
 
 
 def test_a_machines_datagram_is_heard_in_a_flood() -> None:
-    """The machine repeats its word, as guest/probe.py does for a second; a busy host may need longer."""
+    """The machine repeats its word, as guest/sent/probe.py does for a second; a busy host may need longer."""
     with (
         Canary(WORDS) as canary,
         flooding(canary.ports.udp),

@@ -104,7 +104,7 @@ async def _kill_the_exec_server() -> None:
     """Kills, as root in the machine, what runs commands there: it is started again once, and then counts as lost."""
     for _ in range(2):
         with contextlib.suppress(SandboxUnavailableError):
-            await sandbox().exec(["pkill", "-9", "-f", "provisioner_exec"])
+            await sandbox().exec(["pkill", "-9", "-f", "exec_server.py"])
     await sandbox().exec(["true"])
 
 

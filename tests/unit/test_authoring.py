@@ -269,7 +269,7 @@ def test_the_reference_has_the_users_and_paths_of_the_code() -> None:
     assert users == {ROOT_ACCOUNT.name, user, aux_user(None), aux_user(other), other}
     assert f"| `{user}` | primary | the agent; uid 1000" in section
     assert 'mkdir "$tree/protected"' in script
-    assert 'place(home, "instructions.txt"' in (GUEST / "provisioner_files.py").read_text()
+    assert 'place(home, "instructions.txt"' in (GUEST / "provisioner_guest/family/files.py").read_text()
     assert "\nd /tmp " in (BASE_IMAGE / "rootfs" / "etc" / "tmpfiles.d" / "tmp.conf").read_text()
     assert paths == {
         str(ROOT_ACCOUNT.home), agent.HOME, f"{agent.HOME}/instructions.txt", operations.SUBMISSION, agent.SCAFFOLDING,

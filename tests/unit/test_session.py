@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provisioner.costs.ledger import Ledger
+from provisioner.errors import HostError, raised_in
 from provisioner.recording import casts
 from provisioner.session import Phases, Session
 from tests.unit.fakes.world import environment, told_of
@@ -39,6 +40,12 @@ def test_phases_are_timed_and_a_failed_one_is_not_finished(session: Session) -> 
         assert told_of(session).phases == ["one", "two...", "three..."]
     assert [phase.name for phase in phases.finished] == ["one", "three"]
     assert all(phase.seconds >= 0 for phase in phases.finished)
+
+
+def test_an_error_keeps_the_narrowest_phase(session: Session) -> None:
+    with pytest.raises(HostError) as raised, Phases(session.progress).phase("images"), raised_in("install"):
+        raise HostError("no disk")
+    assert raised.value.phase == "install"
 
 
 def test_a_steady_session_is_the_same_but_for_its_listener(session: Session) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
-from provisioner.clouds.guest_files import BASE_IMAGE, GUEST
+from provisioner.clouds.guest_files import BASE_IMAGE, GUEST, guest_programs
 from tests.pages import lacked_by_base_images, matches
 from tests.unit.base_image.tree import SSHD, make_tree
 
@@ -27,3 +28,16 @@ def test_a_login_shows_the_message_of_the_day_without_programs(tmp_path: Path) -
     for _ in range(2):
         tree.run("common.sh", BASE_IMAGE / "rootfs", GUEST)
         assert tree.text("etc/pam.d/sshd") == f"# {SSHD}"
+
+
+def test_a_base_image_has_the_programs_that_run_from_its_disk(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    guest = shutil.copytree(GUEST, tmp_path / "guest")
+    for directory in (guest, guest / "provisioner_guest"):
+        (directory / "__pycache__").mkdir(exist_ok=True)
+    tree.run("common.sh", BASE_IMAGE / "rootfs", guest)
+    installed = tree.root / "usr/lib/provisioner/guest"
+    assert (
+        sorted(str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()) == guest_programs()
+    )
+    assert not list(installed.rglob("__pycache__"))

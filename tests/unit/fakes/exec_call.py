@@ -25,11 +25,13 @@ from provisioner.ssh.exec_frames import EXIT, REQUEST, STARTED, STDERR, STDIN, S
 SERVER = f"""
 import sys
 sys.path.insert(0, {str(GUEST)!r})
-import provisioner_exec_cgroup as cgroup
+from provisioner_guest import cgroup
 cgroup.ROOT = "/nonexistent"
-import provisioner_exec
-provisioner_exec.serve(0, 1)
+import exec_server
+exec_server.serve(0, 1)
 """
+# The Python of the machine. scripts/other-pythons names the oldest that an image has.
+GUEST_PYTHON = os.environ.get("PROVISIONER_TEST_GUEST_PYTHON", sys.executable)
 PIECE_BYTES = 1 << 15
 
 
@@ -108,7 +110,7 @@ def in_a_shell(call: Call, environment: Mapping[str, str] | None = None) -> None
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SERVER], stdin=theirs.fileno(), stdout=theirs.fileno()
+            [GUEST_PYTHON, "-I", "-S", "-c", SERVER], stdin=theirs.fileno(), stdout=theirs.fileno()
         )
     # Whatever happens, the server is waited for: paramiko says OSError or EOFError of a client that has left.
     with process, ours, contextlib.suppress(OSError, EOFError):

@@ -153,10 +153,11 @@ class Guest:
         root = self.home.with_name(f"{self.home.name}-root")
         programs = root / "guest"
         if not programs.exists():
-            programs.mkdir(parents=True)
-            for name in ("agent.py", "provisioner_login.py", "provisioner_ring.py"):
-                shutil.copy(GUEST / name, programs)
-            (programs / "provisioner_exec_cgroup.py").write_text("def outlive_call():\n    pass\n")
+            package = programs / "provisioner_guest"
+            package.mkdir(parents=True)
+            for name in ("agent.py", *(f"provisioner_guest/{name}.py" for name in ("__init__", "login", "ring"))):
+                shutil.copy(GUEST / name, programs / name)
+            (package / "cgroup.py").write_text("def outlive_call():\n    pass\n")
             (programs / "agent_cgroup.sh").write_text(CGROUP)
         user = pwd.getpwuid(os.geteuid()).pw_name
         here = request | {"root": str(root), "user": user, "home": str(self.home)}

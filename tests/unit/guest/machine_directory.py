@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.unit.fakes.exec_call import GUEST_PYTHON
 from tests.waiting import BOUND_SECONDS
 
 GUEST = Path(__file__).parents[3] / "provisioner/guest"
@@ -40,7 +41,7 @@ class Machine:
         self.root = root
         self.family = root / "root"
         self.home = root / "home/agent"
-        self.python = sys.executable
+        self.python = GUEST_PYTHON
         # Where the family's Python is: that of the tests.
         self.path = f"{Path(sys.executable).parent}:{os.defpath}"
         for directory in (self.family, self.home, root / "protected", root / "etc"):

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 
-sys.path.insert(0, str(GUEST))
+sys.path.insert(0, str(SENT))
 import agent_end  # type: ignore[import-not-found]
 
 from tests.waiting import BOUND_SECONDS

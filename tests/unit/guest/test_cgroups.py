@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from provisioner.clouds.guest_files import GUEST
 
 sys.path.insert(0, str(GUEST))
-from provisioner_leftovers import is_agents, own_cgroup  # type: ignore[import-not-found]
+from provisioner_guest import cgroup  # type: ignore[import-not-found]
+from provisioner_guest.family.leftovers import is_agents, own_cgroup  # type: ignore[import-not-found]
 
 from tests.waiting import until
 
@@ -22,6 +24,10 @@ mount -t tmpfs -o ro none /sys/fs/cgroup
 PAM_TYPE=open_session sh -c 'sh "$0" login; sleep 1; echo lives on' "$0" 2> /dev/null
 echo "$?"
 """
+
+
+def test_the_exec_server_finds_the_program_of_the_agents_cgroup() -> None:
+    assert Path(cgroup.AGENT_PROGRAM) == GUEST / "agent_cgroup.sh"
 
 
 def test_a_login_that_cannot_be_put_into_the_agents_cgroup_ends() -> None:

@@ -8,7 +8,6 @@ import pwd
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,22 +17,22 @@ import pytest
 
 from provisioner.frames import HEADER, frame
 from provisioner.ssh.exec_frames import REQUEST, STDIN, STDIN_END, STDOUT, Answers, CallEnd
-from tests.unit.fakes.exec_call import SERVER, header
+from tests.unit.fakes.exec_call import GUEST_PYTHON, SERVER, header
 from tests.waiting import BOUND_SECONDS, until
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 # Root's commands may leave their cgroup, which then ends without them.
-LEFT = "import provisioner_exec_cgroup\nprovisioner_exec_cgroup.Cgroup.end = lambda self: None\n"
+LEFT = "cgroup.Cgroup.end = lambda self: None\n"
 
 
 @pytest.fixture(params=["", LEFT], ids=["whole", "left"])
 def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Runs a server, and yields its socket."""
     path = tmp_path / "socket"
-    program = SERVER.replace("provisioner_exec.serve(0, 1)", f"{request.param}provisioner_exec.listen({str(path)!r})")
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", program]) as process:
+    program = SERVER.replace("exec_server.serve(0, 1)", f"{request.param}exec_server.listen({str(path)!r})")
+    with subprocess.Popen([GUEST_PYTHON, "-I", "-S", "-c", program]) as process:
         try:
             until(path.exists, lambda: process.poll() is None)
             yield path

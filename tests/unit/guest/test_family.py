@@ -126,7 +126,7 @@ def test_setup_names_variables_that_get_tasks_needs(machine: Machine) -> None:
 
 def test_both_sides_know_the_variables_of_an_aux_vm() -> None:
     names = ", ".join(f'"{name}"' for name in env_file.AUX_VM_VARIABLES)
-    assert f"\nAUX_VM_VARIABLES = ({names})\n" in (GUEST / "provisioner_family.py").read_text()
+    assert f"\nAUX_VM_VARIABLES = ({names})\n" in (GUEST / "provisioner_guest/family/operations.py").read_text()
 
 
 def test_setup_warns_of_tasks_that_differ_when_read_again(machine: Machine) -> None:

@@ -81,7 +81,7 @@ def test_an_exception_of_the_helpers_own_keeps_its_traceback(machine: Machine) -
     result = machine.run("score", submission=str(machine.root / "missing")).result
 
     assert result["type"] == "FileNotFoundError"
-    assert "provisioner_family.py" in result["traceback"]
+    assert "family/operations.py" in result["traceback"]
 
 
 def test_a_huge_exception_is_cut(machine: Machine) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 
 
 @pytest.fixture
 def probe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("probe", GUEST / "probe.py")
+    spec = importlib.util.spec_from_file_location("probe", SENT / "probe.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -34,7 +34,7 @@ def probe() -> ModuleType:
 def run(*probes: list[Any], cards: tuple[str, ...] = ()) -> list[list[str]]:
     """Runs the program from memory, as root's probes, and returns the answers."""
     request = {"word": "w", "cards": cards, "probes": {"root": probes}}
-    program = f"{(GUEST / 'probe.py').read_text()}\n\nmain({request!a})\n"
+    program = f"{(SENT / 'probe.py').read_text()}\n\nmain({request!a})\n"
     done = subprocess.run([sys.executable, "-I", "-S", "-"], input=program.encode(), capture_output=True, check=True)
     word, answers = json.loads(done.stdout)
     assert word == "w"

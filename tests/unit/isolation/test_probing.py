@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from provisioner.clouds.guest_files import GUEST
+from provisioner.clouds.guest_files import SENT
 from provisioner.errors import IsolationError, MachineLostError
 from provisioner.isolation import probing
 from provisioner.ssh.exchange import Completed
 from tests.unit.fakes.probes import honest_answers, request_in
 from tests.unit.isolation.test_probes import asked
 
-PROGRAM = (GUEST / "probe.py").read_text()
+PROGRAM = (SENT / "probe.py").read_text()
 
 
 @dataclass

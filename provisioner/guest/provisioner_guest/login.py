@@ -1,5 +1,7 @@
 """Builds the environment variables of a login from the machine's files. Imports little, as agents wait for it."""
 
+from __future__ import annotations
+
 import os
 
 # The PATH that Debian's login sets for root and for other users (/etc/login.defs, ENV_SUPATH and ENV_PATH).
@@ -30,7 +32,8 @@ def etc_environment(etc: str) -> dict[str, str]:
         return {}
     variables = {}
     for line in text.splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        line = line.strip()
+        name, equals, value = line[len("export ") if line.startswith("export ") else 0 :].partition("=")
         if equals and name and not name.startswith("#"):
             value = value.strip()
             quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""

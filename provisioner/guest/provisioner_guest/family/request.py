@@ -48,7 +48,7 @@ class Request:
     """The request to run one operation.
 
     Args:
-        operation: its name, a key of provisioner_child.OPERATIONS.
+        operation: its name, a key of child.OPERATIONS.
         family: the name of the family's module, or "" if the operation needs none.
         task: the name of the task, or None.
         environment: variables for the task's code, in addition to the machine's own.

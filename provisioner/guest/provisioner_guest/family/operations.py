@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import provisioner_result
-from provisioner_request import Request, as_json, python_command
-from provisioner_result import OperationError
-from provisioner_values import MAX_BYTES, fingerprint
+from provisioner_guest.family import results
+from provisioner_guest.family.request import Request, as_json, python_command
+from provisioner_guest.family.results import OperationError
+from provisioner_guest.family.values import MAX_BYTES, fingerprint
 
+HELPER = str(Path(__file__).parents[2] / "helper.py")
 COLLECTIONS = (list, tuple, set, frozenset)
 # Those of which the setup data has what they return, under their names without "get_".
 SETUP_FUNCTIONS = ("get_permissions", "get_instructions", "get_aux_vm_spec")
@@ -179,19 +180,18 @@ def _read_afresh(request: Request, variables: dict[str, str], given: dict[str, s
     unset = [name for name in given if name not in variables]
     read = replace(request, operation="read_setup", result=path, environment={}, options={"unset": unset})
     for file in (path, _fingerprints_path(path)):
-        provisioner_result.discard(file)
-    program = os.path.join(os.path.dirname(__file__), "helper.py")
+        results.discard(file)
     sys.stdout.flush()
     with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
         stdin.write(as_json(read))
         stdin.seek(0)
-        command = [*python_command(), "-u", program, "child"]
+        command = [*python_command(), "-u", HELPER, "child"]
         exit_code = subprocess.run(command, stdin=stdin, env={**os.environ, **variables}, check=False).returncode
-    result, fingerprints = (provisioner_result.read(file) for file in (path, _fingerprints_path(path)))
+    result, fingerprints = (results.read(file) for file in (path, _fingerprints_path(path)))
     for file in (path, _fingerprints_path(path)):
-        provisioner_result.discard(file)
+        results.discard(file)
     if not isinstance(result, dict):
-        return provisioner_result.ended(exit_code)
+        return results.ended(exit_code)
     if result["status"] == "ok":
         result["fingerprints"] = fingerprints if isinstance(fingerprints, dict) else {}
     return result
@@ -236,7 +236,7 @@ def read_setup(request: Request) -> dict[str, Any]:
     # They are only for a warning: nothing that prevents it may fail the build. A child that task code forked has none.
     with contextlib.suppress(Exception):
         if os.getpid() == pid:
-            provisioner_result.write(_fingerprints_path(request.result), _fingerprints(tasks, setups))
+            results.write(_fingerprints_path(request.result), _fingerprints(tasks, setups))
     return {
         "standard_version": getattr(family, "standard_version", None),
         "tasks": setups,
@@ -262,7 +262,7 @@ def _task_setup(family: Any, name: object, task: Any) -> dict[str, Any]:
         return {
             "permissions": family.get_permissions(task) if hasattr(family, "get_permissions") else [],
             "instructions": family.get_instructions(task) if hasattr(family, "get_instructions") else "",
-            "required_environment_variables": sorted(required) if isinstance(required, set | frozenset) else required,
+            "required_environment_variables": sorted(required) if isinstance(required, (set, frozenset)) else required,
             "aux_vm_spec": family.get_aux_vm_spec(task) if hasattr(family, "get_aux_vm_spec") else None,
         }
     except Exception as error:

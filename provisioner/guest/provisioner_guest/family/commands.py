@@ -7,9 +7,9 @@ import os
 import subprocess
 from typing import Any
 
-import provisioner_machine
-from provisioner_request import BadRequestError, Request, python_command
-from provisioner_result import OperationError
+from provisioner_guest.family import machine
+from provisioner_guest.family.request import BadRequestError, Request, python_command
+from provisioner_guest.family.results import OperationError
 
 NO_TESTS_COLLECTED = 5  # pytest's exit code
 
@@ -57,14 +57,20 @@ def _as_user(request: Request) -> dict[str, Any]:
     """Return subprocess.run's arguments for the user that the request names."""
     if request.options.get("user") is None:
         return {}
-    user = provisioner_machine.find_user(request.places, request.option("user", str))
-    environment = {**provisioner_machine.user_environment(request.places, user), **request.environment}
+    user = machine.find_user(request.places, request.option("user", str))
+    environment = {**machine.user_environment(request.places, user), **request.environment}
     if user.uid == os.geteuid():
         return {"env": environment}
     for output in (1, 2):
         os.fchown(output, user.uid, user.gid)  # otherwise its `echo ... > /dev/stderr` is refused
-    groups = provisioner_machine.groups_of(request.places, user)
-    return {"env": environment, "user": user.uid, "group": user.gid, "extra_groups": groups}
+    groups = machine.groups_of(request.places, user)
+
+    def become() -> None:  # subprocess knows users from Python 3.9 on
+        os.setgroups(groups)
+        os.setgid(user.gid)
+        os.setuid(user.uid)
+
+    return {"env": environment, "preexec_fn": become}
 
 
 def pytest(request: Request) -> dict[str, int]:

@@ -61,7 +61,7 @@ class _Encoder:
             return self._string(f"<{type(value).__name__} nested too deeply>")
         if isinstance(value, type):
             return self._representation(value)
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return [self.encode(item, depth + 1) for item in value]
         if isinstance(value, dict):
             return self._dict(value, depth)
@@ -119,7 +119,7 @@ class _ComparableEncoder(_Encoder):
         return {"dict": _sorted(pairs)}
 
     def _converted(self, value: object, depth: int) -> Any:
-        if isinstance(value, set | frozenset):
+        if isinstance(value, (set, frozenset)):
             return {"set": _sorted([self.encode(item, depth + 1) for item in value])}
         return super()._converted(value, depth)
 
@@ -129,13 +129,13 @@ class _ComparableEncoder(_Encoder):
         from pathlib import PurePath
         from re import Pattern
 
-        if isinstance(value, bytes | bytearray):
+        if isinstance(value, (bytes, bytearray)):
             return {"bytes": self._string(value.hex())}
         # Their repr is the same in each process, and their fields are not: a path keeps its hash.
         dates = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
         if isinstance(value, (complex, range, PurePath, Pattern, *dates)):
             return self._representation(value)
-        if isinstance(value, KeysView | ValuesView):
+        if isinstance(value, (KeysView, ValuesView)):
             return _sorted([self.encode(item, depth + 1) for item in value])
         kind = self._string(type(value).__qualname__)
         name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)

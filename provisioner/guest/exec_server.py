@@ -1,6 +1,6 @@
 """Runs the exec server: what the controller wants done in this machine, one process per call.
 
-Usage: `python3 -I -S provisioner_exec.py SOCKET` listens on a socket that only root can connect to, for as long as the
+Usage: `python3 -I -S exec_server.py SOCKET` listens on a socket that only root can connect to, for as long as the
 machine lives. Without an argument it serves the one call on stdin and stdout, for a machine that has no server yet.
 docs/internals/exec-server.md has the protocol. It reads nothing of the family's and must never block on a call.
 """
@@ -17,15 +17,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-from provisioner_exec_call import Call  # noqa: E402
+from provisioner_guest.exec.call import Call  # noqa: E402
 
 # More than ever call at once: sshd does not wait for a place.
 BACKLOG = 1024
 # What programs of ours import: they run in forks of this process, and an import takes a tenth of a second without KVM.
 PRELOADED = (
     "contextlib", "ctypes", "dataclasses", "datetime", "errno", "fcntl", "functools", "json", "pathlib",
-    "provisioner_parent", "pwd", "select", "shutil", "stat", "struct", "subprocess", "tempfile", "traceback", "typing",
-    "unicodedata",
+    "provisioner_guest.family.parent", "pwd", "select", "shutil", "stat", "struct", "subprocess", "tempfile",
+    "traceback", "typing", "unicodedata",
 )  # fmt: skip
 
 

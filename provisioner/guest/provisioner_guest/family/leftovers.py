@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-# The exec server makes one for each call, and no other program uses this name (provisioner_exec_cgroup.py).
+# The exec server makes one for each call, and no other program uses this name (cgroup.py).
 CALL = "/provisioner/call-"
 AGENTS = ROOT / "agent/logins"
 SCORINGS = frozenset({"score", "intermediate_score", "aggregate_scores"})
@@ -44,9 +44,8 @@ def own_cgroup() -> Path | None:
     """Return this process's cgroup; None if it is not that of a call."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            path = line.removeprefix("0::")
-            if path.startswith(CALL):
-                return ROOT / path[1:]
+            if line.startswith("0::" + CALL):
+                return ROOT / line[len("0::/") :]
     return None
 
 

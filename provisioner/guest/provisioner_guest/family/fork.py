@@ -55,7 +55,7 @@ class Fork:
         while True:
             pid, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)
             if pid:
-                return os.waitstatus_to_exitcode(status)
+                return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("fork", timeout or 0)
             time.sleep(PAUSE_SECONDS)

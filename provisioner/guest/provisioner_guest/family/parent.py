@@ -18,17 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-import provisioner_leftovers
-import provisioner_machine
-import provisioner_result
-from provisioner_fork import Fork
-from provisioner_request import Request, as_json, family_python
+from provisioner_guest.family import leftovers, machine, results
+from provisioner_guest.family.fork import Fork
+from provisioner_guest.family.request import Request, as_json, family_python
 
 POLL_SECONDS = 0.1
 CHUNK_BYTES = 64 * 1024
 # The operations that import no task code.
 OWN_OPERATIONS = frozenset({"shell", "settle_home", "read_submission"})
-Child = Fork | subprocess.Popen[bytes]
 
 
 def run(request: Request, *, program: str) -> None:
@@ -41,7 +38,7 @@ def run(request: Request, *, program: str) -> None:
     Raises:
         BadRequestError: the result's directory is not safe.
     """
-    provisioner_result.prepare(request.result)
+    results.prepare(request.result)
     operations = request.places.state / "operations"
     request.places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     operations.mkdir(mode=0o700, exist_ok=True)
@@ -56,23 +53,23 @@ def run(request: Request, *, program: str) -> None:
 def _run_in(request: Request, program: str, directory: Path) -> None:
     # For appending: `echo ... > /dev/stderr` reopens and truncates the file, after which other writers must not
     # continue at their old offsets.
-    environment = {**provisioner_machine.root_environment(request.places), **request.environment}
+    environment = {**machine.root_environment(request.places), **request.environment}
     try:
         with (directory / "stdout").open("ab") as stdout, (directory / "stderr").open("ab") as stderr:
             if request.operation in OWN_OPERATIONS:
-                child: Child = _fork(request, program, environment, stdout, stderr)
+                child: Fork | subprocess.Popen[bytes] = _fork(request, program, environment, stdout, stderr)
             else:
                 command = [*family_python(environment["PATH"]), "-u", program, "child"]
                 child = _start(request, command, environment, stdout, stderr)
     except (LookupError, OSError) as error:
-        result = provisioner_result.OperationError("invalid", f"{error}").result
-        provisioner_result.write(request.result, result)
+        result = results.OperationError("invalid", f"{error}").result
+        results.write(request.result, result)
         return
     with (directory / "stdout").open("rb") as stdout, (directory / "stderr").open("rb") as stderr:
         limit = request.output_limit_bytes
         streams = [_Stream(stdout, sys.stdout.buffer, limit), _Stream(stderr, sys.stderr.buffer, limit)]
         exit_code = _wait(child, streams, request.timeout_seconds)
-        provisioner_leftovers.clear(request.operation, _agent(request), in_time=exit_code is not None)
+        leftovers.clear(request.operation, _agent(request), in_time=exit_code is not None)
         for stream in streams:
             stream.finish()
     _complete_result(request, exit_code)
@@ -81,7 +78,7 @@ def _run_in(request: Request, program: str, directory: Path) -> None:
 def _agent(request: Request) -> int | None:
     """Return the agent's user id; None if the machine has no such user."""
     try:
-        return provisioner_machine.find_user(request.places, "agent").uid
+        return machine.find_user(request.places, "agent").uid
     except (LookupError, OSError):
         return None
 
@@ -90,9 +87,9 @@ def _fork(request: Request, program: str, environment: dict[str, str], stdout: B
     """Start the child in our own Python, which the family cannot change."""
 
     def work() -> None:
-        import provisioner_child
+        from provisioner_guest.family import child
 
-        provisioner_child.main(request, program_directory=os.path.dirname(program))
+        child.main(request, program_directory=os.path.dirname(program))
 
     return Fork(work, environment, request.places.family, stdout, stderr)
 
@@ -117,7 +114,7 @@ def _start(
         )
 
 
-def _wait(child: Child, streams: list[_Stream], timeout_seconds: float | None) -> int | None:
+def _wait(child: Fork | subprocess.Popen[bytes], streams: list[_Stream], timeout_seconds: float | None) -> int | None:
     """Pass output on until the child has ended, even if processes that it started still run.
 
     Returns:
@@ -141,10 +138,10 @@ def _complete_result(request: Request, exit_code: int | None) -> None:
     """Write a result for a child that ended without one."""
     if exit_code is None:
         message = f"it did not end within {request.timeout_seconds:g} seconds; its processes were killed"
-        provisioner_result.discard(request.result)
-        provisioner_result.write(request.result, provisioner_result.OperationError("timeout", message).result)
-    elif not provisioner_result.is_written(request.result):
-        provisioner_result.write(request.result, provisioner_result.ended(exit_code))
+        results.discard(request.result)
+        results.write(request.result, results.OperationError("timeout", message).result)
+    elif not results.is_written(request.result):
+        results.write(request.result, results.ended(exit_code))
 
 
 @dataclass

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from provisioner_request import BadRequestError
-from provisioner_values import MAX_BYTES, TooLargeError, plain
+from provisioner_guest.family.request import BadRequestError
+from provisioner_guest.family.values import MAX_BYTES, TooLargeError, plain
 
 MESSAGE_LIMIT = 10_000
 TRACEBACK_LIMIT = 30_000

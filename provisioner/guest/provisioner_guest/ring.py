@@ -1,5 +1,7 @@
 """Keeps the end of a stream in a file of bounded size, which one process writes while others read it."""
 
+from __future__ import annotations
+
 import os
 
 HEADER_BYTES = 8

@@ -14,7 +14,7 @@ import stat
 import sys
 import traceback
 
-from provisioner_login import ROOT_PATH, USER_PATH, login_environment
+from provisioner_guest.login import ROOT_PATH, USER_PATH, login_environment
 
 MOST_DESCRIPTORS = 4096
 CHUNK_BYTES = 64 << 10

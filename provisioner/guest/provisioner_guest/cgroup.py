@@ -12,7 +12,7 @@ ROOT = "/sys/fs/cgroup"
 OURS = ROOT + "/provisioner"
 AGENTS = ROOT + "/agent"
 AGENT = "agent"
-AGENT_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent_cgroup.sh")
+AGENT_PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent_cgroup.sh")
 # The least memory that a command of root leaves to the rest of the system.
 RESERVE_BYTES = 64 << 20
 END_SECONDS = 20.0

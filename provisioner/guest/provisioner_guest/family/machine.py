@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from provisioner_login import ROOT_PATH, USER_PATH, login_environment
-from provisioner_request import Places
+from provisioner_guest.family.request import Places
+from provisioner_guest.login import ROOT_PATH, USER_PATH, login_environment
 
 
 @dataclass(frozen=True)

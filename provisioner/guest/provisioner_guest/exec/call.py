@@ -9,8 +9,8 @@ import select
 import signal
 import time
 
-from provisioner_exec_cgroup import Cgroup
-from provisioner_exec_frames import (
+from provisioner_guest.cgroup import Cgroup
+from provisioner_guest.exec.frames import (
     ALIVE,
     DATA_BYTES,
     REQUEST,
@@ -23,7 +23,7 @@ from provisioner_exec_frames import (
     ended,
     frame,
 )
-from provisioner_exec_start import OPERATIONS, Child, StartError, account
+from provisioner_guest.exec.start import OPERATIONS, Child, StartError, account
 
 REQUEST_SECONDS = 60.0
 ALIVE_SECONDS = 10.0

@@ -1,0 +1,1 @@
+"""What runs inside machines, with the standard library alone: from Python 3.8 on, which Ubuntu 20.04 has."""

@@ -1,0 +1,1 @@
+"""The exec server's calls: programs and files, for the controller."""

@@ -1,0 +1,1 @@
+"""The helper's operations: what the Task Standard's driver does with a family inside its machine."""
