@@ -117,7 +117,10 @@ class LocalCloud(Cloud):
         Raises:
             UnavailableError: this host cannot provide them.
         """
-        return sizing.choose_machines(resources, aux)
+        sizes = sizing.choose_machines(resources, aux)
+        total_gib = disk.total_bytes(self._home.environments) / disk.GIB
+        sizing.check_disks_fit(sizes.values(), overcommit=self._settings.disk_overcommit, host_disk_gib=total_gib)
+        return sizes
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:
         """Says how much of the host's disk the machines are guaranteed, and how much is available to them now."""

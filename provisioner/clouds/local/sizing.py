@@ -144,3 +144,23 @@ def check_machines_fit_together(sizes: Iterable[MachineSize], *, host_memory_gib
             f"The machines ask for {memory_gib:g} GiB of memory together, and this host has {host_memory_gib:.1f} GiB.",
             hint=f"{_ELSEWHERE} Or ask for less in memory_gb of the manifest or in ram_gib_range.",
         )
+
+
+def check_disks_fit(sizes: Collection[MachineSize], *, overcommit: float, host_disk_gib: float) -> None:
+    """Checks that an empty disk of this host would have room for what the machines' disks are guaranteed.
+
+    Args:
+        sizes: the machines of one environment.
+        overcommit: the setting `disk_overcommit`.
+        host_disk_gib: the whole of the file system with the machines' disks, in GiB.
+
+    Raises:
+        UnavailableError: it would not.
+    """
+    disk_gib = sum(size.disk_gib for size in sizes)
+    if disk_gib / overcommit > host_disk_gib:
+        raise UnavailableError(
+            f"The machines ask for {disk_gib} GiB of disk, of which {disk_gib / overcommit:.1f} GiB must be free, and "
+            f"this host's has {host_disk_gib:.1f} GiB in all.",
+            hint=f"{_ELSEWHERE} Or ask for less in storage_gb of the manifest.",
+        )

@@ -92,8 +92,7 @@ def _used(path: Path) -> int:
 
 def room(environments: Path) -> Room:
     """Looks at the file system that a home's environments directory lies in."""
-    existing = next(path for path in (environments, *environments.parents) if path.is_dir())
-    return Room(_free(existing), sum(overlay.due_bytes for overlay in overlays(environments)))
+    return Room(_free(_existing(environments)), sum(overlay.due_bytes for overlay in overlays(environments)))
 
 
 def _free(directory: Path) -> int:
@@ -104,6 +103,16 @@ def _free(directory: Path) -> int:
 def share_bytes(disk_gib: int, overcommit: float) -> int:
     """Returns what a machine with a disk of this size is sure of."""
     return int(disk_gib * GIB / overcommit)
+
+
+def total_bytes(environments: Path) -> int:
+    """Returns the size of the file system that a home's environments directory lies in."""
+    status = os.statvfs(_existing(environments))
+    return status.f_blocks * status.f_frsize
+
+
+def _existing(environments: Path) -> Path:
+    return next(path for path in (environments, *environments.parents) if path.is_dir())
 
 
 def claim(environments: Path, disks_gib: Mapping[Path, int], overcommit: float) -> None:

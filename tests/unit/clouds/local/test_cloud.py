@@ -15,7 +15,8 @@ from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
 from provisioner.config import Settings
-from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UsageError
+from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
+from provisioner.family.manifest import Resources
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.home import Home
 
@@ -105,6 +106,13 @@ def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: py
         assert cloud.capacity(sizes) == count
         assert cloud.shortage(sizes, count) == ""
         assert "not for" in cloud.shortage(sizes, count + 1)
+
+
+def test_a_disk_that_never_fits_is_refused_before_anything_is_built(cloud: LocalCloud) -> None:
+    assert cloud.choose(Resources(storage_gb=20), None)["primary"].disk_gib == 20
+    with pytest.raises(UnavailableError, match=r"ask for 1000000000 GiB of disk.* this host's has \d") as raised:
+        cloud.choose(Resources(storage_gb=1_000_000_000), None)
+    assert "storage_gb" in (raised.value.hint or "")
 
 
 def test_the_time_to_live_moves_only_where_there_is_a_machine(cloud: LocalCloud, home: Home) -> None:
