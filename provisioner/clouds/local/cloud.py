@@ -118,8 +118,8 @@ class LocalCloud(Cloud):
             UnavailableError: this host cannot provide them.
         """
         sizes = sizing.choose_machines(resources, aux)
-        total_gib = disk.total_bytes(self._home.environments) / disk.GIB
-        sizing.check_disks_fit(sizes.values(), overcommit=self._settings.disk_overcommit, host_disk_gib=total_gib)
+        most_gib = disk.most_bytes(self._home.environments) / disk.GIB
+        sizing.check_disks_fit(sizes.values(), overcommit=self._settings.disk_overcommit, host_disk_gib=most_gib)
         return sizes
 
     def room(self, sizes: Mapping[Role, MachineSize]) -> str:

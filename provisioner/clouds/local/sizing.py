@@ -152,7 +152,7 @@ def check_disks_fit(sizes: Collection[MachineSize], *, overcommit: float, host_d
     Args:
         sizes: the machines of one environment.
         overcommit: the setting `disk_overcommit`.
-        host_disk_gib: the whole of the file system with the machines' disks, in GiB.
+        host_disk_gib: what an empty disk would have for machines, in GiB.
 
     Raises:
         UnavailableError: it would not.
@@ -161,6 +161,7 @@ def check_disks_fit(sizes: Collection[MachineSize], *, overcommit: float, host_d
     if disk_gib / overcommit > host_disk_gib:
         raise UnavailableError(
             f"The machines ask for {disk_gib} GiB of disk, of which {disk_gib / overcommit:.1f} GiB must be free, and "
-            f"this host's has {host_disk_gib:.1f} GiB in all.",
-            hint=f"{_ELSEWHERE} Or ask for less in storage_gb of the manifest.",
+            f"this host's has {host_disk_gib:.1f} GiB for machines in all.",
+            hint=f"{_ELSEWHERE} Or ask for less in storage_gb of the manifest, or raise disk_overcommit in the "
+            f"configuration file, which is {overcommit:g}.",
         )

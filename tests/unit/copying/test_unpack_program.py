@@ -7,7 +7,6 @@ import io
 import os
 import resource
 import subprocess
-import sys
 import tarfile
 import tempfile
 import tracemalloc
@@ -21,6 +20,7 @@ import pytest
 
 from provisioner.copying import unpack_program
 from provisioner.copying.unpack_program import unpack
+from tests.unit.fakes.exec_call import GUEST_PYTHON
 
 OTHER = 54321
 # Unpacks stdin as another user.
@@ -135,7 +135,7 @@ def test_a_tree_arrives_as_gnu_tar_unpacks_it(source: Path, top: Path, tmp_path:
 def test_another_user_than_root_gets_what_gnu_tar_would_leave(source: Path) -> None:
     data = packed(source)
     found = []
-    ours = [sys.executable, "-I", "-S", "-c", AS_OTHER]
+    ours = [GUEST_PYTHON, "-I", "-S", "-c", AS_OTHER]
     tar = ["setpriv", "--reuid", str(OTHER), "--regid", str(OTHER), "--clear-groups", "tar", "-x", "--no-same-owner"]
     for command in (ours, tar):
         with tempfile.TemporaryDirectory() as directory:  # not below pytest's, which others cannot enter

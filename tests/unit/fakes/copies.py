@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, cast
@@ -12,6 +11,7 @@ from provisioner.copying.copy_program import DIRECTORY, END, FILE, PIECE, PIECE_
 from provisioner.frames import frame
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
+from tests.unit.fakes.exec_call import GUEST_PYTHON
 
 
 def file(name: bytes, content: bytes = b"content", kind: bytes = FILE) -> bytes:
@@ -91,7 +91,7 @@ class ThisHost:
 
 
 def _python(argv: Sequence[str], program: str) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", program, *argv[1:]]
+    return [GUEST_PYTHON, "-I", "-S", "-c", program, *argv[1:]]
 
 
 def pieces(answer: bytes, size: int = 4096) -> Iterator[bytes]:

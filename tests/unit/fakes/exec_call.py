@@ -110,7 +110,7 @@ def in_a_shell(call: Call, environment: Mapping[str, str] | None = None) -> None
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [GUEST_PYTHON, "-I", "-S", "-c", SERVER], stdin=theirs.fileno(), stdout=theirs.fileno()
+            [GUEST_PYTHON, "-I", "-S", "-B", "-c", SERVER], stdin=theirs.fileno(), stdout=theirs.fileno()
         )
     # Whatever happens, the server is waited for: paramiko says OSError or EOFError of a client that has left.
     with process, ours, contextlib.suppress(OSError, EOFError):

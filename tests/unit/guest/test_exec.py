@@ -32,7 +32,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Runs a server, and yields its socket."""
     path = tmp_path / "socket"
     program = SERVER.replace("exec_server.serve(0, 1)", f"{request.param}exec_server.listen({str(path)!r})")
-    with subprocess.Popen([GUEST_PYTHON, "-I", "-S", "-c", program]) as process:
+    with subprocess.Popen([GUEST_PYTHON, "-I", "-S", "-B", "-c", program]) as process:
         try:
             until(path.exists, lambda: process.poll() is None)
             yield path

@@ -84,6 +84,18 @@ def test_an_exception_of_the_helpers_own_keeps_its_traceback(machine: Machine) -
     assert "family/operations.py" in result["traceback"]
 
 
+def test_an_exception_of_another_of_our_programs_keeps_it_too(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    program = (
+        "import functools, sys; sys.path.insert(0, sys.argv[1]); from provisioner_guest import login;"
+        "from provisioner_guest.family import results;"
+        "print(results.result_of(functools.partial(login.etc_environment, sys.argv[2]))['traceback'])"
+    )
+    command = [sys.executable, "-B", "-c", program, str(GUEST), str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.index("family/results.py") < said.index("provisioner_guest/login.py")
+
+
 def test_a_huge_exception_is_cut(machine: Machine) -> None:
     result = machine.score("raise ValueError('x' * 50_000_000)").result
 

@@ -9,7 +9,6 @@ import json
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from provisioner.clouds.guest_files import SENT
+from tests.unit.fakes.exec_call import GUEST_PYTHON
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def run(*probes: list[Any], cards: tuple[str, ...] = ()) -> list[list[str]]:
     """Runs the program from memory, as root's probes, and returns the answers."""
     request = {"word": "w", "cards": cards, "probes": {"root": probes}}
     program = f"{(SENT / 'probe.py').read_text()}\n\nmain({request!a})\n"
-    done = subprocess.run([sys.executable, "-I", "-S", "-"], input=program.encode(), capture_output=True, check=True)
+    done = subprocess.run([GUEST_PYTHON, "-I", "-S", "-"], input=program.encode(), capture_output=True, check=True)
     word, answers = json.loads(done.stdout)
     assert word == "w"
     return list(answers)

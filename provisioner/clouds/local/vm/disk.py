@@ -105,10 +105,11 @@ def share_bytes(disk_gib: int, overcommit: float) -> int:
     return int(disk_gib * GIB / overcommit)
 
 
-def total_bytes(environments: Path) -> int:
-    """Returns the size of the file system that a home's environments directory lies in."""
+def most_bytes(environments: Path) -> int:
+    """Returns what new machines could be sure of if the file system of a home's environments directory were empty."""
     status = os.statvfs(_existing(environments))
-    return status.f_blocks * status.f_frsize
+    kept_for_root = status.f_bfree - status.f_bavail
+    return (status.f_blocks - kept_for_root) * status.f_frsize - RESERVE_BYTES
 
 
 def _existing(environments: Path) -> Path:

@@ -32,7 +32,8 @@ def main(request: Request, *, program_directory: str) -> None:
 
     Args:
         request: the request.
-        program_directory: the directory of this program, from which task code cannot import.
+        program_directory: the directory of this program. It is not on task code's path, so that a family's modules may
+            have the names of our programs.
     """
     pid = os.getpid()
     # stdin contained the request; task code gets an empty one.

@@ -66,9 +66,13 @@ def _as_user(request: Request) -> dict[str, Any]:
     groups = machine.groups_of(request.places, user)
 
     def become() -> None:  # subprocess knows users from Python 3.9 on
-        os.setgroups(groups)
-        os.setgid(user.gid)
-        os.setuid(user.uid)
+        try:
+            os.setgroups(groups)
+            os.setgid(user.gid)
+            os.setuid(user.uid)
+        except OSError as error:
+            os.write(2, f"cannot become {user.name}: {error}\n".encode())
+            raise
 
     return {"env": environment, "preexec_fn": become}
 

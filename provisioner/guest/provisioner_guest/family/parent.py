@@ -97,7 +97,10 @@ def _fork(request: Request, program: str, environment: dict[str, str], stdout: B
 def _start(
     request: Request, command: list[str], environment: dict[str, str], stdout: BinaryIO, stderr: BinaryIO
 ) -> subprocess.Popen[bytes]:
-    """Start the child as a program, in its own session. The request stays in memory: never on disk or in arguments."""
+    """Start the child as a program, in its own session. The request stays in memory: never on disk or in arguments.
+
+    Only primary machines do this: Popen's umask needs Python 3.9.
+    """
     with os.fdopen(os.memfd_create("request"), "w+b") as stdin:
         stdin.write(as_json(request))
         stdin.flush()

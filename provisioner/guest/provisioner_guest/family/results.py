@@ -81,11 +81,11 @@ def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | No
 
     All of them stay if the exception comes from our programs.
     """
-    directory = os.path.dirname(_without_ours.__code__.co_filename)
+    package = os.path.dirname(os.path.dirname(_without_ours.__code__.co_filename)) + os.sep
     frame, ours = trace, False
     while frame:
         path = frame.tb_frame.f_code.co_filename
-        ours = os.path.dirname(path) == directory
+        ours = path.startswith(package)
         if not ours and not path.startswith("<frozen importlib") and path != importlib.__file__:
             return frame
         frame = frame.tb_next
