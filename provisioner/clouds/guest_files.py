@@ -11,7 +11,7 @@ BASE_IMAGE = _PACKAGE / "base_image"
 GUEST = _PACKAGE / "guest"
 """What runs inside machines: the exec server, the helper, and what they import."""
 SENT = GUEST / "sent"
-"""The programs whose text the controller sends with each call, so that no machine's disk is trusted."""
+"""The programs whose text the controller sends with each call, so that no machine can have changed them."""
 
 
 def guest_programs() -> list[str]:

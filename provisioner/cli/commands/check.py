@@ -19,6 +19,7 @@ from provisioner.family.checks.finding import Finding
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import load_family, refuse_env_file_inside
 from provisioner.printable import beginning
+from provisioner.validation import shown
 
 MAXIMUM_NEEDS_CHARACTERS = 2000
 
@@ -59,6 +60,7 @@ def check(
     }
     lines = [_text(finding, family) for finding in checked.findings]
     lines += _needs(checked) if env_file is None else []
+    lines += _unknown(checked, task)
     lines.append(f"{checked.family}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}")
     return Result(data, "\n".join(lines), UsageError.exit_code if errors else 0)
 
@@ -76,6 +78,12 @@ def _needs(checked: Checked) -> list[str]:
     if not checked.needs:
         return []
     return [f"Its tasks need --env-file with: {beginning(', '.join(checked.needs), MAXIMUM_NEEDS_CHARACTERS)}."]
+
+
+def _unknown(checked: Checked, task: str | None) -> list[str]:
+    if task is None or checked.tasks is not None or any(found.rule == "unknown-task" for found in checked.findings):
+        return []
+    return [f"Whether there is a task {shown(task)}, only a machine can tell: get_tasks computes its names."]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -90,7 +90,7 @@ class LocalCloud(Cloud):
         return [
             *host.notes(self._kvm_answer),
             self._room_text(),
-            f"An environment of one small machine takes {memory}.",
+            f"Memory: an environment of one small machine takes {memory}.",
         ]
 
     def _machines_with_room(self) -> int:

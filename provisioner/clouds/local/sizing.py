@@ -160,8 +160,8 @@ def check_disks_fit(sizes: Collection[MachineSize], *, overcommit: float, host_d
     disk_gib = sum(size.disk_gib for size in sizes)
     if disk_gib / overcommit > host_disk_gib:
         raise UnavailableError(
-            f"The machines ask for {disk_gib} GiB of disk, of which {disk_gib / overcommit:.1f} GiB must be free, and "
-            f"this host's has {host_disk_gib:.1f} GiB for machines in all.",
+            f"The machines ask for {disk_gib} GiB of disk, of which {disk_gib / overcommit:.1f} GiB must be free. Even "
+            f"empty, this host's disk has no more than {host_disk_gib:.1f} GiB for machines.",
             hint=f"{_ELSEWHERE} Or ask for less in storage_gb of the manifest, or raise disk_overcommit in the "
             f"configuration file, which is {overcommit:g}.",
         )

@@ -16,6 +16,7 @@ Rule = Literal[
     "duplicate-task",
     "invalid-tasks",
     "missing-variable",
+    "empty-variable",
     "invalid-variable",
     "wrong-parameters",
     "missing-staticmethod",

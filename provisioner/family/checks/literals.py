@@ -184,6 +184,13 @@ def variable_findings(source: FamilySource, variables: Mapping[str, str] | None)
             "No task of the family can start without them.",
             "Add them as NAME=value lines to the file that you give with --env-file.",
         )  # fmt: skip
+    names = dict.fromkeys(str(name.value) for name in strings(value) or ())
+    if empty := [name for name in names if (variables or {}).get(name) == ""]:
+        yield Finding(
+            "warning", "empty-variable", source.file, line,
+            f"The env file leaves required environment variables empty: {', '.join(empty[:_SHOWN])}.",
+            "They count as set, and the family gets an empty text.", "Write their values after the =.",
+        )  # fmt: skip
 
 
 def value_findings(source: FamilySource, family: TaskFamily) -> Iterator[Finding]:

@@ -243,7 +243,7 @@ def test_doctor_and_plan_say_what_fits_into_memory(
 ) -> None:
     monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: available_gib)
     says = f"GiB of memory, of {available_gib} GiB available now: {fits} fit if each uses all"
-    assert f"note: An environment of one small machine takes up to 1 {says}" in provisioner("doctor").stdout
+    assert f"note: Memory: an environment of one small machine takes up to 1 {says}" in provisioner("doctor").stdout
     family = str(ROOT / "examples" / "number_guess")
     assert says in provisioner("plan", family, "easy").stdout
     assert says in provisioner("plan", family, "easy", "--json").stdout

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.registry import CLOUDS, CloudEntry
+from provisioner.errors import UnavailableError
 from tests.unit.conftest import CommandLine, nothing_was_created
 from tests.unit.fakes.cloud import FakeCloud
-from tests.unit.family.checks.families import GOOD, VARIABLES, changed
+from tests.unit.family.checks.families import GOOD, TASKS, VARIABLES, changed
 
 TWICE = changed("def score(t, submission):", "def score(self, t, submission):")
 
@@ -65,6 +66,15 @@ def test_variables_are_named_or_compared_with_the_env_file(provisioner: CommandL
     assert "very-secret" not in done.stdout + done.stderr
 
 
+def test_a_task_that_only_a_machine_can_tell_is_named(provisioner: CommandLine, tmp_path: Path) -> None:
+    family = write(tmp_path, changed(TASKS, "return tasks()"))
+    done = provisioner("check", family, "easy")
+    assert (done.code, done.stdout.splitlines()[0]) == (
+        0, "Whether there is a task 'easy', only a machine can tell: get_tasks computes its names.",
+    )  # fmt: skip
+    assert "Whether" not in provisioner("check", family).stdout
+
+
 def test_an_env_file_among_the_familys_files_is_refused(provisioner: CommandLine, tmp_path: Path) -> None:
     family = write(tmp_path)
     (tmp_path / "fam" / "env").write_text("TOKEN=1\n")
@@ -89,6 +99,20 @@ def test_what_surely_fails_is_refused_before_anything_is_created(
     done = provisioner(*(family if word == "F" else word for word in command))
     assert done.code == 2
     assert "fam.py:22: score(self, t, submission) cannot be called" in done.stderr
+    assert nothing_was_created(provisioner.home)
+
+
+@pytest.mark.parametrize("command", [["plan", "F", "easy"], COMMANDS[0]], ids=lambda command: command[0])
+def test_a_disk_that_no_host_has_is_refused_before_a_build(
+    provisioner: CommandLine, tmp_path: Path, command: list[str]
+) -> None:
+    family = write(tmp_path)
+    manifest = "tasks:\n  easy:\n    resources:\n      storage_gb: 1000000000\n"
+    (tmp_path / "fam" / "manifest.yaml").write_text(manifest)
+    done = provisioner(*(family if word == "F" else word for word in command))
+    assert done.code == UnavailableError.exit_code
+    assert "ask for 1000000000 GiB of disk" in done.stderr
+    assert "storage_gb" in done.stderr
     assert nothing_was_created(provisioner.home)
 
 

@@ -113,11 +113,17 @@ def test_variables_are_compared_with_the_env_file(tmp_path: Path) -> None:
     result = checked(tmp_path, text + AUX, variables={"A": "1"})
     assert found(result) == ["error missing-variable fam.py:3"]
     assert result.findings[0].what.endswith("not set: B.")
-    assert found(checked(tmp_path, text + AUX, variables={"A": "1", "B": ""})) == []
+    assert found(checked(tmp_path, text + AUX, variables={"A": "1", "B": "2"})) == []
     # provisioner supplies the third only where there is an aux VM.
-    assert found(checked(tmp_path, text, variables={"A": "1", "B": ""})) == ["error missing-variable fam.py:3"]
+    assert found(checked(tmp_path, text, variables={"A": "1", "B": "2"})) == ["error missing-variable fam.py:3"]
     without_file = checked(tmp_path, text + AUX)
     assert (found(without_file), without_file.needs) == ([], ("B", "A"))
+
+
+def test_a_required_variable_that_is_empty_is_warned_of(tmp_path: Path) -> None:
+    result = checked(tmp_path, variables('["A", "B"]'), variables={"A": "1", "B": "", "C": ""})
+    assert found(result) == ["warning empty-variable fam.py:3"]
+    assert result.findings[0].what.endswith("empty: B.")
 
 
 def test_a_file_that_an_aux_vm_copies_must_exist(tmp_path: Path) -> None:
