@@ -20,6 +20,7 @@ from provisioner.models import Environment
 from provisioner.printable import printable
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
+from provisioner.store.snapshots import SnapshotStore
 
 # The samples of this process whose machines are up, by the environment's id.
 MACHINES: dict[str, SampleMachines] = {}
@@ -104,10 +105,17 @@ def destroy_abandoned(identity: str | None) -> None:
         print(f"{name} is already gone")
     if failures:
         raise CleanUpError(_lines(failures), next(error.exit_code for error in failures.values()))
-    for name in snapshots.remove_abandoned(session):
-        print(f"snapshot {name} removed")
+    _remove_snapshots(session)
     if identity is None:
         print("No other machines of ended evals are left on this controller.")
+
+
+def _remove_snapshots(session: Session) -> None:
+    """Removes the snapshots of evals that no running process looks after, and prints which."""
+    for name in SnapshotStore(session.home).remove_unfinished():
+        print(f"unfinished snapshot {name} removed")
+    for name in snapshots.remove_abandoned(session):
+        print(f"snapshot {name} removed")
 
 
 def _lines(failures: dict[str, ProvisionerError]) -> Iterator[str]:

@@ -174,6 +174,13 @@ def sleeps_for_long() -> Task:
 
 
 @task
+def forks_epochs() -> Task:
+    """Its first epoch is frozen, and the second is a copy of it."""
+    spec = SandboxEnvironmentSpec("provisioner", Configuration(fork="epochs"))
+    return Task(dataset=[Sample(input="hello", sandbox=spec)], solver=sleep(), epochs=2)
+
+
+@task
 def services_and_files() -> Task:
     """Its machine has a file, a service and a variable."""
     source = Path(tempfile.mkdtemp()) / "greeting"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from provisioner.costs.ledger import Ledger
 from provisioner.inspect.configuration import Configuration
 from provisioner.store.environments import EnvironmentStore
-from provisioner.store.home import Home
+from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore
+from tests.inspect.running import assert_nothing_left, command, started, wait
+from tests.local.test_interruptions import processes_of
 
 EPOCHS = 3
 # start() draws a word, and starts a process that counts.
@@ -135,6 +140,20 @@ def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Pat
     assert [kept for kept in EnvironmentStore(home).readable() if kept.batch] == []
     assert SnapshotStore(home).all() == []
     assert Ledger(home.ledger).entries(unsettled=True) == []
+
+
+def test_an_eval_killed_while_it_freezes_an_epoch_leaves_nothing(home: Home, tmp_path: Path) -> None:
+    process = started(tmp_path, "forks_epochs")
+    # The memory of the frozen machine is being written.
+    wait(process, lambda: any(path.is_file() for path in home.snapshots.glob(f"{UNFINISHED}*/**/*")))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert list(home.snapshots.glob(f"{UNFINISHED}*")) != []
+    cleaned = subprocess.run(command("sandbox", "cleanup", "provisioner"), capture_output=True, text=True, check=True)
+    assert "unfinished snapshot" in cleaned.stdout
+    assert_nothing_left(home, cleaned.stdout)
+    assert list(home.snapshots.iterdir()) == []
+    assert processes_of(home) == []
 
 
 def _beginning(sample: EvalSample) -> dict[str, Any]:

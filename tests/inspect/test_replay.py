@@ -17,7 +17,7 @@ from tests.command_line import ROOT, answer
 from tests.inspect.scripted import logged
 
 EXAMPLES = ROOT / "examples"
-RECORDINGS = [EXAMPLES / "inspect" / f"{name}.yaml" for name in ("word_count", "number_guess")]
+RECORDINGS = [EXAMPLES / "inspect" / f"{name}.yaml" for name in ("word_count", "number_guess", "guestbook")]
 SECRET = "the-bytes-of-a-secret-0815"
 
 pytestmark = [
@@ -67,7 +67,7 @@ def test_replayed_solutions_score_as_provisioner_run_scores_them(home: Home, tmp
         score = sample.scores["check_expected_score"]
         assert score.value == 1.0, (run.run_id, score)
         assert score.metadata is not None
-        if run.task_name in ("table", "hard"):  # neither right nor wrong
+        if run.task_name in ("table", "hard", "main"):
             scored[run.task_name] = _score_of_run(home, tmp_path, run)
         expected = scored.get(run.task_name, run.expected_score)
         assert score.metadata["replay"] == pytest.approx(expected, abs=1e-9), run.run_id

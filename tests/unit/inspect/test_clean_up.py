@@ -10,6 +10,7 @@ from provisioner.machines import reservations
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import RECORD
+from provisioner.store.home import UNFINISHED
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, up
 
@@ -38,6 +39,15 @@ def test_what_evals_have_left_is_destroyed_and_nothing_else(session: Session, cl
     assert ended.exit_code == 0
     assert "env destroyed\nNo other machines" in ended.output
     assert cloud.existing() == ["other/primary"]
+
+
+def test_a_snapshot_that_an_eval_was_killed_in_is_removed(session: Session) -> None:
+    left = session.home.snapshots / f"{UNFINISHED}forked" / "primary"
+    left.mkdir(parents=True)
+    ended = cleanup()
+    assert ended.exit_code == 0
+    assert f"unfinished snapshot {left.parent.name} removed" in ended.output
+    assert list(session.home.snapshots.iterdir()) == []
 
 
 def test_a_failure_is_told_and_is_the_exit_code(session: Session, cloud: FakeCloud) -> None:
