@@ -1,4 +1,4 @@
-"""Does what a destruction should do besides destroying, such as keeping logs, so that it can never prevent it.
+"""Runs optional parts of a destruction, such as keeping logs. Their failure never prevents the destruction.
 
 An error there, whatever it is, becomes one bounded line for the operator. Only KeyboardInterrupt passes: during a
 clean-up it means that the operator insists on leaving at once.

@@ -1,4 +1,4 @@
-"""Decides which environment variables each kind of child process gets: a whitelist. Pure; standard library only.
+"""Decides which environment variables each kind of child process gets: listed ones only. Pure; standard library only.
 
 The controller's environment holds cloud credentials, a database's URL and perhaps secrets of tasks. Most child
 processes parse what a hostile machine sends, or run for it. No program is started without one of these functions.

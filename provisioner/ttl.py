@@ -42,7 +42,7 @@ def parse_duration(text: str) -> timedelta:
     return duration
 
 
-def words(duration: timedelta) -> str:
+def format_duration(duration: timedelta) -> str:
     """Formats a duration in the same form, rounded to seconds."""
     seconds = max(0, round(duration.total_seconds()))
     parts = []
@@ -60,7 +60,10 @@ def checked_ttl(ttl: timedelta) -> timedelta:
         UsageError: it is too short or too long.
     """
     if not MIN_TTL <= ttl <= MAX_TTL:
-        raise UsageError(f"The time to live must be between {words(MIN_TTL)} and {words(MAX_TTL)}, not {words(ttl)}.")
+        raise UsageError(
+            f"The time to live must be between {format_duration(MIN_TTL)} and {format_duration(MAX_TTL)}, "
+            f"not {format_duration(ttl)}."
+        )
     return ttl
 
 
@@ -77,8 +80,10 @@ def extended(created_at: datetime, expires_at: datetime, by: timedelta, now: dat
         UsageError: the time to live has ended, or would become too long.
     """
     if expires_at <= now:
-        raise UsageError(f"Its time to live ended {words(now - expires_at)} ago, and its machines with it.")
+        raise UsageError(f"Its time to live ended {format_duration(now - expires_at)} ago, and its machines with it.")
     later = expires_at + by
     if later - created_at > MAX_TTL:
-        raise UsageError(f"With {words(by)} more its time to live would exceed the maximum of {words(MAX_TTL)}.")
+        raise UsageError(
+            f"With {format_duration(by)} more its time to live would exceed the maximum of {format_duration(MAX_TTL)}."
+        )
     return later

@@ -76,7 +76,7 @@ class Offer:
 
 
 def _require_consistent(job: Job) -> None:
-    """Checks the names by which environments, tags and results are called."""
+    """Checks that a job's batch id, key and agent agree: environments, tags and results are named after them."""
     run = job.run
     names = [*(agent.name for agent in job.suite.agents), *(entry.name for entry in job.suite.submissions)]
     key = f"{Path(run.family).name}/{run.task}/{run.agent}/{run.repetition}"

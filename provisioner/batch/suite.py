@@ -32,7 +32,7 @@ from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record, without_former_key
 from provisioner.printable import printable
-from provisioner.ttl import DEFAULT_TTL, checked_ttl, parse_duration, words
+from provisioner.ttl import DEFAULT_TTL, checked_ttl, format_duration, parse_duration
 from provisioner.validation import lines_of, listed, shown
 
 MAX_RUNS = 10_000
@@ -125,7 +125,7 @@ class Submission(Part):
 class Limits(Part):
     """How long things may take, as 30m, 4h, 1h30m or 2d."""
 
-    ttl: Duration = words(DEFAULT_TTL)
+    ttl: Duration = format_duration(DEFAULT_TTL)
     """An environment's time to live: 1m to 7d."""
     agent: Duration | None = None
     """How long an agent may work. Then it is stopped, and its work so far is scored. Default: an hour, or half of the

@@ -47,8 +47,8 @@ def unpack(stream: BinaryIO, top: int) -> None:
         top: the descriptor of the directory to unpack it in.
 
     Raises:
-        OSError: the archive is damaged or incomplete, or holds what is no file, directory, link or FIFO with a name
-            inside the directory, or something cannot be written; with its name in the archive.
+        OSError: the archive is damaged or incomplete; or a member, which the error names, cannot be written, leads out
+            of the directory, or is not a file, directory, link or FIFO.
     """
     unpacker = _Unpacker(top)
     try:
@@ -73,7 +73,7 @@ class _Unpacker:
     def __init__(self, top: int) -> None:
         self._top = top
         self._mode_mask = 0o7777 if os.geteuid() == 0 else MODE_FOR_OTHERS
-        # New directories into which more may come. Their modes may forbid it, and it would change their times.
+        # New directories. They get modes and times last: a mode may forbid writing, and writing changes the times.
         self._unfinished: list[tuple[str, tarfile.TarInfo]] = []
 
     def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:

@@ -24,7 +24,7 @@ from provisioner.copying.copy_program import TOP
 from provisioner.copying.transfer import send_archive
 from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.driver.output_tee import OutputTee
-from provisioner.environment.verdicts import blamed, runs
+from provisioner.environment.verdicts import attributing_loss, primary_runs
 from provisioner.errors import (
     CommandTimeoutError,
     InfrastructureError,
@@ -130,7 +130,7 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
         raise UsageError(f"The agent's directory {agent.directory} does not exist.")
     log = session.environments.logs(environment.id) / "agent.log"
     with (
-        blamed(session, environment),
+        attributing_loss(session, environment),
         session.cast(environment, "agent", agent.command) as cast,
         OutputTee(session.redactor, session.output, log, heading=f"$ {agent.command}", cast=cast) as tee,
     ):
@@ -311,7 +311,7 @@ class _Following:
 
     def _require_reachable(self, error: InfrastructureError) -> None:
         """Raises the error unless the machine may run and may still be reached in time."""
-        running = runs(self._session, self._environment)
+        running = primary_runs(self._session, self._environment)
         if running is None:  # an outage of the controller's own, in which the machine may well be reachable
             self._reached_at = time.monotonic()
         deadline = self._reached_at + UNREACHABLE_WITHOUT_LIMIT_SECONDS

@@ -176,7 +176,7 @@ def proven(session: Session, environment: Environment, phases: Phases) -> Iterat
             stack.enter_context(connection)
         with phases.phase("isolation"):
             results = prove_isolation(session, environment, connections)
-        # Only from here on: of a record with probes, start() may have begun.
+        # Saved only after the proof: a record that has probes means that start() may have begun.
         yield session.environments.update(environment, probes=results), connections["primary"]
 
 
@@ -216,15 +216,15 @@ def _teardown(session: Session, environment: Environment) -> None:
 
 
 def score(
-    session: Session, environment: Environment, submission: str | None = None, *, keep: bool = False
+    session: Session, environment: Environment, submission: str | None = None, *, readmit_agent: bool = False
 ) -> tuple[Environment, ScoreResult]:
-    """Scores an environment at its end (Task Standard, scoring). What the agent has started is ended before.
+    """Scores an environment at its end (Task Standard, scoring). The agent's processes are ended first.
 
     If the connection breaks and the machine still runs, it is scored again.
 
     Args:
         submission: the text to score instead of the submission file.
-        keep: whether the user agent may work on afterwards.
+        readmit_agent: whether the user agent may log in again afterwards.
 
     Returns:
         the record with its score log, and the result.
@@ -233,16 +233,16 @@ def score(
         AgentError: an agent had begun, and left the machine so that it cannot be scored.
         MachineLostError: the machine was lost, and no agent is to blame.
     """
-    with environment_lock(session, environment) as environment, verdicts.blamed(session, environment):
+    with environment_lock(session, environment) as environment, verdicts.attributing_loss(session, environment):
         for pause in SCORING_PAUSES_SECONDS:
             try:
-                return _recorded(session, *_score_once(session, environment, submission, keep=keep))
+                return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))
             except MachineLostError as error:
-                if verdicts.runs(session, environment) is False:
+                if verdicts.primary_runs(session, environment) is False:
                     raise
                 session.progress.note(f"{error.message} Scoring again.")
             wait(pause, session.check)
-        return _recorded(session, *_score_once(session, environment, submission, keep=keep))
+        return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))
 
 
 def _recorded(session: Session, environment: Environment, result: ScoreResult) -> tuple[Environment, ScoreResult]:
@@ -256,7 +256,7 @@ def _recorded(session: Session, environment: Environment, result: ScoreResult) -
 
 
 def _score_once(
-    session: Session, environment: Environment, submission: str | None, *, keep: bool
+    session: Session, environment: Environment, submission: str | None, *, readmit_agent: bool
 ) -> tuple[Environment, ScoreResult]:
     with connect(session, environment, "primary") as connection:
         try:
@@ -264,7 +264,7 @@ def _score_once(
             driver = operations.driver(session, environment, connection)
             return operations.end_score(session, environment, driver, submission)
         finally:
-            if keep:
+            if readmit_agent:
                 with session.shield(), best_effort(session.progress, "Letting the agent in again"):
                     agent.readmit(connection)
 

@@ -91,7 +91,7 @@ def run(
                 if ended.problem:
                     session.progress.note(ended.problem)
         with phases.phase("score"):
-            environment, outcome = score(session, environment, submission, keep=keep)
+            environment, outcome = score(session, environment, submission, readmit_agent=keep)
     except BaseException as error:
         _tell_of_failure(session, environment, error, keep=keep)
         raise

@@ -18,7 +18,7 @@ from provisioner.session import Phases, Session
 from provisioner.store.environments import new_id
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import Snapshot, SnapshotStore
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 # A copy's timer continues with the time that the frozen machine had left, until the copy gets its own time to live.
 LEAST_LEFT = timedelta(minutes=5)
@@ -69,7 +69,7 @@ def _require_freezable(session: Session, environment: Environment) -> None:
     left = environment.expires_at - now()
     if left < LEAST_LEFT:
         raise UsageError(
-            f"{environment.id} ends too soon to be frozen: at least {words(LEAST_LEFT)} must be left.",
+            f"{environment.id} ends too soon to be frozen: at least {format_duration(LEAST_LEFT)} must be left.",
             hint=f"provisioner extend {environment.id} 30m",
         )
     for role in environment.machines:

@@ -25,7 +25,7 @@ from provisioner.models import Environment, Record
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
-from provisioner.ttl import MAX_TTL, TEARDOWN, words
+from provisioner.ttl import MAX_TTL, TEARDOWN, format_duration
 
 # Between marking and removing: longer than an environment is without its lease or its record while it changes.
 PASS_SECONDS = 5.0
@@ -84,13 +84,13 @@ def orphan_reason(
         return None
     expires_at = found.expires_at or (found.created_at + MAX_TTL if found.created_at else None)
     if expires_at and expires_at + GRACE <= at:
-        return f"its time to live ended {words(at - expires_at)} ago, and no controller manages it"
+        return f"its time to live ended {format_duration(at - expires_at)} ago, and no controller manages it"
     return None
 
 
 def _judge_record(record: Environment, at: datetime) -> str | None:
     if record.expires_at <= at:
-        return f"its time to live ended {words(at - record.expires_at)} ago"
+        return f"its time to live ended {format_duration(at - record.expires_at)} ago"
     if record.status == "unverified":
         return "the cloud never confirmed its end"
     if record.status != "ready" or record.attended:

@@ -22,11 +22,11 @@ class Loss:
     """Names what caused the loss of a machine.
 
     Args:
-        by: `cloud` (or the host, or a person that ended the machine there), `agent`, `ttl`, or `unknown`.
+        cause: `cloud` (or the host, or a person that ended the machine there), `agent`, `ttl`, or `unknown`.
         words: what the cloud says; for people.
     """
 
-    by: Literal["cloud", "agent", "ttl", "unknown"]
+    cause: Literal["cloud", "agent", "ttl", "unknown"]
     words: str = ""
 
 
@@ -51,7 +51,7 @@ def attribute_loss(machines: Mapping[Role, TerminationReason | None], *, agent_b
     return Loss("unknown", words)
 
 
-def ask(session: Session, environment: Environment, *, agent_began: bool) -> Loss:
+def find_cause(session: Session, environment: Environment, *, agent_began: bool) -> Loss:
     """Asks the cloud about an environment's machines, and judges their loss."""
     expired = environment.expires_at <= now()
     try:
@@ -63,7 +63,7 @@ def ask(session: Session, environment: Environment, *, agent_began: bool) -> Los
     return attribute_loss(machines, agent_began=agent_began, expired=expired)
 
 
-def runs(session: Session, environment: Environment) -> bool | None:
+def primary_runs(session: Session, environment: Environment) -> bool | None:
     """Returns whether the primary machine runs; None if the cloud cannot be asked, which proves nothing."""
     try:
         return session.cloud.alive(environment, "primary")
@@ -81,8 +81,8 @@ def _state(session: Session, environment: Environment, role: Role) -> Terminatio
 
 
 @contextlib.contextmanager
-def blamed(session: Session, environment: Environment) -> Iterator[None]:
-    """Puts the blame for a machine that the body loses after an agent has begun.
+def attributing_loss(session: Session, environment: Environment) -> Iterator[None]:
+    """Finds the cause when the body loses a machine after an agent has begun, and raises the error that names it.
 
     Raises:
         AgentError: it is the agent's doing.
@@ -92,23 +92,23 @@ def blamed(session: Session, environment: Environment) -> Iterator[None]:
         yield
     except MachineLostError as error:
         current = session.environments.reread(environment)  # it may have been extended, and an agent have begun
-        loss = ask(session, current, agent_began=current.agent_at is not None)
-        if loss.by == "agent" and loss.words:
+        loss = find_cause(session, current, agent_began=current.agent_at is not None)
+        if loss.cause == "agent" and loss.words:
             raise AgentError(
                 f"After the agent had begun, a machine was switched off from within: {loss.words}. "
                 "Nothing more can be scored.",
                 details=error.details,
             ) from error
-        if loss.by == "agent":
+        if loss.cause == "agent":
             raise AgentError(
-                f"After the agent had begun, the machine can no longer be used, and the cloud says that it runs: "
-                f"{error.message} Nothing more can be scored.",
+                f"The machine cannot be used any more, although the cloud says that it runs. As an agent had begun, "
+                f"this counts as the agent's failure: {error.message} Nothing more can be scored.",
                 details=error.details,
             ) from error
-        says = {"cloud": f"The cloud confirms the loss: {loss.words}.", "ttl": loss.words}.get(loss.by, loss.words)
+        says = {"cloud": f"The cloud confirms the loss: {loss.words}.", "ttl": loss.words}.get(loss.cause, loss.words)
         raise MachineLostError(
             f"{error.message} {says}".strip(),
             hint=error.hint,
             details=error.details,
-            cloud_words=loss.words if loss.by == "cloud" else "",
+            cloud_words=loss.words if loss.cause == "cloud" else "",
         ) from error

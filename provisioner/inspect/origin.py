@@ -1,4 +1,4 @@
-"""Which sample of which eval it is, and how long its machines may live."""
+"""Identifies the sample for which machines are created, and decides how long they may live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from provisioner.inspect.configuration import Configuration
-from provisioner.ttl import DEFAULT_TTL, MAX_TTL, checked_ttl, parse_duration, words
+from provisioner.ttl import DEFAULT_TTL, MAX_TTL, checked_ttl, format_duration, parse_duration
 
 # Beyond the sample's own time: images, boot and start before it, scoring after it.
 AROUND_TIME_LIMIT = timedelta(hours=1)
@@ -19,7 +19,7 @@ BATCH_PREFIX = "inspect-"
 
 @dataclass(frozen=True)
 class Origin:
-    """Which sample of which eval it is.
+    """Identifies a sample: its eval, its Inspect task, and its limits.
 
     Args:
         task: Inspect's task.
@@ -61,11 +61,11 @@ def time_to_live(configuration: Configuration, origin: Origin, note: Callable[[s
             needed = max(needed, DEFAULT_TTL)
         ttl = min(needed, MAX_TTL)
     if ttl < needed:
-        advice = f"Set `ttl` to at least {words(needed)} (at most {words(MAX_TTL)})."
+        advice = f"Set `ttl` to at least {format_duration(needed)} (at most {format_duration(MAX_TTL)})."
         if needed > MAX_TTL:
-            advice = f"Give the sample a shorter limit: `ttl` can be at most {words(MAX_TTL)}."
+            advice = f"Give the sample a shorter limit: `ttl` can be at most {format_duration(MAX_TTL)}."
         note(
-            f"The machines' time to live of {words(ttl)} may end before the sample does, whose limit is "
-            f"{words(limit or work)}. {advice}"
+            f"The machines' time to live of {format_duration(ttl)} may end before the sample does, whose limit is "
+            f"{format_duration(limit or work)}. {advice}"
         )
     return ttl

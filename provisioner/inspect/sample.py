@@ -321,8 +321,8 @@ class SampleMachines:
         with contextlib.suppress(ProvisionerError):
             # Machines without a family have no score of ours, which alone tells an agent's doing from an error.
             agent_began = bool(self.configuration.family)
-            loss = verdicts.ask(self.session, self.environment, agent_began=agent_began)
-            is_agents_doing = loss.by == "agent"
+            loss = verdicts.find_cause(self.session, self.environment, agent_began=agent_began)
+            is_agents_doing = loss.cause == "agent"
             if loss.words.endswith("."):
                 said = loss.words
             else:

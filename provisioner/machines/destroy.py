@@ -42,12 +42,12 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     Terraform forgets a machine, and then destroys nothing and exits with 0.
 
     Args:
-        environments: environments of one stack, for which Terraform runs once. One that leaves others behind in its
-            stack goes without Terraform: it stops costing at once, and no provider has to start.
+        environments: environments of one stack, for which Terraform runs once. A single one from a
+            shared local stack is removed without Terraform: it stops costing at once, and no provider has to start.
 
     Raises:
         StillThereError: something is still there, or the cloud could not be asked; record and reservation stay.
-        InfrastructureError: all is gone, but a reservation could not be settled; its record and it stay.
+        InfrastructureError: all is gone, but a reservation could not be settled; it stays, with its record.
     """
     session = session.steady()
     ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}

@@ -1,8 +1,8 @@
 """Seals a directory of files: names, sizes and hashes, chained, so that one hash stands for all of it; and checks that.
 
-The first link is a hash of the facts, each further one of a file's entry, in which the hash of the entry before stands.
-The last one, the head, is what a published result carries. A manifest is untrusted when it is checked: it names
-files in its own directory only, and no more is read of them than it says.
+The first link of the chain is the hash of the facts. Each further link is the hash of a file's entry, which contains
+the link before it. A published result carries the last link, the head. A manifest is untrusted when it is checked: it
+names files in its own directory only, and no more is read of them than it says.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from provisioner import strict_json
 from provisioner.models import Record
 
 MANIFEST = "manifest.json"
-LIMIT_BYTES = 4 << 20
-FILES = 5000
+MAX_MANIFEST_BYTES = 4 << 20
+MAX_FILES = 5000
 # No recorded file gets as long.
-FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 # Of all files together: a sparse file can claim more bytes than any program can read.
-TOTAL_BYTES = 64 << 30
+MAX_TOTAL_BYTES = 64 << 30
 CHUNK_BYTES = 1 << 20
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -46,7 +46,7 @@ class Entry(Record):
     """
 
     name: FileName
-    bytes: int = Field(ge=0, le=FILE_BYTES)
+    bytes: int = Field(ge=0, le=MAX_FILE_BYTES)
     sha256: Hash
     previous: Hash
 
@@ -61,7 +61,7 @@ class Manifest(Record):
 
     version: Literal[1] = 1
     facts: dict[str, Any]
-    entries: tuple[Entry, ...] = Field(max_length=FILES)
+    entries: tuple[Entry, ...] = Field(max_length=MAX_FILES)
     head: Hash
 
 
@@ -93,14 +93,14 @@ def seal(
                 or not stat.S_ISREG(os.lstat(name, dir_fd=opened).st_mode)
             ):
                 continue
-            size, digest = _digest(opened, name, FILE_BYTES)
+            size, digest = _digest(opened, name, MAX_FILE_BYTES)
             entry = Entry(name=name, bytes=size, sha256=digest, previous=previous)
             entries.append(entry)
             previous = _hash(entry.model_dump())
         manifest = Manifest(facts=facts, entries=tuple(entries), head=previous)
         text = manifest.model_dump_json(indent=1)
-        if len(text) > LIMIT_BYTES or sum(entry.bytes for entry in entries) > TOTAL_BYTES:
-            raise ValueError(f"its manifest would have more than {LIMIT_BYTES} bytes, or its files {TOTAL_BYTES}")
+        if len(text) > MAX_MANIFEST_BYTES or sum(entry.bytes for entry in entries) > MAX_TOTAL_BYTES:
+            raise ValueError(f"its manifest would have more than {MAX_MANIFEST_BYTES} bytes, or its files {MAX_TOTAL_BYTES}")
         write(directory / MANIFEST, text)
         return manifest.head
     finally:
@@ -122,14 +122,14 @@ def load(directory: Path) -> Manifest:
     """Reads the manifest of a directory.
 
     Raises:
-        OSError: there is none, or it is no regular file.
-        ValueError: it is none, or too large.
+        OSError: the directory has no manifest, or it is not a regular file.
+        ValueError: the manifest is not valid, or too large.
     """
-    data = read(directory, MANIFEST, LIMIT_BYTES)
-    value = strict_json.parse(data, limit_bytes=LIMIT_BYTES, maximum_values=20 * FILES, constants=True)
+    data = read(directory, MANIFEST, MAX_MANIFEST_BYTES)
+    value = strict_json.parse(data, limit_bytes=MAX_MANIFEST_BYTES, maximum_values=20 * MAX_FILES, constants=True)
     manifest = Manifest.model_validate(value)
-    if sum(entry.bytes for entry in manifest.entries) > TOTAL_BYTES:
-        raise ValueError(f"its files have more bytes than {TOTAL_BYTES}")
+    if sum(entry.bytes for entry in manifest.entries) > MAX_TOTAL_BYTES:
+        raise ValueError(f"its files have more bytes than {MAX_TOTAL_BYTES}")
     return manifest
 
 
@@ -182,7 +182,7 @@ def added(directory: Path, manifest: Manifest) -> list[str]:
     known = {MANIFEST, *(entry.name for entry in manifest.entries)}
     with os.scandir(directory) as entries:
         names = (entry.name for entry in entries if entry.name not in known)
-        return sorted(name for name, _ in zip(names, range(FILES), strict=False))
+        return sorted(name for name, _ in zip(names, range(MAX_FILES), strict=False))
 
 
 def _wrong(directory: int, entry: Entry) -> str:

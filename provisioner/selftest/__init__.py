@@ -1,1 +1,1 @@
-"""The self-test of a cloud account: what provisioner does there, step by step, up to the first surprise."""
+"""The self-test of a cloud account: what provisioner does there, step by step, up to the first failure."""

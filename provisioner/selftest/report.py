@@ -25,9 +25,9 @@ def report(outcome: Outcome, facts: Mapping[str, str]) -> str:
     """
     lines = [f"{name}: {value}" for name, value in facts.items()]
     lines += ["", *(_line(each.name, each.found, each.seconds, each.passed) for each in outcome.results)]
-    if surprise := outcome.surprise:
-        lines += ["", f"{type(surprise).__name__}, exit code {surprise.exit_code}: {surprise.message}"]
-        lines += [text for text in (surprise.hint, surprise.details) if text]
+    if failure := outcome.failure:
+        lines += ["", f"{type(failure).__name__}, exit code {failure.exit_code}: {failure.message}"]
+        lines += [text for text in (failure.hint, failure.details) if text]
     return without_names(printable_lines("\n".join(lines))) + "\n"
 
 

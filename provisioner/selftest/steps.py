@@ -21,7 +21,7 @@ class Step:
         does: what it does, for an operator who decides whether it may.
         worst_micro_usd: its worst-case cost, in millionths of a US dollar: what is reserved for it, if all its
             machines run at full load until their time limits.
-        work: does it, and returns what was found. Raises a ProvisionerError for a surprise.
+        work: does it, and returns what was found. Raises a ProvisionerError for a failure.
         usual_micro_usd: what it costs if nothing is slow, in millionths of a US dollar.
     """
 
@@ -92,11 +92,11 @@ class Outcome:
 
     Args:
         results: of the steps that were begun, in their order.
-        surprise: what stopped it; None if every step passed.
+        failure: what stopped it; None if every step passed.
     """
 
     results: tuple[StepResult, ...]
-    surprise: ProvisionerError | None
+    failure: ProvisionerError | None
 
 
 def run_steps(steps: Sequence[Step], progress: Progress, purse: Purse | None = None) -> Outcome:
@@ -110,15 +110,15 @@ def run_steps(steps: Sequence[Step], progress: Progress, purse: Purse | None = N
     for number, step in enumerate(steps, 1):
         progress.note(f"{number} of {len(steps)}, {step.name}: {step.does} (costs {step.costs})")
         begin = time.monotonic()
-        surprise: ProvisionerError | None = None
+        failure: ProvisionerError | None = None
         try:
             purse.require_room(step)
             found = step.work()
         except ProvisionerError as error:
-            surprise, found = error, error.message
+            failure, found = error, error.message
         seconds = round(time.monotonic() - begin, 1)
-        results.append(StepResult(name=step.name, found=found, seconds=seconds, passed=surprise is None))
-        progress.note(f"{'passed' if surprise is None else 'stopped'} after {seconds:.0f} s: {found}")
-        if surprise is not None:
-            return Outcome(tuple(results), surprise)
+        results.append(StepResult(name=step.name, found=found, seconds=seconds, passed=failure is None))
+        progress.note(f"{'passed' if failure is None else 'stopped'} after {seconds:.0f} s: {found}")
+        if failure is not None:
+            return Outcome(tuple(results), failure)
     return Outcome(tuple(results), None)

@@ -41,7 +41,7 @@ CPU_SECONDS = 900
 
 
 class KeptChannel:
-    """Is a channel to the exec server: fits exchange.Channel.
+    """Carries one call to the exec server. Implements exchange.Channel.
 
     Args:
         stream: a connection to OpenSSH's socket.
@@ -156,8 +156,8 @@ class KeptConnection(Calls):
 def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, check: Callable[[], None]) -> None:
     """Has OpenSSH open a connection, and keep it until it has been unused for a minute, or the machine is gone.
 
-    The process has nothing of this one's: no terminal, no output, no session and no environment that could hold
-    secrets. It works in the directory of its sockets, since OpenSSH takes no long paths.
+    OpenSSH's process inherits no terminal, output or session from this process, and no environment variables that
+    could hold secrets. It works in the directory of its sockets, since OpenSSH takes no long paths.
 
     Args:
         login: the user, the machine and the keys.
@@ -186,7 +186,7 @@ def keep_connection(login: Login, known_hosts: Path, path: Path, server: str, ch
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode != 0:
-        raise ConnectionError("OpenSSH keeps no connection to the machine")
+        raise ConnectionError("OpenSSH could not open a connection to the machine")
 
 
 def end_connection(path: Path) -> None:

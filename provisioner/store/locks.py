@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-# Between two looks at a lock that is not waited for without a bound.
+# The pause between two attempts to take a lock, where the wait has a limit.
 LOOK_SECONDS = 0.1
 
 

@@ -207,8 +207,8 @@ def test_a_machine_without_disk_through_another_is_the_hosts(
     monkeypatch.setattr(disk, "_free", lambda _: 0)
     said = TerminationReason(paused(victim))
     assert said.message == "the host's disk is full: QEMU paused the machine"
-    assert attribute_loss({"primary": said}, agent_began=True, expired=False).by == "cloud"
-    assert paused(flooder) == ""  # it is about to be ended, and to be blamed
+    assert attribute_loss({"primary": said}, agent_began=True, expired=False).cause == "cloud"
+    assert paused(flooder) == ""  # it is about to be ended, and to be attributing_loss
 
 
 def test_no_machine_excuses_another_of_its_own_environment(

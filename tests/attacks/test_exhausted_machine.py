@@ -156,7 +156,7 @@ def test_nothing_logs_in_as_agent_while_it_is_scored(
     log_in = f"runuser -u agent -- {LOG_IN} cat /proc/self/cgroup"
     lifecycle.score(session, environment)
     assert text(root, log_in) == ""
-    lifecycle.score(session, environment, keep=True)
+    lifecycle.score(session, environment, readmit_agent=True)
     assert text(root, log_in) == "0::/agent/logins"
 
 
@@ -181,7 +181,7 @@ def runs_the_agents(root: Connection) -> Iterator[None]:
 def test_processes_of_a_scoring_do_not_outlive_the_next(
     session: Session, environment: Environment, root: Connection
 ) -> None:
-    assert lifecycle.score(session, environment, "0", keep=True)[1].score == 1.0
+    assert lifecycle.score(session, environment, "0", readmit_agent=True)[1].score == 1.0
     agents, familys = text(root, SLEEPERS).splitlines()
     assert agents == "0::/agent/logins"
     assert familys.startswith("0::/provisioner/call-")  # only what is the agent's

@@ -106,7 +106,7 @@ def test_links_to_one_directory_are_read_once(tmp_path: Path) -> None:
 
 
 def test_empty_sealed_files_of_terabytes_are_refused(tmp_path: Path) -> None:
-    entry = {"bytes": manifest.FILE_BYTES, "sha256": "0" * 64, "previous": "0" * 64}
+    entry = {"bytes": manifest.MAX_FILE_BYTES, "sha256": "0" * 64, "previous": "0" * 64}
     entries = [entry | {"name": f"{number}.log"} for number in range(1000)]
     (tmp_path / MANIFEST).write_text(json.dumps({"version": 1, "facts": {}, "entries": entries, "head": "0" * 64}))
     with pytest.raises(ValueError, match="more bytes"):

@@ -21,7 +21,7 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.vm import shutdown
 from provisioner.config import Settings
 from provisioner.environment import agent, lifecycle, operations
-from provisioner.environment.verdicts import attribute_loss, runs
+from provisioner.environment.verdicts import attribute_loss, primary_runs
 from provisioner.errors import InfrastructureError
 from provisioner.machines import reservations
 from provisioner.models import Environment
@@ -85,9 +85,9 @@ def test_an_agent_that_locks_the_controller_out_has_failed(
 ) -> None:
     def asked(session: Session, environment: Environment) -> bool | None:
         clock.seconds += 3600
-        return runs(session, environment)
+        return primary_runs(session, environment)
 
-    monkeypatch.setattr(agent, "runs", asked)
+    monkeypatch.setattr(agent, "primary_runs", asked)
     failure = attacked(attempt, lambda: lock_out(sshd)).agent().failure
     assert failure is not None
     assert (failure.outcome, failure.retry) == ("agent_failed", False)
@@ -197,10 +197,10 @@ def test_agents_processes_that_do_not_end_are_the_agents_failure(
 
 
 @pytest.mark.parametrize(
-    ("killed", "by"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "cloud", id="crash")]
+    ("killed", "cause"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "cloud", id="crash")]
 )
 def test_a_machine_killed_for_memory_gets_no_fresh_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, by: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, cause: str
 ) -> None:
     """It dirties all its memory, on a host that has too little: that kernel ends the process with most, its QEMU."""
     home, env = Home(tmp_path / "home"), environment()
@@ -212,7 +212,7 @@ def test_a_machine_killed_for_memory_gets_no_fresh_attempt(
     shutdown.prepare(directory)
     vmstat.write_text(f"oom_kill {7 + killed}\n")  # and QEMU has said nothing
     reason = LocalCloud(home, Settings()).termination_reason(env, "primary")
-    assert attribute_loss({"primary": reason}, agent_began=True, expired=False).by == by
+    assert attribute_loss({"primary": reason}, agent_began=True, expired=False).cause == cause
 
 
 @pytest.mark.parametrize("answer", ["x", None, [1], {"found": True}], ids=["text", "null", "list", "no_text"])

@@ -330,7 +330,7 @@ def test_hostile_words_of_forged_results_control_no_terminal(provisioner: Comman
 
 
 def test_a_seal_names_no_more_than_a_manifest_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", 1000)
     for number in range(20):
         (tmp_path / f"{number}.log").touch()
     with pytest.raises(ValueError, match="would have more"):

@@ -152,7 +152,7 @@ def test_a_region_without_an_ami_of_debian_13_is_named(account: Account) -> None
 def test_a_builder_that_never_stops_is_an_error(
     api: FaultyApi, account: Account, builder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "SEEN_SECONDS", 1.0)
+    monkeypatch.setattr(images, "VISIBLE_WITHIN_SECONDS", 1.0)
     monkeypatch.setattr(images, "POLL_SECONDS", 0.05)
     opened = Api(None, REGION)
     fault = api.inject(Fault("CreateImage", "IncorrectInstanceState"))

@@ -101,7 +101,7 @@ def test_all_steps_pass_on_a_strict_account(check: Check, ec2_home: Home, monkey
     assert EnvironmentStore(ec2_home).all() == []
 
 
-def test_a_controller_that_is_not_ready_is_the_first_surprise(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_not_ready_is_the_first_failure(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVISIONER_TERRAFORM", "/nowhere")
     done = check("--yes", "--json")
     assert done.code == HostError.exit_code

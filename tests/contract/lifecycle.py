@@ -42,7 +42,7 @@ def live_and_end(
             _assert_root_was_probed_through_each_card(session, environment)
         done = run_agent(session, environment, AGENT)
         assert (done.exit_code, done.stdout) == (0, b"agent\n/home/agent/scaffolding\n")
-        assert lifecycle.score(session, environment, keep=True)[1].score == 0.75
+        assert lifecycle.score(session, environment, readmit_agent=True)[1].score == 0.75
         with connect(session, environment, "primary") as connection:
             assert connection.run(["sh", "-c", "echo out; echo err >&2; exit 3"], user="agent").exit_code == 3
         longer = extend.extend(session, environment, timedelta(hours=1))
@@ -50,7 +50,7 @@ def live_and_end(
         if session.cloud.name == "aws":  # tests/local/test_templates.py reboots local machines
             for role in environment.machines:
                 _assert_a_rebooted_machine_is_the_same(session, longer, role)
-            assert lifecycle.score(session, longer, "0.25", keep=True)[1].score == 0.25
+            assert lifecycle.score(session, longer, "0.25", readmit_agent=True)[1].score == 0.25
         _end_at_its_limit(session, longer)
     finally:
         lifecycle.destroy(session, environment)

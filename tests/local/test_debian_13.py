@@ -55,7 +55,7 @@ def test_a_family_on_debian_13_comes_up_from_its_own_template(lab_session: Sessi
         assert not any("dist-packages" in path for path in found["path"])
         assert {name.partition("-")[0] for name in found["distributions"]} >= {"pip", "pytest", "metr_task_standard"}
         assert lab.text("python --version", user="agent").startswith("Python 3.13.")
-        _, outcome = lifecycle.score(session, lab.environment, "13", keep=True)
+        _, outcome = lifecycle.score(session, lab.environment, "13", readmit_agent=True)
         assert outcome.score == 1.0
     assert not session.environments.directory(lab.environment.id).exists()
 

@@ -193,21 +193,21 @@ def test_the_familys_own_tests_run_with_all_variables(lab: Lab) -> None:
     ],
 )
 def test_scores_are_told_apart(lab: Lab, submission: str, kind: str, score: float | None) -> None:
-    _, outcome = lifecycle.score(lab.session, lab.environment, submission, keep=True)
+    _, outcome = lifecycle.score(lab.session, lab.environment, submission, readmit_agent=True)
     assert (outcome.kind, outcome.score) == (kind, score)
 
 
 def test_a_given_submission_is_scored_after_a_reboot_too(lab: Lab) -> None:
     lab.text("rm -rf /run/provisioner")  # what of it a reboot ends
-    assert lifecycle.score(lab.session, lab.environment, "0.75", keep=True)[1].score == 0.75
+    assert lifecycle.score(lab.session, lab.environment, "0.75", readmit_agent=True)[1].score == 0.75
 
 
 def test_the_submission_file_is_scored_and_no_link_followed(lab: Lab) -> None:
     lab.text("printf ' 0.25\n' > /home/agent/submission.txt", user="agent")
-    assert lifecycle.score(lab.session, lab.environment, keep=True)[1].score == 0.25
+    assert lifecycle.score(lab.session, lab.environment, readmit_agent=True)[1].score == 0.25
     lab.text("echo 1 > /root/one; ln -sf /root/one /home/agent/submission.txt")
     with pytest.raises(TaskError, match="submission"):
-        lifecycle.score(lab.session, lab.environment, keep=True)
+        lifecycle.score(lab.session, lab.environment, readmit_agent=True)
     lab.text("rm /home/agent/submission.txt")
 
 

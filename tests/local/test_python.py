@@ -57,7 +57,7 @@ def test_the_agent_may_run_it(machine: Lab) -> None:
 
 
 def test_a_family_without_debians_python_is_scored(machine: Lab) -> None:
-    _, outcome = lifecycle.score(machine.session, machine.environment, "0.5", keep=True)
+    _, outcome = lifecycle.score(machine.session, machine.environment, "0.5", readmit_agent=True)
     assert (outcome.kind, outcome.score) == ("scored", 0.5)
 
 
@@ -73,6 +73,6 @@ def test_our_programs_need_no_python_of_the_familys(machine: Lab, tmp_path: Path
 
 def test_a_machine_without_any_python_says_so(machine: Lab) -> None:
     machine.text("rm /usr/local/bin/python3")
-    _, outcome = lifecycle.score(machine.session, machine.environment, "1", keep=True)
+    _, outcome = lifecycle.score(machine.session, machine.environment, "1", readmit_agent=True)
     assert outcome.failed
     assert "no `python3`" in (outcome.message or "")

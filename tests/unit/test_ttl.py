@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.errors import UsageError
-from provisioner.ttl import MAX_TTL, checked_ttl, extended, parse_duration, words
+from provisioner.ttl import MAX_TTL, checked_ttl, extended, format_duration, parse_duration
 from tests.unit.conftest import CommandLine
 
 BEGIN = datetime(2026, 1, 2, 3, tzinfo=UTC)
@@ -34,7 +34,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 @given(st.integers(1, 9999 * 86400))
 def test_words_can_be_read_again(seconds: int) -> None:
-    assert parse_duration(words(timedelta(seconds=seconds))).total_seconds() == seconds
+    assert parse_duration(format_duration(timedelta(seconds=seconds))).total_seconds() == seconds
 
 
 @pytest.mark.parametrize("limit", [timedelta(seconds=59), MAX_TTL + timedelta(seconds=1)])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 INTERVALS = 4
 # Steps of time that people count in, in seconds. Beyond them, whole days.
@@ -69,7 +69,7 @@ def time_axis(seconds: float) -> Axis:
     wanted = min(max(seconds, 1.0), 1e9) / INTERVALS
     step = next((time for time in _TIMES if time >= wanted), math.ceil(wanted / _DAY) * _DAY)
     high = math.ceil(min(max(seconds, 1.0), 1e9) / step - 1e-9) * step
-    return _axis(0, high, step, lambda value, _: words(timedelta(seconds=value)) if value else "0")
+    return _axis(0, high, step, lambda value, _: format_duration(timedelta(seconds=value)) if value else "0")
 
 
 def _round_step(wanted: float) -> float:

@@ -14,7 +14,7 @@ from provisioner.batch.report.texts import first_part
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Suite
 from provisioner.costs.prices import MICRO
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 COMMAND_BYTES = 2000
 # How many different machines, images and versions are named.
@@ -35,7 +35,7 @@ def totals(rows: Sequence[Row], planned: int) -> dict[str, str]:
         "scored": str(outcomes["scored"]),
         "timed out": str(outcomes["timed_out"]),
         "failed": str(sum(outcomes[name] for name in FAILED)),
-        "time": words(end - begin) if begin and end else "-",
+        "time": format_duration(end - begin) if begin and end else "-",
     }
     if unrun := outcomes["over_budget"] + outcomes["cancelled"]:
         figures["not run"] = str(unrun)
@@ -50,7 +50,7 @@ def line(batch: Batch, rows: Sequence[Row]) -> str:
             batch.id,
             f"{batch.created_at:%Y-%m-%d}",
             f"{suite.cloud} machines",
-            f"agents limited to {words(suite.limits.agent_limit)}",
+            f"agents limited to {format_duration(suite.limits.agent_limit)}",
             f"provisioner {_different([batch.version, *(row.version for row in rows)])}",
         ]
     )
@@ -73,7 +73,7 @@ def how_it_ran(
         "page made": f"{made_at:%Y-%m-%d %H:%M} UTC",
         "families": _different(row.family for row in rows),
         "repetitions": str(suite.repetitions),
-        "time limits": f"agent {words(suite.limits.agent_limit)}, environment {suite.limits.ttl}",
+        "time limits": f"agent {format_duration(suite.limits.agent_limit)}, environment {suite.limits.ttl}",
         "at once": str(suite.concurrency),
         "retries": str(suite.retries),
         "budget": f"{suite.budget} USD" if suite.budget is not None and _is_billed(suite, rows) else "",

@@ -15,7 +15,7 @@ from provisioner.batch.report.texts import LEAST_BYTES, first_part, last_part
 from provisioner.batch.results import Row
 from provisioner.batch.score_log import LoggedScore
 from provisioner.costs.prices import MICRO
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 # How many runs the page opens; the charts count all, and results.jsonl has all.
 MAX_RUNS = 1000
@@ -98,7 +98,7 @@ def _view(number: int, row: Row, evidence: Evidence, share: float) -> RunView:
         label=OUTCOMES[row.outcome],
         score=row.score,
         seconds=seconds,
-        time=words(row.ended_at - row.started_at) if row.started_at and row.ended_at else "-",
+        time=format_duration(row.ended_at - row.started_at) if row.started_at and row.ended_at else "-",
         cost=f"{row.cost_micro_usd / MICRO:.4f}",
         micro_usd=row.cost_micro_usd,
         attempts=row.attempts,
@@ -139,7 +139,7 @@ def _scores(log: Sequence[LoggedScore], share: float) -> list[tuple[str, str, Ma
     limit = int(SCORES_BYTES * share) // MAX_SCORES
     return [
         (
-            words(timedelta(seconds=entry.elapsed_seconds)),
+            format_duration(timedelta(seconds=entry.elapsed_seconds)),
             "invalid" if entry.score is None else f"{entry.score:g}",
             first_part(json.dumps(entry.message, ensure_ascii=False) if entry.message else "", limit),
         )

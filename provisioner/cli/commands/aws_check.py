@@ -43,7 +43,7 @@ def check(
 ) -> Result:
     """Tests on this account what provisioner does there, step by step, usually for less than a dollar.
 
-    It lists the steps with what each does and costs, stops at the first surprise, and clears away what it made.
+    It lists the steps with what each does and costs, stops at the first failure, and clears away what it made.
     """
     on_demand, spot = (_session(region, profile, spot=spot) for spot in (False, True))
     # Both spend from one budget, which is that of this run alone.
@@ -95,20 +95,20 @@ def _result(opened: Session, outcome: Outcome) -> Result:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_atomically(path, report(outcome, _facts(opened)))
     data = {
-        "passed": outcome.surprise is None,
+        "passed": outcome.failure is None,
         "steps": [each.model_dump(mode="json") for each in outcome.results],
         "report": str(path),
     }
-    if outcome.surprise is None:
+    if outcome.failure is None:
         return Result(data, f"All {len(outcome.results)} steps passed. {path} has them.")
-    return Result(data, _explained(outcome, path), outcome.surprise.exit_code)
+    return Result(data, _explained(outcome, path), outcome.failure.exit_code)
 
 
 def _explained(outcome: Outcome, path: Path) -> str:
-    surprise, failed = outcome.surprise, outcome.results[-1]
-    assert surprise is not None
-    lines = [f"Stopped at the step {failed.name}: {surprise.message}"]
-    lines += [text for text in (surprise.details, surprise.hint) if text]
+    failure, failed = outcome.failure, outcome.results[-1]
+    assert failure is not None
+    lines = [f"Stopped at the step {failed.name}: {failure.message}"]
+    lines += [text for text in (failure.details, failure.hint) if text]
     return "\n".join(
         [
             *lines,

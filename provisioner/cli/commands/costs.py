@@ -25,7 +25,7 @@ from provisioner.environment.estimate import Forecast, forecast
 from provisioner.errors import UsageError
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.printable import spreadsheet_cell
-from provisioner.ttl import BUILDER_TTL, words
+from provisioner.ttl import BUILDER_TTL, format_duration
 from provisioner.validation import shown
 
 MICRO_USD = "_micro_usd"
@@ -74,7 +74,7 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
     internet = {True: "full", False: "none", None: "not known until the family's image is built"}[
         estimate.full_internet
     ]
-    ttl = words(timedelta(seconds=estimate.limit_seconds))
+    ttl = format_duration(timedelta(seconds=estimate.limit_seconds))
     lines = [
         f"{estimate.family}, task {estimate.task}, on {estimate.cloud}"
         f"{' in ' + estimate.region if estimate.region else ''}",
@@ -107,7 +107,7 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
     ]
     if estimate.image is None:
         builder = dollars(estimate.builder_micro_usd)
-        lines.append(f"Each image to be built: at most {builder} (time to live {words(BUILDER_TTL)}).")
+        lines.append(f"Each image to be built: at most {builder} (time to live {format_duration(BUILDER_TTL)}).")
     if estimate.not_included:
         lines.append(f"Not included: {estimate.not_included}.")
     return "\n".join(lines)

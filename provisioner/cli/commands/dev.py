@@ -88,7 +88,7 @@ def dev(
 def _work(submission: str | None, opened: Session, environment: Environment, *, tests: bool) -> None:
     """Scores or tests an environment as far as that is wanted, and prints what came of it."""
     if submission is not None:
-        environment, outcome = lifecycle.score(opened, environment, submission, keep=True)
+        environment, outcome = lifecycle.score(opened, environment, submission, readmit_agent=True)
         _print(outcome_text(outcome, environment.setup.warnings))
     if tests:
         with lifecycle.open_driver(opened, environment) as driver:

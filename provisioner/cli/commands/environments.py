@@ -208,7 +208,7 @@ def score(
     opened, environment = environment_session(env, env_file)
     if intermediate:
         return _intermediate(opened, environment)
-    environment, outcome = lifecycle.score(opened, environment, answer, keep=True)
+    environment, outcome = lifecycle.score(opened, environment, answer, readmit_agent=True)
     data = {
         "environment": environment.id,
         "status": outcome.kind,

@@ -17,7 +17,7 @@ from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment
 from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 # How many recorded parts are named.
 PARTS_SHOWN = 20
@@ -65,7 +65,7 @@ def _age(environment: Environment) -> str:
 
 def _time_left(environment: Environment) -> str:
     remaining = environment.expires_at - now()
-    return words(remaining) if remaining > timedelta(0) else "expired"
+    return format_duration(remaining) if remaining > timedelta(0) else "expired"
 
 
 def show(env: PastEnvironmentArgument) -> Result:
@@ -91,7 +91,9 @@ def show(env: PastEnvironmentArgument) -> Result:
         system = f"{machine.distribution}, " if machine.distribution else ""
         lines.append(f"  {role}: {shape}, {system}{machine.image}{where}{_origin(endpoint)}")
     limits = environment.time_limits.model_dump().items()
-    named = [f"{name.removesuffix('_seconds')} {words(timedelta(seconds=seconds))}" for name, seconds in limits]
+    named = [
+        f"{name.removesuffix('_seconds')} {format_duration(timedelta(seconds=seconds))}" for name, seconds in limits
+    ]
     lines.append(f"  time limits: {', '.join(named)}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
     tested = f"{len(environment.probes)} probes, {len(wrong)} contradict the permission"

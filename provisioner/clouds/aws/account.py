@@ -10,8 +10,8 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 
+from provisioner.clouds.aws.answer_cache import AnswerCache
 from provisioner.clouds.aws.api import Api, asking, bucket_region
-from provisioner.clouds.aws.recent import Recent
 from provisioner.clouds.aws.tags import CREATED_TAG, HOME_TAG, LEASE_TAG, OWNER_TAG, timestamp
 from provisioner.config import Settings
 from provisioner.errors import HostError
@@ -65,7 +65,7 @@ class Account:
         self.state = settings.state if state is None else state
         self.api = Api(self.profile, region or settings.region)
         self.region = self.api.region
-        self.recent = Recent()
+        self.answers = AnswerCache()
         self._own_networks: frozenset[str] = frozenset()
         self._look_up_at = 0.0
 

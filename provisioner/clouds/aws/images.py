@@ -26,11 +26,11 @@ IMAGE_TAG = "provisioner:image"
 # A first snapshot of a few GiB takes two to ten minutes.
 AVAILABLE_SECONDS = 3600
 # What EC2 has just done may not show in its next answers (EC2 API reference, "Eventual consistency").
-SEEN_SECONDS = 120.0
+VISIBLE_WITHIN_SECONDS = 120.0
 POLL_SECONDS = 2.0
 # CreateImage, of an instance that is being switched off (EC2 API reference, "Error codes").
 STILL_STOPPING = "IncorrectInstanceState"
-# CreateImage, also where nothing has that name any more, or does not show yet.
+# CreateImage's error for a taken name; the AMI may already be gone, or not show yet.
 NAME_TAKEN = "InvalidAMIName.Duplicate"
 # EC2 API reference, "Image": states in which nothing will ever start from it.
 FAILED = ("error", "failed", "invalid")
@@ -119,7 +119,7 @@ def exists(api: Api, ami: Ami) -> bool:
 def find(api: Api, region: str, name: str) -> Ami | None:
     """Finds our AMI that is tagged with an image's name, and waits until it can be used; None if there is none.
 
-    One that AWS could not make is removed: it would keep its name, which only one may have, and its snapshot.
+    An AMI that AWS could not make is removed: it would keep its snapshot, and its name, which must be unique.
     """
     with asking(f"Looking for the image {name}"):
         images = api.client("ec2", region).describe_images(Owners=["self"], Filters=tagged(IMAGE_TAG, name))["Images"]
@@ -139,7 +139,7 @@ def create(api: Api, region: str, instance_id: str, name: str, tags: dict[str, s
     """
     our_tags = tags_of({**tags, IMAGE_TAG: name, "Name": name})
     kinds = [{"ResourceType": kind, "Tags": our_tags} for kind in ("image", "snapshot")]
-    deadline = time.monotonic() + SEEN_SECONDS
+    deadline = time.monotonic() + VISIBLE_WITHIN_SECONDS
     while True:
         with asking("Creating the AMI"):
             try:
@@ -172,7 +172,7 @@ def wait_until_available(api: Api, ami: Ami) -> Ami:
         state = images[0]["State"] if images else "missing"
         if state == "available":
             return ami
-        patience = {"pending": AVAILABLE_SECONDS, "missing": SEEN_SECONDS}.get(state, 0)
+        patience = {"pending": AVAILABLE_SECONDS, "missing": VISIBLE_WITHIN_SECONDS}.get(state, 0)
         if time.monotonic() - begin > patience:
             why = images[0].get("StateReason", {}).get("Message", "") if images else ""
             raise InfrastructureError(f"The AMI {ami.id} is {state}. {why}".strip())
@@ -197,7 +197,7 @@ def remove(api: Api, ami: Ami, name: str) -> None:
             devices = [device.get("Ebs", {}) for device in image.get("BlockDeviceMappings", [])]
             ids += [device["SnapshotId"] for device in devices if device.get("SnapshotId")]
             ec2.deregister_image(ImageId=ami.id)
-        deadline = time.monotonic() + SEEN_SECONDS
+        deadline = time.monotonic() + VISIBLE_WITHIN_SECONDS
         for snapshot in dict.fromkeys(ids):
             while not _is_deleted(ec2, snapshot, deadline):
                 time.sleep(POLL_SECONDS)
@@ -239,7 +239,7 @@ class AwsImages(Images):
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """Returns the name of the distribution's newest AMI, from which a builder makes the base image."""
         account = self.account
-        vendor = account.recent.answer(
+        vendor = account.answers.get(
             ("vendor", account.region, base), lambda: vendor_ami(account.api, account.region, base)
         )
         where = sha256(f"{account.identity.account} {account.region} {vendor.id}".encode()).hexdigest()[:8]
@@ -253,7 +253,7 @@ class AwsImages(Images):
     def has_image(self, image: Path) -> bool:
         """Whether the AMI that a directory describes still exists."""
         ami = read(image)
-        return self.account.recent.answer(("exists", ami), lambda: exists(self.account.api, ami))
+        return self.account.answers.get(("exists", ami), lambda: exists(self.account.api, ami))
 
     def find_image(self, name: str, destination: Path) -> bool:
         """Finds the AMI by its tag."""

@@ -18,9 +18,9 @@ from typing import Any
 from provisioner.clouds.aws.api import Api, asking
 from provisioner.errors import ThrottledError
 
-# EC2 is asked no more often, however many wait.
+# The time between two looks at known instances, however many threads wait.
 LOOK_SECONDS = 3.0
-# Not even for instances that are new to it.
+# The least time between any two looks, also for an instance that no look has covered yet.
 PAUSE_SECONDS = 0.5
 # A thread that has not asked for so long no longer waits.
 FORGET_SECONDS = 60.0

@@ -27,10 +27,11 @@ MAXIMUM_SCRIPT_CHARACTERS = 256 << 10
 TIME_LIMIT_SECONDS = 10
 MEMORY_LIMIT_BYTES = 256 << 20
 
-# A script that changes how the shell reads it, or ends before its end, may be right though it looks wrong.
+# These commands change how the shell parses the rest of a script, or end the script early: then a reported syntax
+# error may never occur.
 _MAY_BE_RIGHT = re.compile(r"\b(alias|exec|exit|kill|shopt|posix)\b")
 # `bash: line 2: syntax error ...`, `sh: 2: Syntax error: ...`, `bash: unexpected EOF ...`. Not what it says of memory.
-_SAID = re.compile(r"\S+: (?:(?:line )?(\d{1,9}): )?(.*(?:syntax error|unexpected EOF).*)", re.IGNORECASE)
+_SYNTAX_ERROR = re.compile(r"\S+: (?:(?:line )?(\d{1,9}): )?(.*(?:syntax error|unexpected EOF).*)", re.IGNORECASE)
 _NOBODY = 65534
 
 
@@ -153,5 +154,5 @@ def syntax_problem(script: Script) -> tuple[int | None, str] | None:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _SAID.match(done.stderr[:4096].decode(errors="replace")) if done.returncode in (1, 2) else None
+    match = _SYNTAX_ERROR.match(done.stderr[:4096].decode(errors="replace")) if done.returncode in (1, 2) else None
     return (int(match[1]) if match[1] else None, match[2]) if match else None

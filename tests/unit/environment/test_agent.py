@@ -13,7 +13,7 @@ import pytest
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
-from provisioner.environment.verdicts import runs
+from provisioner.environment.verdicts import primary_runs
 from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -196,10 +196,10 @@ def test_a_machine_that_lives_unreachable_is_the_agents_doing(
 
     def asked(session: Session, environment: Environment) -> bool | None:
         clock.seconds += 1000
-        answers.append(runs(session, environment))
+        answers.append(primary_runs(session, environment))
         return answers[-1]
 
-    monkeypatch.setattr(module, "runs", asked)
+    monkeypatch.setattr(module, "primary_runs", asked)
     progress = Trigger(lambda: lock_out(cloud.machine(env).sshd))
     directory = agents(tmp_path / "agent", "echo begun; exec sleep 1000")
     with pytest.raises(AgentError, match="cloud says that it runs") as caught:

@@ -18,7 +18,7 @@ from provisioner.copying.transfer import COPY_SECONDS
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.lifecycle import intermediate_score
-from provisioner.environment.verdicts import runs
+from provisioner.environment.verdicts import primary_runs
 from provisioner.errors import TaskError, UsageError
 from provisioner.frames import frame
 from provisioner.models import Environment
@@ -173,7 +173,7 @@ def test_the_controllers_outage_is_never_the_agents_doing(
 
     def asked(session: Session, environment: Environment) -> bool | None:
         """Asks in vain, three times; each time half an hour has passed, and more."""
-        answers.append(runs(session, environment))
+        answers.append(primary_runs(session, environment))
         clock.seconds += 2 * module.UNREACHABLE_WITHOUT_LIMIT_SECONDS
         if len(answers) == 3:
             over.touch()
@@ -181,7 +181,7 @@ def test_the_controllers_outage_is_never_the_agents_doing(
             cloud.faults.unreachable = False
         return answers[-1]
 
-    monkeypatch.setattr(module, "runs", asked)
+    monkeypatch.setattr(module, "primary_runs", asked)
     script = f"echo begun; while [ ! -e {over} ]; do sleep 0.05; done; exit 3"
     agent = Agent(agents(tmp_path / "agent", script), "exec sh run.sh")
     assert run_agent(replace(session, progress=Trigger(outage)), env, agent).exit_code == 3

@@ -332,7 +332,7 @@ def test_the_agent_is_let_in_although_scoring_failed(
     guest = cloud.machine(running).guest
     guest.values["read_submission"] = answer
     with pytest.raises(error):
-        lifecycle.score(session, running, keep=True)
+        lifecycle.score(session, running, readmit_agent=True)
     assert guest.cgroup == ["end", "reopen"]
 
 
@@ -352,6 +352,6 @@ def test_a_score_counts_even_if_the_agent_cannot_be_let_in_again(
         return 1, b"", b"read-only file system"
 
     monkeypatch.setattr(machine.guest, "_as_root", unwilling)
-    _, outcome = lifecycle.score(session, running, keep=True)
+    _, outcome = lifecycle.score(session, running, readmit_agent=True)
     assert (outcome.score, machine.guest.operations.count("score")) == (0.5, 1)
     assert [note for note in told_of(session).notes if note.startswith("Letting the agent in again: ")]

@@ -8,7 +8,7 @@ import pytest
 
 from provisioner.clock import now
 from provisioner.clouds.findings import TerminationReason
-from provisioner.environment.verdicts import Loss, ask, attribute_loss, blamed, runs
+from provisioner.environment.verdicts import Loss, attribute_loss, attributing_loss, find_cause, primary_runs
 from provisioner.errors import AgentError, MachineLostError
 from provisioner.models import Role
 from provisioner.session import Session
@@ -21,7 +21,7 @@ SILENT = TerminationReason()
 
 
 @pytest.mark.parametrize(
-    ("primary", "aux", "began", "expired", "by"),
+    ("primary", "aux", "began", "expired", "cause"),
     [
         pytest.param(None, None, True, False, "agent", id="unreachable"),
         pytest.param(None, None, False, False, "unknown", id="unreachable before"),
@@ -36,36 +36,36 @@ SILENT = TerminationReason()
     ],
 )
 def test_only_what_the_cloud_says_excuses_an_agent(
-    primary: TerminationReason | None, aux: TerminationReason | None, began: bool, expired: bool, by: str
+    primary: TerminationReason | None, aux: TerminationReason | None, began: bool, expired: bool, cause: str
 ) -> None:
     machines: dict[Role, TerminationReason | None] = {"primary": primary, "aux": aux}
-    assert attribute_loss(machines, agent_began=began, expired=expired).by == by
+    assert attribute_loss(machines, agent_began=began, expired=expired).cause == cause
 
 
 def test_a_host_that_the_cloud_calls_impaired_is_no_agents_doing(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.update(up(session), agent_at=now())
     cloud.impairments = {"primary": "the host is impaired"}
-    loss = ask(session, env, agent_began=True)
+    loss = find_cause(session, env, agent_began=True)
     assert loss == Loss("cloud", "primary machine (the host is impaired)")
 
 
 def test_an_unreachable_cloud_blames_no_agent(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.update(up(session), agent_at=now())
     cloud.faults.unreachable = True
-    assert ask(session, env, agent_began=True).by == "unknown"
+    assert find_cause(session, env, agent_began=True).cause == "unknown"
 
 
 def test_the_blame_is_told_by_the_error(session: Session, cloud: FakeCloud) -> None:
     env = up(session)
-    with pytest.raises(MachineLostError, match="No answer"), blamed(session, env):
+    with pytest.raises(MachineLostError, match="No answer"), attributing_loss(session, env):
         raise MachineLostError("No answer.")
     session.environments.update(env, agent_at=now())
-    with pytest.raises(AgentError, match="Nothing more can be scored") as caught, blamed(session, env):
+    with pytest.raises(AgentError, match="Nothing more can be scored") as caught, attributing_loss(session, env):
         raise MachineLostError("No answer.")
     assert caught.value.exit_code == 7
     cloud.end_machine(env)
     cloud.ending = SPOT
-    with pytest.raises(MachineLostError, match="The cloud confirms the loss") as lost, blamed(session, env):
+    with pytest.raises(MachineLostError, match="The cloud confirms the loss") as lost, attributing_loss(session, env):
         raise MachineLostError("No answer.")
     assert SPOT.message in lost.value.cloud_words
 
@@ -73,7 +73,7 @@ def test_the_blame_is_told_by_the_error(session: Session, cloud: FakeCloud) -> N
 def test_an_extended_machine_has_not_reached_its_limit(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.update(up(session), agent_at=now(), expires_at=now())
     session.environments.update(env, expires_at=now() + timedelta(hours=1))
-    with pytest.raises(AgentError, match="the cloud says that it runs"), blamed(session, env):
+    with pytest.raises(AgentError, match="the cloud says that it runs"), attributing_loss(session, env):
         raise MachineLostError("No answer.")
     cloud.faults.unreachable = True
-    assert runs(session, env) is None
+    assert primary_runs(session, env) is None

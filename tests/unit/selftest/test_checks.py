@@ -48,14 +48,14 @@ def test_an_allowlist_is_that_of_the_combination(session: Session, cloud: FakeCl
     assert [request["probes"]["root"] for request in cloud.guest().probe_requests if "198.51.100.7" in str(request)]
 
 
-def test_another_score_is_a_surprise_and_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+def test_another_score_is_a_failure_and_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
     cloud.guest_defaults["values"]["score"] = 0.5
     with pytest.raises(ProvisionerError, match=r"scored 0\.5"):
         checks.live(session, fam, OFFLINE, DESTINATION)
     assert nothing_is_left(session, cloud)
 
 
-def test_what_outlives_its_destruction_is_a_surprise(
+def test_what_outlives_its_destruction_is_a_failure(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud, "remaining", lambda _: ["a volume"])
@@ -73,7 +73,7 @@ def test_rights_that_lack_are_listed(
     assert nothing_is_left(session, cloud)
 
 
-def test_a_machine_that_outlives_its_time_is_a_surprise(
+def test_a_machine_that_outlives_its_time_is_a_failure(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = WaitingClock()
@@ -111,7 +111,7 @@ def test_machines_beyond_the_accounts_room_do_not_start(
     assert session.ledger.entries() == []
 
 
-def test_what_is_left_of_the_self_test_is_a_surprise(
+def test_what_is_left_of_the_self_test_is_a_failure(
     session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [EnvironmentResources(environment=name, resources=("machine",)) for name in ("other-1", "selftest-2")]

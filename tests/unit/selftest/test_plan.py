@@ -74,7 +74,7 @@ def test_the_steps_stop_where_the_controller_is_not_ready(
     assert len([step for step in planned if "spot" in step.name]) == 6
     monkeypatch.setattr(cloud, "problems", lambda: [("No credentials.", "Log in.")])
     outcome = run_steps(planned, session.progress)
-    assert outcome.surprise is not None
-    assert (outcome.surprise.message, outcome.surprise.hint) == ("No credentials.", "Log in.")
+    assert outcome.failure is not None
+    assert (outcome.failure.message, outcome.failure.hint) == ("No credentials.", "Log in.")
     assert len(outcome.results) == 1
     assert any("controller and account" in note for note in told_of(session).notes)

@@ -7,11 +7,11 @@ from provisioner.selftest.report import report, without_names
 from provisioner.selftest.steps import Outcome, StepResult
 
 
-def test_the_report_has_the_facts_the_steps_and_the_surprise() -> None:
+def test_the_report_has_the_facts_the_steps_and_the_failure() -> None:
     done = StepResult(name="images", found="built", seconds=61.5, passed=True)
     failed = StepResult(name="rights", found="You may not.", seconds=1, passed=False)
-    surprise = HostError("You may not.", hint="Ask.", details="run_instances: no\x1b[2J")
-    text = report(Outcome((done, failed), surprise), {"region": "us-east-1"})
+    failure = HostError("You may not.", hint="Ask.", details="run_instances: no\x1b[2J")
+    text = report(Outcome((done, failed), failure), {"region": "us-east-1"})
     assert text.splitlines()[:4] == [
         "region: us-east-1",
         "",

@@ -1,4 +1,4 @@
-"""Tests how the steps of a self-test run: each is announced, and the first surprise ends it."""
+"""Tests how the steps of a self-test run: each is announced, and the first failure ends it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_each_step_is_announced_with_its_cost_before_it_runs() -> None:
     assert heard == [1, 3]
     assert told.notes[0] == "1 of 2, first: looks (costs nothing)"
     assert told.notes[2] == "2 of 2, second: pays (costs usually 0.0045 USD, at most 0.0123 USD)"
-    assert outcome.surprise is None
+    assert outcome.failure is None
     assert [(each.name, each.found, each.passed) for each in outcome.results] == [
         ("first", "all is well", True),
         ("second", "all is well", True),
     ]
 
 
-def test_the_first_surprise_ends_it() -> None:
+def test_the_first_failure_ends_it() -> None:
     begun: list[str] = []
 
     def refuse() -> str:
@@ -41,4 +41,4 @@ def test_the_first_surprise_ends_it() -> None:
     outcome = run_steps(steps, Told())
     assert begun == ["second"]
     assert [(each.name, each.found, each.passed) for each in outcome.results][1:] == [("second", "You may not.", False)]
-    assert isinstance(outcome.surprise, HostError)
+    assert isinstance(outcome.failure, HostError)

@@ -23,7 +23,7 @@ def plan_result(
 
     Args:
         capacity: for how many environments there is room at once; None if that is not known.
-        scarcity: room in what.
+        scarcity: what limits `capacity`, such as memory or a quota; None if that is not known.
     """
     # Until its image is built, a family's tasks may be unknown, and so are their aux VMs.
     unbuilt = sorted({task.family for task in tasks if task.forecast is None or task.forecast.image is None})

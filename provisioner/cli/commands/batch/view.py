@@ -19,7 +19,7 @@ from provisioner.batch.results import Row
 from provisioner.clock import now
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.printable import beginning, printable, printable_lines
-from provisioner.ttl import words
+from provisioner.ttl import format_duration
 
 MAX_RUNS_SHOWN = 20
 # Of the last line that a run's machines have said.
@@ -64,7 +64,7 @@ def _is_scored_late(row: Row) -> bool:
 def row_line(row: Row) -> str:
     """Returns one line about a run that has ended."""
     score = "" if row.score is None else f" {row.score:g}"
-    duration = f"{words(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
+    duration = f"{format_duration(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
     cost = f"{row.cost_micro_usd / MICRO:.4f} USD"
     attempt = f", attempt {row.attempts}" if row.attempts > 1 else ""
     message = f": {row.message}" if row.message else ""
@@ -93,7 +93,7 @@ def summary(
     # A run's duration has its wait in it, so all that are up count.
     since = [state.started_at for state in running if state.started_at]
     left = time_left(rows, queued, since, batch.suite.concurrency, now())
-    return progress, f"{money}, {f'about {words(left)} left' if left else 'time left not known yet'}"
+    return progress, f"{money}, {f'about {format_duration(left)} left' if left else 'time left not known yet'}"
 
 
 class BatchView:
@@ -168,7 +168,7 @@ class BatchView:
         for active_run in active_runs[:MAX_RUNS_SHOWN]:
             key = _without_batch(active_run.key)
             state = states.get(key)
-            duration = words(now() - state.started_at) if state and state.started_at else ""
+            duration = format_duration(now() - state.started_at) if state and state.started_at else ""
             shown = (printable(key), printable(active_run.phase), duration, last_said(active_run.output))
             table.add_row(*map(Text, shown))
         if len(active_runs) > MAX_RUNS_SHOWN:

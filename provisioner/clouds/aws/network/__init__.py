@@ -1,1 +1,1 @@
-"""A region's network, who may reach what in it, and what EC2's API shows of an environment's isolation."""
+"""A region's network, the rules that limit its machines, and what EC2's API shows of an environment's isolation."""

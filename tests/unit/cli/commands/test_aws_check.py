@@ -71,7 +71,7 @@ def test_a_self_test_that_passes_keeps_a_report(provisioner: CommandLine, sessio
     assert "first: well" in report.read_text()
 
 
-def test_a_surprise_says_what_to_do_and_what_to_send(
+def test_a_failure_says_what_to_do_and_what_to_send(
     provisioner: CommandLine, planned: list[Step], session: Session
 ) -> None:
     def refuse() -> str:

@@ -14,8 +14,8 @@ SECONDS = 10.0
 T = TypeVar("T")
 
 
-class Recent:
-    """Answers of a moment ago. A thread that asks while another is asking waits for that answer.
+class AnswerCache:
+    """Caches AWS's answers for some seconds. Threads with the same question wait for one request.
 
     Args:
         seconds: how long an answer counts.
@@ -27,21 +27,21 @@ class Recent:
         self._asking: defaultdict[Hashable, threading.Lock] = defaultdict(threading.Lock)
         self._answers: dict[Hashable, tuple[float, Any]] = {}
 
-    def answer(self, question: Hashable, ask: Callable[[], T]) -> T:
-        """Returns an answer; what is false, such as that there is none, is never kept.
+    def get(self, key: Hashable, ask: Callable[[], T]) -> T:
+        """Returns the cached answer, or asks. A false answer, such as None, is not cached.
 
         Args:
-            question: by which it is found again.
+            key: the question.
             ask: gets the answer; what it raises is raised, and nothing is kept.
         """
         with self._lock:
-            asking = self._asking[question]
+            asking = self._asking[key]
         with asking:
-            at, kept = self._answers.get(question, (-self._seconds, None))
+            at, kept = self._answers.get(key, (-self._seconds, None))
             if kept and time.monotonic() - at < self._seconds:
                 value: T = kept
                 return value
             answer = ask()
             if answer:
-                self._answers[question] = (time.monotonic(), answer)
+                self._answers[key] = (time.monotonic(), answer)
             return answer

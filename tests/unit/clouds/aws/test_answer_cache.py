@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from provisioner.clouds.aws.recent import Recent
+from provisioner.clouds.aws.answer_cache import AnswerCache
 from provisioner.errors import InfrastructureError
 from tests.waiting import BOUND_SECONDS
 
@@ -16,7 +16,7 @@ FOREVER = 3600.0
 
 
 def test_many_at_once_ask_once_and_all_get_the_answer() -> None:
-    recent, asked, all_there = Recent(FOREVER), [], threading.Barrier(8)
+    cache, asked, all_there = AnswerCache(FOREVER), [], threading.Barrier(8)
 
     def ask() -> str:
         asked.append(1)
@@ -24,7 +24,7 @@ def test_many_at_once_ask_once_and_all_get_the_answer() -> None:
 
     def one(_: int) -> str:
         all_there.wait(BOUND_SECONDS)
-        return recent.answer("image", ask)
+        return cache.get("image", ask)
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(one, range(8))) == {"ami-1"}
@@ -32,26 +32,26 @@ def test_many_at_once_ask_once_and_all_get_the_answer() -> None:
 
 
 def test_each_question_has_its_own_answer() -> None:
-    recent = Recent(FOREVER)
-    assert [recent.answer(key, partial(int, key)) for key in ("1", "2", "1")] == [1, 2, 1]
+    cache = AnswerCache(FOREVER)
+    assert [cache.get(key, partial(int, key)) for key in ("1", "2", "1")] == [1, 2, 1]
 
 
 def test_an_old_answer_does_not_count() -> None:
-    recent, answers = Recent(0.0), iter(["first", "second"])
-    assert [recent.answer("image", lambda: next(answers)) for _ in range(2)] == ["first", "second"]
+    cache, answers = AnswerCache(0.0), iter(["first", "second"])
+    assert [cache.get("image", lambda: next(answers)) for _ in range(2)] == ["first", "second"]
 
 
 def test_what_is_missing_is_asked_for_again() -> None:
-    recent, answers = Recent(FOREVER), iter([False, True, False])
-    assert [recent.answer("image", lambda: next(answers)) for _ in range(3)] == [False, True, True]
+    cache, answers = AnswerCache(FOREVER), iter([False, True, False])
+    assert [cache.get("image", lambda: next(answers)) for _ in range(3)] == [False, True, True]
 
 
 def test_what_fails_is_asked_for_again() -> None:
-    recent = Recent(FOREVER)
+    cache = AnswerCache(FOREVER)
 
     def fail() -> str:
         raise InfrastructureError("no answer")
 
     with pytest.raises(InfrastructureError):
-        recent.answer("image", fail)
-    assert recent.answer("image", lambda: "ami-1") == "ami-1"
+        cache.get("image", fail)
+    assert cache.get("image", lambda: "ami-1") == "ami-1"
