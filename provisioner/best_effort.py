@@ -1,4 +1,4 @@
-"""Runs optional parts of a destruction, such as keeping logs. Their failure never prevents the destruction.
+"""Runs what may fail without harm, such as keeping logs: its failure never prevents a destruction or another ending.
 
 An error there, whatever it is, becomes one bounded line for the operator. Only KeyboardInterrupt passes: during a
 clean-up it means that the operator insists on leaving at once.

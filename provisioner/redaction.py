@@ -87,7 +87,7 @@ class Redactor:
         return self._replace(text[:cut], [span for span in spans if span.end <= cut]), text[cut:]
 
     def _not_inside(self, text: str, cut: int) -> int:
-        """Returns the cut, or where the secret begins that it goes through."""
+        """Returns `cut`, or the start of the secret that `cut` would split."""
         begin = max(0, cut - self._longest)
         spans = ((begin + span.start, begin + span.end) for span in self._spans(text[begin:]))
         return next((start for start, end in spans if start < cut < end), cut)

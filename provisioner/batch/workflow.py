@@ -42,7 +42,7 @@ class AttemptResult(Record):
 
 
 def run_attempt(attempt: Attempt, run_step: StepRunner[Step]) -> AttemptResult:
-    """Runs one attempt's steps. The last, `end`, destroys its environment until the cloud confirms that it is gone."""
+    """Runs one attempt's steps. The last, `end`, destroys its environment and notes if that is not confirmed."""
     up = _checked(run_step, "up", UpStep, attempt.up)
     agent = None if up.failure else _checked(run_step, "agent", AgentStep, attempt.agent)
     score = None

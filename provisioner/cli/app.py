@@ -20,7 +20,8 @@ from provisioner.errors import HostError, ProvisionerError, UsageError
 from provisioner.version import __version__
 
 PROGRAM = "provisioner"
-# zsh loads the script as a function when it first needs it, and calls that. Typer's only defines another one then.
+# At the first TAB, zsh loads this script as a function and calls it. Typer's script then only defines another function,
+# so the first TAB would complete nothing.
 _WHEN_ZSH_LOADS_IT = """
 if [[ $funcstack[1] == _%(prog_name)s ]]; then
   %(complete_func)s "$@"

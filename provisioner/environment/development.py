@@ -55,8 +55,8 @@ class Development:
     """A family that is being written, and the environment of its newest state.
 
     Args:
-        session: of this command alone: its label is that of the environments to clear away. An environment whose
-            start() fails is kept until the next change, if the session says so.
+        session: the command's session. Its label marks the environments to clear away. If it has keep_failed set, an
+            environment whose start() fails is kept until the next change.
         session_of: opens a session on the cloud that an environment's record names, like another session.
         directory: the family's.
         env_file: the file of the secrets, which is followed as the family's files are.

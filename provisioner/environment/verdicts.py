@@ -82,7 +82,7 @@ def _state(session: Session, environment: Environment, role: Role) -> Terminatio
 
 @contextlib.contextmanager
 def attributing_loss(session: Session, environment: Environment) -> Iterator[None]:
-    """Finds the cause when the body loses a machine after an agent has begun, and raises the error that names it.
+    """Finds the cause when the body loses a machine, and raises the error that names it.
 
     Raises:
         AgentError: it is the agent's doing.

@@ -17,7 +17,7 @@ VMSPEC = f"{_PAGE}#vmspec"
 
 @contextmanager
 def explained(section: str) -> Iterator[None]:
-    """Gives errors about a family that have no hint of their own one that names a section.
+    """Adds a hint that names a section of the documentation to each TaskFamilyError that has no hint.
 
     Args:
         section: a page and its heading, such as MANIFEST.

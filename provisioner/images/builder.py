@@ -30,7 +30,7 @@ DEBUGGING = "docs/authoring/debug-install.md says how to find the cause."
 POWER_OFF_SECONDS = 600
 # Enough to boot, read the image and end: the reservation should be no larger than that.
 INSPECTION_TTL = timedelta(minutes=20)
-# Names of files that hold secrets; the first ten are shown.
+# The most output of secret_scan.py that is read; a line names a file with a secret. The error shows the first ten.
 SECRET_SCAN_BYTES = 64 << 10
 
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from provisioner.best_effort import describe
+from provisioner.best_effort import best_effort, describe
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.environment import lifecycle, snapshots
@@ -105,17 +105,18 @@ def destroy_abandoned(identity: str | None) -> None:
         print(f"{name} is already gone")
     if failures:
         raise CleanUpError(_lines(failures), next(error.exit_code for error in failures.values()))
-    _remove_snapshots(session)
+    for name in snapshots.remove_abandoned(session):
+        print(f"snapshot {name} removed")
     if identity is None:
+        _remove_unfinished_snapshots(session)
         print("No other machines of ended evals are left on this controller.")
 
 
-def _remove_snapshots(session: Session) -> None:
-    """Removes the snapshots of evals that no running process looks after, and prints which."""
-    for name in SnapshotStore(session.home).remove_unfinished():
-        print(f"unfinished snapshot {name} removed")
-    for name in snapshots.remove_abandoned(session):
-        print(f"snapshot {name} removed")
+def _remove_unfinished_snapshots(session: Session) -> None:
+    """Removes what killed processes, of evals or others, have left of snapshots, and prints which."""
+    with best_effort(session.progress, "Removing unfinished snapshots"):
+        for name in SnapshotStore(session.home).remove_unfinished():
+            print(f"unfinished snapshot {name} removed")
 
 
 def _lines(failures: dict[str, ProvisionerError]) -> Iterator[str]:

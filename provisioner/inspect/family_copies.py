@@ -1,6 +1,7 @@
 """Keeps the families that make a configuration's machines: one copy of its files for all samples of a process.
 
-They lie in a directory for temporary files, which goes with the process. Those of killed processes go with a later one.
+The copies lie in a temporary directory that the process removes when it ends. If the process is killed, a later
+process removes the directory.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def time_to_live(configuration: Configuration, origin: Origin, note: Callable[[s
         if needed > MAX_TTL:
             advice = f"Give the sample a shorter limit: `ttl` can be at most {format_duration(MAX_TTL)}."
         note(
-            f"The machines' time to live of {format_duration(ttl)} may end before the sample does, whose limit is "
+            f"The machines' time to live ({format_duration(ttl)}) may end before the sample does: its limit is "
             f"{format_duration(limit or work)}. {advice}"
         )
     return ttl

@@ -42,8 +42,9 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     Terraform forgets a machine, and then destroys nothing and exits with 0.
 
     Args:
-        environments: environments of one stack, for which Terraform runs once. A single one from a
-            shared local stack is removed without Terraform: it stops costing at once, and no provider has to start.
+        environments: environments of one stack, for which Terraform runs once. A single one of a stack that others
+            share is removed without Terraform if the stack's state is on this controller: it stops costing at once, and
+            no provider has to start.
 
     Raises:
         StillThereError: something is still there, or the cloud could not be asked; record and reservation stay.

@@ -100,7 +100,8 @@ def seal(
         manifest = Manifest(facts=facts, entries=tuple(entries), head=previous)
         text = manifest.model_dump_json(indent=1)
         if len(text) > MAX_MANIFEST_BYTES or sum(entry.bytes for entry in entries) > MAX_TOTAL_BYTES:
-            raise ValueError(f"its manifest would have more than {MAX_MANIFEST_BYTES} bytes, or its files {MAX_TOTAL_BYTES}")
+            limits = f"{MAX_MANIFEST_BYTES} bytes, or its files {MAX_TOTAL_BYTES}"
+            raise ValueError(f"its manifest would have more than {limits}")
         write(directory / MANIFEST, text)
         return manifest.head
     finally:

@@ -150,7 +150,7 @@ def crowd(session: Session, family: TaskFamily, count: int) -> str:
         remedy = f"{session.cloud.scarcity.remedy} " if session.cloud.scarcity else ""
         raise ShortageError(
             f"So many machines do not fit at once: {shortage}.",
-            hint=f"{remedy}What runs one after another has passed.",
+            hint=f"{remedy}The steps that need fewer machines have passed.",
         )
     batcher = ApplyBatcher("selftest", host_slots())
     begin = time.monotonic()

@@ -208,7 +208,7 @@ def test_a_machine_without_disk_through_another_is_the_hosts(
     said = TerminationReason(paused(victim))
     assert said.message == "the host's disk is full: QEMU paused the machine"
     assert attribute_loss({"primary": said}, agent_began=True, expired=False).cause == "cloud"
-    assert paused(flooder) == ""  # it is about to be ended, and to be attributing_loss
+    assert paused(flooder) == ""  # it is about to be ended, and to be blamed
 
 
 def test_no_machine_excuses_another_of_its_own_environment(

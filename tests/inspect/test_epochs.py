@@ -17,15 +17,18 @@ from inspect_ai.log import EvalSample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from provisioner.clouds.local.frozen.scratch_qemu import MEMORY
 from provisioner.costs.ledger import Ledger
 from provisioner.inspect.configuration import Configuration
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore
-from tests.inspect.running import assert_nothing_left, command, started, wait
+from tests.inspect.running import assert_nothing_left, command, said, started, wait
 from tests.local.test_interruptions import processes_of
 
 EPOCHS = 3
+# Of a machine's memory: the rest follows for a second at least.
+LEAST_WRITTEN_BYTES = 8 << 20
 # start() draws a word, and starts a process that counts.
 FAMILY = """
 import subprocess, uuid
@@ -144,12 +147,21 @@ def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Pat
 
 def test_an_eval_killed_while_it_freezes_an_epoch_leaves_nothing(home: Home, tmp_path: Path) -> None:
     process = started(tmp_path, "forks_epochs")
-    # The memory of the frozen machine is being written.
-    wait(process, lambda: any(path.is_file() for path in home.snapshots.glob(f"{UNFINISHED}*/**/*")))
+
+    def is_writing_memory() -> bool:
+        """Returns whether the frozen machine's memory is being written; the eval then stands still."""
+        os.killpg(process.pid, signal.SIGSTOP)
+        written = [path.stat().st_blocks * 512 for path in home.snapshots.glob(f"{UNFINISHED}*/primary/{MEMORY}")]
+        if any(size > LEAST_WRITTEN_BYTES for size in written):
+            return True
+        os.killpg(process.pid, signal.SIGCONT)
+        return False
+
+    wait(process, lambda: any(home.snapshots.glob(f"{UNFINISHED}*")) and is_writing_memory())
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert list(home.snapshots.glob(f"{UNFINISHED}*")) != []
-    cleaned = subprocess.run(command("sandbox", "cleanup", "provisioner"), capture_output=True, text=True, check=True)
+    said(process)
+    cleaned = subprocess.run(command("sandbox", "cleanup", "provisioner"), capture_output=True, text=True, check=False)
+    assert cleaned.returncode == 0, cleaned.stdout + cleaned.stderr
     assert "unfinished snapshot" in cleaned.stdout
     assert_nothing_left(home, cleaned.stdout)
     assert list(home.snapshots.iterdir()) == []

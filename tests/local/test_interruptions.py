@@ -63,7 +63,7 @@ def processes_of(home: Home) -> list[str]:
             directory, words = (process / "cwd").readlink(), (process / "cmdline").read_bytes()
         except OSError:
             continue
-        inside = str(directory).startswith((str(home.environments), str(home.stacks)))
+        inside = str(directory).startswith((str(home.environments), str(home.stacks), str(home.snapshots)))
         if inside or f"{home.environments}/".encode() in words:
             commands.append(words.replace(b"\0", b" ").decode())
     return commands

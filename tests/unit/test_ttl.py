@@ -33,7 +33,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @given(st.integers(1, 9999 * 86400))
-def test_words_can_be_read_again(seconds: int) -> None:
+def test_formatted_durations_can_be_parsed(seconds: int) -> None:
     assert parse_duration(format_duration(timedelta(seconds=seconds))).total_seconds() == seconds
 
 

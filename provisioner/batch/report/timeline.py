@@ -1,4 +1,4 @@
-"""Lays out when the runs of a batch were at what, and what each task cost. Pure."""
+"""Lays out two charts: the phases of each run of a batch over time, and the cost of each task. Pure."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def _needs(checked: Checked) -> list[str]:
 
 
 def _unknown(checked: Checked, task: str | None) -> list[str]:
-    if task is None or checked.tasks is not None or any(found.rule == "unknown-task" for found in checked.findings):
+    if task is None or checked.tasks is not None or any(found.level == "error" for found in checked.findings):
         return []
-    return [f"Whether there is a task {shown(task)}, only a machine can tell: get_tasks computes its names."]
+    return [f"The family's text does not tell whether there is a task {shown(task)}: building its image will."]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -85,7 +85,7 @@ def list_images() -> Result:
 
 
 def prune(
-    everything: Annotated[bool, typer.Option("--all", help="Remove all images that no environment runs from.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all images that are not in use.")] = False,
     *,
     where: Where,
 ) -> Result:

@@ -136,7 +136,7 @@ class LocalCloud(Cloud):
         return sizing.memory_shortage(sizes.values(), count, sizing.available_memory_gib())
 
     def capacity(self, sizes: Mapping[Role, MachineSize]) -> int:
-        """Returns for how many more environments the host's memory has room if all write to all of theirs."""
+        """Returns how many more environments fit into the host's memory if each uses all of its memory."""
         return sizing.fitting(sizes.values(), sizing.available_memory_gib())
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:

@@ -32,7 +32,7 @@ from provisioner.family.module import check_module
 from provisioner.family.setup_data import unknown_task
 from provisioner.validation import listed
 
-# Of each kind of check: more help no reader.
+# At most so many findings of each kind of check: a longer list helps no reader.
 MAXIMUM_OF_A_KIND = 200
 
 _LINE = re.compile(r"\bline (\d{1,9})\b")
@@ -64,7 +64,7 @@ def check_family(path: Path, task: str | None = None, variables: Mapping[str, st
         variables: those of the env file; None if none is given.
 
     Raises:
-        TaskFamilyError: the directory is none, or holds what cannot be copied into machines.
+        TaskFamilyError: the path is not a directory, or the directory has a file that cannot be copied into machines.
     """
     try:
         family = load_family(path)
@@ -86,9 +86,9 @@ def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, s
     """
     source = read_source(family)
     steps = scripts(source, family)
-    found = _of_source(source, family, task, variables) + _some(shell_findings(steps))
-    found += _some(unpinned_findings(source, steps)) + _some(secret_findings(family, variables or {}))
-    found += _some(import_findings(source, family, steps)) if source else []
+    found = _of_source(source, family, task, variables) + _capped(shell_findings(steps))
+    found += _capped(unpinned_findings(source, steps)) + _capped(secret_findings(family, variables or {}))
+    found += _capped(import_findings(source, family, steps)) if source else []
     tasks = literal_tasks(source) if source else None
     needs = missing_variables(source, {}) if source else []
     return Checked(family.name, tuple(bounded(found)), None if tasks is None else tuple(tasks), tuple(needs))
@@ -112,7 +112,7 @@ def refuse_mistakes(
         TaskFamilyError: the family has other mistakes; the message lists them with file and line.
     """
     source = read_source(family)
-    found = _of_source(source, family, task, variables) + _some(shell_findings(scripts(source, family)))
+    found = _of_source(source, family, task, variables) + _capped(shell_findings(scripts(source, family)))
     errors = [finding for finding in bounded(found) if finding.level == "error"]
     rules = {finding.rule for finding in errors}
     tasks = literal_tasks(source) if source else None
@@ -146,15 +146,15 @@ def _of_source(
         value_findings(source, family),
         input_findings(source, family),
     )
-    return [finding for kind in kinds for finding in _some(kind)]
+    return [finding for kind in kinds for finding in _capped(kind)]
 
 
-def _some(findings: Iterable[Finding]) -> list[Finding]:
+def _capped(findings: Iterable[Finding]) -> list[Finding]:
     return list(islice(findings, MAXIMUM_OF_A_KIND))
 
 
 def _invalid_files(directory: Path, name: str) -> Iterator[Finding]:
-    """Yields the files that are no module, manifest or build steps of a family."""
+    """Yields an error for each of the module, the manifest and the build steps that cannot be read."""
     manifest = next((each for each in FILE_NAMES if (directory / each).exists()), FILE_NAMES[0])
     readers: dict[str, Callable[[], object]] = {
         f"{name}.py": partial(check_module, directory / f"{name}.py"),

@@ -65,9 +65,14 @@ def _is_surely_meant(name: str, typed: str) -> bool:
 
 def missing_variables(source: FamilySource, variables: Mapping[str, str]) -> list[str]:
     """Returns the variables that the family surely requires, and that neither an env file nor provisioner sets."""
+    return [name for name in _from_env_file(source) if name not in variables]
+
+
+def _from_env_file(source: FamilySource) -> list[str]:
+    """Returns the variables that the family surely requires and that provisioner does not set."""
     ours: tuple[str, ...] = () if source.lacks("get_aux_vm_spec") else AUX_VM_VARIABLES
     names = [str(each.value) for each in strings(source.attribute(_VARIABLES)) or ()]
-    return [name for name in dict.fromkeys(names) if name not in variables and name not in ours]
+    return [name for name in dict.fromkeys(names) if name not in ours]
 
 
 def literal_aux_vm(source: FamilySource) -> VMSpec | None:
@@ -184,8 +189,7 @@ def variable_findings(source: FamilySource, variables: Mapping[str, str] | None)
             "No task of the family can start without them.",
             "Add them as NAME=value lines to the file that you give with --env-file.",
         )  # fmt: skip
-    names = dict.fromkeys(str(name.value) for name in strings(value) or ())
-    if empty := [name for name in names if (variables or {}).get(name) == ""]:
+    if empty := [name for name in _from_env_file(source) if (variables or {}).get(name) == ""]:
         yield Finding(
             "warning", "empty-variable", source.file, line,
             f"The env file leaves required environment variables empty: {', '.join(empty[:_SHOWN])}.",

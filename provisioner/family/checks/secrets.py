@@ -23,8 +23,8 @@ _PATTERNS = {
 }
 _WHY = "The family's files are copied into the image, where root of the primary machine can read them."
 _FIX = (
-    "Leave it out, pass it with --env-file, and list it in required_environment_variables. If the task needs the file, "
-    "write it in start(), from os.environ."
+    "Remove the secret from the file, pass it with --env-file, and list its variable in "
+    "required_environment_variables. If the task needs the file, write it in start(), from os.environ."
 )
 
 

@@ -119,7 +119,7 @@ def snapshot() -> Snapshot:
 
 
 def shipped(region: str) -> Catalogue:
-    """Returns the catalogue of a region by the shipped snapshot alone."""
+    """Returns the catalogue of a region from the shipped price list alone."""
     shipped_list = snapshot()
     return Catalogue(types=shipped_list.types, prices=shipped_list.of(region), is_shipped=True)
 

@@ -40,11 +40,11 @@ BOOT_SECONDS = 150
 # A machine whose CPU is emulated hung twice as it booted on a busy host, most likely as its kernel tested the timer
 # (qemu.EMULATED_BOOT); its console had not been read.
 BOOTS = 2
-# What is told of the console of one that does not.
+# How much of the console the error shows if the machine does not ask for its credentials.
 CONSOLE_BYTES = 300
 FREEZE_SECONDS = 60
-# How long a machine waits for the copy of the memory, which others make or look for, and for each GiB of the memory.
-# A destroy may wait for this.
+# How long a starting machine waits while another process copies the template's memory or looks for a copy: this long,
+# and longer for each GiB. A destroy may wait as long.
 COPY_SECONDS = 30
 COPY_SECONDS_PER_GIB = 10
 # The state of the devices takes less than a MiB. One that was taken over could write for as long as it is waited for.
@@ -67,7 +67,7 @@ class Template:
 
     Args:
         directory: what it consists of.
-        made: what tells it from one that is made anew in its place; empty if that does not matter.
+        made: identifies this making of the template, since another may replace it; empty if that does not matter.
     """
 
     directory: Path

@@ -23,20 +23,20 @@ class Card:
         self._qemu = qemu
         self._turn = asyncio.Lock()
         self._waiting: deque[bytes] = deque()
-        self._some = asyncio.Event()
+        self._has_waiting = asyncio.Event()
 
     def offer(self, frame: bytes) -> None:
         """Queues one frame."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(len(frame).to_bytes(4, "big") + frame)
-            self._some.set()
+            self._has_waiting.set()
 
     async def write_offered(self) -> None:
         """Writes the queued frames, until it is cancelled."""
-        while await self._some.wait():
+        while await self._has_waiting.wait():
             frames = b"".join(self._waiting)
             self._waiting.clear()
-            self._some.clear()
+            self._has_waiting.clear()
             await self._write(frames)
 
     async def copy(self, passt: socket.socket) -> None:

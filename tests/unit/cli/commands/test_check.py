@@ -70,9 +70,11 @@ def test_a_task_that_only_a_machine_can_tell_is_named(provisioner: CommandLine, 
     family = write(tmp_path, changed(TASKS, "return tasks()"))
     done = provisioner("check", family, "easy")
     assert (done.code, done.stdout.splitlines()[0]) == (
-        0, "Whether there is a task 'easy', only a machine can tell: get_tasks computes its names.",
+        0, "The family's text does not tell whether there is a task 'easy': building its image will.",
     )  # fmt: skip
-    assert "Whether" not in provisioner("check", family).stdout
+    assert "whether" not in provisioner("check", family).stdout
+    (tmp_path / "fam" / "fam.py").write_text("class TaskFamily(\n")
+    assert "whether" not in provisioner("check", family, "easy").stdout
 
 
 def test_an_env_file_among_the_familys_files_is_refused(provisioner: CommandLine, tmp_path: Path) -> None:

@@ -124,6 +124,9 @@ def test_a_required_variable_that_is_empty_is_warned_of(tmp_path: Path) -> None:
     result = checked(tmp_path, variables('["A", "B"]'), variables={"A": "1", "B": "", "C": ""})
     assert found(result) == ["warning empty-variable fam.py:3"]
     assert result.findings[0].what.endswith("empty: B.")
+    # provisioner sets this one, whatever the env file says.
+    address = {"VM_IP_ADDRESS": ""}
+    assert found(checked(tmp_path, variables('["VM_IP_ADDRESS"]') + AUX, variables=address)) == []
 
 
 def test_a_file_that_an_aux_vm_copies_must_exist(tmp_path: Path) -> None:
