@@ -19,7 +19,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from provisioner.clouds.local.frozen.scratch_qemu import MEMORY
 from provisioner.costs.ledger import Ledger
-from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore
@@ -70,8 +70,8 @@ pytestmark = [
 ]
 
 
-async def _said(command: str, user: str = "root") -> str:
-    done = await sandbox().exec(["bash", "-c", command], user=user, timeout=120)
+async def _said(command: str, user: str = "root", machine: str | None = None) -> str:
+    done = await sandbox(machine).exec(["bash", "-c", command], user=user, timeout=120)
     assert done.success, done
     return done.stdout.strip()
 
@@ -79,12 +79,12 @@ async def _said(command: str, user: str = "root") -> str:
 class _Meeting:
     """Lets epochs continue once all of them have come."""
 
-    def __init__(self) -> None:
-        self._come, self._all = 0, anyio.Event()
+    def __init__(self, epochs: int = EPOCHS) -> None:
+        self._epochs, self._come, self._all = epochs, 0, anyio.Event()
 
     async def wait(self) -> None:
         self._come += 1
-        if self._come == EPOCHS:
+        if self._come == self._epochs:
             self._all.set()
         await self._all.wait()
 
@@ -143,6 +143,44 @@ def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Pat
     assert [kept for kept in EnvironmentStore(home).readable() if kept.batch] == []
     assert SnapshotStore(home).all() == []
     assert Ledger(home.ledger).entries(unsettled=True) == []
+
+
+@solver
+def visit_each_other(boots: list[str]) -> Solver:
+    """Has the two machines of each epoch reach each other by name, while the other epoch's run."""
+    meetings: list[_Meeting] = []
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if not meetings:
+            meetings.extend((_Meeting(2), _Meeting(2)))
+        await meetings[0].wait()
+        for machine, other in (("left", "right"), ("right", "left")):
+            await _said(f"timeout 30 bash -c 'exec 3<>/dev/tcp/{other}/22'", machine=machine)
+            assert await _said("hostname", machine=machine) == machine
+            boots.append(await _said("cat /proc/sys/kernel/random/boot_id", machine=machine))
+        await meetings[1].wait()
+        return state
+
+    return solve
+
+
+def test_forked_machines_reach_each_other_by_name(home: Home, tmp_path: Path) -> None:
+    configuration = Configuration(machines=(Machine(name="left"), Machine(name="right")), fork="epochs")
+    boots: list[str] = []
+    task = Task(
+        dataset=[Sample(input="hello", sandbox=SandboxEnvironmentSpec("provisioner", configuration))],
+        solver=visit_each_other(boots),
+    )
+    [log] = eval(task, model="mockllm/model", epochs=2, max_samples=2, max_sandboxes=2, log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    samples = log.samples or []
+    assert [sample.error for sample in samples] == [None, None]
+    assert len(set(boots)) == 4
+    began = [_beginning(sample) for sample in samples]
+    [first] = [each for each in began if each["frozen_as"]]
+    assert [each["forked_from"] for each in began if each is not first] == [first["environment"]]
+    assert SnapshotStore(home).all() == []
+    assert_nothing_left(home)
 
 
 def test_an_eval_killed_while_it_freezes_an_epoch_leaves_nothing(home: Home, tmp_path: Path) -> None:
