@@ -68,7 +68,10 @@ def _parse(source: bytes, name: str) -> ast.Module:
             warnings.simplefilter("ignore")  # bad escapes in the family's code are no concern of the operator
             return ast.parse(source, filename=name, feature_version=_MACHINE_PYTHON)
     except SyntaxError as error:
-        raise TaskFamilyError(f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).") from None
+        raise TaskFamilyError(
+            f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).",
+            hint=f"Correct the line, or one above it, for Python {'.'.join(map(str, _MACHINE_PYTHON))}.",
+        ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskFamilyError(f"{name} cannot be parsed as Python ({type(error).__name__}).") from None
 

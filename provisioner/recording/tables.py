@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from provisioner import strict_json
+from provisioner.recording.isolation import Proof
 
 NETWORKS = "network-*.jsonl"
+# What is said of the packets by which provisioner proves the isolation.
+PROBED = "(provisioner's probe)"
 LINE_BYTES = 1 << 20
 LINE_VALUES = 1000
 
@@ -39,12 +43,25 @@ def row_of(line: bytes) -> dict[str, Any]:
     return row
 
 
-def in_words(row: dict[str, Any]) -> str:
-    """Describes a call, or what a capture says, in one line; not yet printable."""
+def in_words(row: dict[str, Any], proof: Proof | None = None) -> str:
+    """Describes a call, or what a capture says, in one line; not yet printable.
+
+    Args:
+        proof: of the environment's isolation. A row of a capture that begins in it is said to: its packets are
+            provisioner's own probes, at least the first of them.
+    """
     at, argv = str(row.get("at", "")), row.get("argv")
     if isinstance(argv, list):
         ended = row.get("error") or f"exit {row.get('exit_code')}"
         who = f"{row.get('user')}@{row.get('machine')}"
         what = " ".join(str(word) for word in (row.get("operation"), row.get("part"), *argv) if word)
         return f"{at}  {who}  {ended}  {row.get('seconds')} s  {what}"
-    return f"{at}  " + "  ".join(f"{name} {value}" for name, value in row.items() if name != "at")
+    probed = f"{PROBED}  " if proof and _is_within(at, proof) else ""
+    return f"{at}  {probed}" + "  ".join(f"{name} {value}" for name, value in row.items() if name != "at")
+
+
+def _is_within(at: str, proof: Proof) -> bool:
+    try:
+        return proof.began_at <= datetime.fromisoformat(at) <= proof.ended_at
+    except (ValueError, TypeError):  # no time, or one without a zone
+        return False

@@ -90,20 +90,20 @@ def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:
         log=log,
         machines=_sizes(known) if known else {},
         internet=known.full_internet if known else None,
-        network=_table(sorted(logs.glob(tables.NETWORKS)), limit_bytes),
+        network=_table(sorted(logs.glob(tables.NETWORKS)), limit_bytes, proof),
         calls=_table([logs / CALLS], limit_bytes),
         isolation=proof.compact() if proof else {},
         isolation_line=proof.line() if proof else "",
     )
 
 
-def _table(paths: Sequence[Path], limit_bytes: int) -> str:
+def _table(paths: Sequence[Path], limit_bytes: int, proof: isolation.Proof | None = None) -> str:
     """Returns the last rows of recorded tables, in words; what is damaged, or was never recorded, is left out."""
     lines: list[str] = []
     for path in paths:
         for line in _end(path, limit_bytes).splitlines():
             with contextlib.suppress(ValueError):  # the first one may begin in its middle
-                lines.append(beginning(tables.in_words(tables.row_of(line.encode())), ROW_CHARACTERS))
+                lines.append(beginning(tables.in_words(tables.row_of(line.encode()), proof), ROW_CHARACTERS))
     return "\n".join(lines)[-limit_bytes:]
 
 

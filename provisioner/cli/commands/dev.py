@@ -32,7 +32,7 @@ from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.loader import TaskFamily
 from provisioner.models import Environment
 from provisioner.printable import printable_lines
-from provisioner.session import Session
+from provisioner.session import Phases, Session
 
 
 def register(app: typer.Typer) -> None:
@@ -87,11 +87,13 @@ def dev(
 
 def _work(submission: str | None, opened: Session, environment: Environment, *, tests: bool) -> None:
     """Scores or tests an environment as far as that is wanted, and prints what came of it."""
+    phases = Phases(opened.progress)
     if submission is not None:
-        environment, outcome = lifecycle.score(opened, environment, submission, readmit_agent=True)
+        with phases.phase("score"):
+            environment, outcome = lifecycle.score(opened, environment, submission, readmit_agent=True)
         _print(outcome_text(outcome, environment.setup.warnings))
     if tests:
-        with lifecycle.open_driver(opened, environment) as driver:
+        with phases.phase("tests"), lifecycle.open_driver(opened, environment) as driver:
             code = operations.run_tests(opened, environment, driver, ())
         _print(f"pytest ended with exit code {code}")
     opened.progress.note(f"`provisioner ssh {environment.id}` logs in. Waiting for a change of the family's files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -100,12 +101,13 @@ def up(
         launch = replace(launch, templates=not no_template, record=not no_record)
         opened, loaded = checked_session(family, task, env_file, where, launch)
         environment = lifecycle.up(replace(opened, keep_failed=keep), loaded, task, destinations(allow))
+    secrets = f" --env-file {shlex.quote(str(env_file))}" if env_file else ""
     text = "\n".join(
         [
             environment.id,
             "",
             f"  provisioner ssh {environment.id}            a shell as the agent",
-            f"  provisioner score {environment.id}          score its submission file",
+            f"  provisioner score {environment.id}{secrets}          score its submission file",
             f"  provisioner destroy {environment.id}        remove it",
             "",
             f"It ends on its own at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` gives it more time.",

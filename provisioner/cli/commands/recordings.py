@@ -21,7 +21,7 @@ from provisioner.errors import ProvisionerError, UsageError
 from provisioner.machines.recordings import record_hash
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable
-from provisioner.recording import casts, published, tables
+from provisioner.recording import casts, isolation, published, tables
 from provisioner.recording.manifest import MANIFEST
 from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
@@ -59,6 +59,8 @@ def replay(
     for path in chosen:
         try:
             _play(path, wait) if path.suffix == casts.SUFFIX else _list(path)
+        except BrokenPipeError:  # of the output, as after `| head`
+            raise
         except (OSError, ValueError) as error:
             raise ProvisionerError(f"{path} cannot be read further: {error}.") from error
     return Result({})
@@ -96,8 +98,9 @@ def _play(path: Path, wait: Callable[[float], None]) -> None:
 
 
 def _list(path: Path) -> None:
+    proof = isolation.find(path.parent)
     for row in tables.rows_of(path):
-        show(f"{printable(tables.in_words(row))}\n")
+        show(f"{printable(tables.in_words(row, proof))}\n")
 
 
 def _as_json(environment: Environment, chosen: Sequence[Path]) -> Result:

@@ -143,6 +143,36 @@ def test_a_module_that_another_one_only_mentions_does_not(fam: Path) -> None:
     assert changed(fam, "judge(submission)", "1.0") == set()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["import json, pathlib\nPINS = pathlib.Path('/srv/fam/pins.json')\n",
+     "import os\nPATH = f'/srv/fam/{os.getpid()}'\n",
+     "import os  # for fam\n"],
+    ids=["path", "formatted", "comment"],
+)  # fmt: skip
+def test_a_service_with_the_familys_name_in_a_path_does_not_count(fam: Path, text: str) -> None:
+    (fam / "server.py").write_text(text)
+    assert changed(fam, "begun", "started") == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import os\nos.system('python3 -m fam')\n", "import os\nos.execlp('python3', 'python3', '-m', 'fam')\n",
+     "import os\nos.system(f'cd {os.getcwd()}; python3 -c \"import fam\"')\n", "import os\nname = b'fam'\n",
+     "import os\nx = 'from fam import *'\n", "import os\nx = 'fam.py'\n", "import os\nx = 'fam\n",
+     "from .fam import judge\n"],
+    ids=["option", "words", "formatted", "bytes", "program", "file", "no Python", "relative"],
+)  # fmt: skip
+def test_a_program_that_may_run_the_module_counts(fam: Path, text: str) -> None:
+    (fam / "server.py").write_text(text)
+    assert changed(fam, "begun", "started") == {"install", "setup"}
+
+
+def test_a_program_too_large_to_be_parsed_counts_if_it_mentions_the_module(fam: Path) -> None:
+    (fam / "server.py").write_text("import os\nPATH = '/srv/fam/data'\n" + "# nothing\n" * 10_000)
+    assert changed(fam, "begun", "started") == {"install", "setup"}
+
+
 def test_a_module_that_another_one_uses_counts_as_a_whole(fam: Path) -> None:
     (fam / "other.py").write_text("from fam import judge\n")
     assert changed(fam, "judge(submission)", "1.0") == {"install", "setup"}

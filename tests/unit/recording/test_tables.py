@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from provisioner.recording import tables
 from provisioner.recording.calls import CALLS
+from tests.unit.recording.proofs import proof
 
 
 def test_a_call_and_a_connection_are_a_line_each(tmp_path: Path) -> None:
@@ -27,6 +30,19 @@ def test_a_call_and_a_connection_are_a_line_each(tmp_path: Path) -> None:
         "T1  root@aux  exit 1  0.1 s  score cat /flag", "T1  root@aux  the machine ended  0.1 s  score cat /flag",
         "T2  card link  port 80",
     ]  # fmt: skip
+
+
+def test_what_begins_in_the_proof_of_isolation_is_told_apart() -> None:
+    known = proof()
+    seconds = [(known.ended_at - known.began_at).total_seconds() / 2, -1, 60]
+    rows: list[dict[str, Any]] = [
+        {"at": (known.began_at + timedelta(seconds=after)).isoformat(), "port": 443} for after in seconds
+    ]
+    told = [
+        tables.PROBED in tables.in_words(row, known) for row in (*rows, {"at": "T1"}, {"at": "2026-01-02T03:00:01"})
+    ]
+    assert told == [True, False, False, False, False]
+    assert tables.PROBED not in tables.in_words(rows[0])
 
 
 @pytest.mark.parametrize(

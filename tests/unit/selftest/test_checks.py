@@ -107,7 +107,7 @@ def test_machines_beyond_the_accounts_room_do_not_start(
     monkeypatch.setattr(cloud, "shortage", shortage)
     with pytest.raises(ShortageError, match="room for 2 of 3 environments with 1 machine") as raised:
         checks.crowd(session, fam, 3)
-    assert "one after another" in (raised.value.hint or "")
+    assert "fewer machines" in (raised.value.hint or "")
     assert session.ledger.entries() == []
 
 

@@ -15,7 +15,9 @@ from provisioner.cli.output import Result
 from provisioner.errors import HostError, UsageError
 from provisioner.store.environments import EnvironmentStore
 
-INSTALL_HINT = "pip install 'provisioner[inspect]' installs it."
+INSTALL_HINT = (
+    "It comes with provisioner's extra `inspect`: docs/how-to/batches.md#open-the-results-in-inspect has the command."
+)
 
 
 def export(

@@ -63,7 +63,8 @@ def _is_scored_late(row: Row) -> bool:
 
 def row_line(row: Row) -> str:
     """Returns one line about a run that has ended."""
-    score = "" if row.score is None else f" {row.score:g}"
+    is_told = row.outcome == "scored" or _is_scored_late(row)
+    score = "" if row.score is None else f"{'' if is_told else ', score'} {row.score:g}"
     duration = f"{format_duration(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
     cost = f"{row.cost_micro_usd / MICRO:.4f} USD"
     attempt = f", attempt {row.attempts}" if row.attempts > 1 else ""

@@ -41,7 +41,7 @@ def test_each_environment_is_scored_and_failures_are_told(
     env_file.write_text("WORD=first\n")
     scored: list[str] = []
 
-    def score(*arguments: object, keep: bool) -> object:
+    def score(*arguments: object, readmit_agent: bool) -> object:
         scored.append(str(arguments[2]))
         return ready, ScoreResult(kind="scored", score=0.5)
 

@@ -31,6 +31,22 @@ def test_exec_ends_quietly_when_its_reader_has_gone(
     assert (done.code, done.stdout, done.stderr) == (1, "", "")
 
 
+def test_a_running_batchs_environment_needs_its_whole_id(provisioner: CommandLine, session: Session) -> None:
+    store = session.environments
+    store.save(environment("fam-main-bcd234", batch="nightly", attended=True))
+    done = provisioner("exec", "fam-main", "--", "true")
+    assert done.code == 2
+    assert "is of the batch nightly, which runs" in done.stderr
+    assert "whole id" in done.stderr
+    for name, batch, attended in (
+        ("fam-main-bcd234", "nightly", True),
+        ("fam-main", "", True),
+        ("fam", "nightly", False),
+    ):
+        store.save(environment("fam-main-bcd234", batch=batch, attended=attended))
+        assert "is not up" in provisioner("exec", name, "--", "true").stderr  # so it was found
+
+
 def test_exec_gives_the_command_this_process_s_input(
     provisioner: CommandLine, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -72,6 +72,18 @@ def test_one_part_is_replayed_or_listed(provisioner: CommandLine, ended: Environ
     assert (refused.code, "agent-1, terminal-1, calls, network-primary" in refused.stderr) == (2, True)
 
 
+def test_a_reader_that_has_gone_is_no_damage(
+    provisioner: CommandLine, ended: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(recordings, "show", show)
+    for part in ([], ["--part", "network-primary"]):
+        done = provisioner("replay", ended.id, *part)
+        assert (done.code, done.stdout, done.stderr) == (1, "", "")
+
+
 def test_programs_get_what_was_recorded_as_it_was(provisioner: CommandLine, ended: Environment) -> None:
     [agent, terminal] = provisioner("replay", ended.id, "--json").json["parts"]
     assert (agent["part"], agent["command"], agent["cut"], agent["damaged"]) == ("agent-1", "bash solve.sh", False, "")

@@ -50,7 +50,7 @@ def test_without_inspect_the_message_says_how_to_install_it(
     monkeypatch.delitem(sys.modules, "provisioner.inspect.batch_logs", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     done = ended("batch", "export", "nightly", "--inspect")
-    assert (done.code, "pip install 'provisioner[inspect]'" in done.stderr) == (3, True)
+    assert (done.code, "docs/how-to/batches.md#open-the-results-in-inspect" in done.stderr) == (3, True)
 
 
 class Absent:

@@ -84,6 +84,8 @@ def test_a_row_is_one_line() -> None:
     assert row_line(row(0)) == "fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)"
     said = row_line(row(1, outcome="infrastructure_failed", score=None, attempts=3, message="No SSH."))
     assert said == "fam/main/guess/2: infrastructure failed (1m30s, 0.0200 USD, attempt 3): No SSH."
+    failed = row_line(row(0, outcome="agent_failed", score=0.0))
+    assert failed == "fam/main/guess/1: the agent failed, score 0 (1m30s, 0.0200 USD)"
     assert row_line(row(0, outcome="timed_out")) == ("fam/main/guess/1: timed out with a score 0.5 (1m30s, 0.0200 USD)")
 
 
