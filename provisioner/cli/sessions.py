@@ -12,8 +12,7 @@ from provisioner.cli.options import DATABASE_VARIABLE, Launch, checked_database
 from provisioner.clouds.registry import Where, open_cloud
 from provisioner.config import load_settings
 from provisioner.costs.budgets import Spending
-from provisioner.environment.selection import launches
-from provisioner.errors import UsageError
+from provisioner.environment.selection import launches, refuse_part_of_id
 from provisioner.family.env_file import load_env_file
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -85,14 +84,9 @@ def environment_session(name: str, env_file: Path | None = None) -> tuple[Sessio
     """Finds an environment by its id, or the id's beginning or end, and opens a session on its cloud.
 
     Raises:
-        UsageError: there is no such environment; or a running batch has it, and only a part of its id was given: an
-            operator who means another one would disturb a run that counts.
+        UsageError: there is no such environment, or a running batch has it and `name` is a part of its id.
     """
     opened = session(env_file)
     environment = opened.environments.find(name)
-    if environment.batch and environment.attended and name != environment.id:
-        raise UsageError(
-            f"{name!r} matches {environment.id} alone, and that is of the batch {environment.batch}, which runs.",
-            hint="Give its whole id if you mean it: what you do in it may change the run's result.",
-        )
+    refuse_part_of_id(opened, name, environment)
     return session_of(environment, opened), environment

@@ -10,9 +10,10 @@ from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry
-from provisioner.errors import DamagedRecordError
+from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.locks import is_locked
 
 
 @dataclass
@@ -39,7 +40,8 @@ def select_for_destroy(session: Session, names: Sequence[str], *, everything: bo
             nothing to destroy, are removed at once.
 
     Raises:
-        UsageError: a name matches no environment, live or destroyed.
+        UsageError: a name matches no environment, live or destroyed; or it is a part of the id of one that a running
+            batch has.
     """
     store = session.environments
     if everything:
@@ -57,9 +59,29 @@ def select_for_destroy(session: Session, names: Sequence[str], *, everything: bo
             continue
         if not store.directory(environment.id).exists():
             selection.gone.append(environment.id)
-        elif environment not in selection.live:
+            continue
+        refuse_part_of_id(session, name, environment)
+        if environment not in selection.live:
             selection.live.append(environment)
     return selection
+
+
+def refuse_part_of_id(session: Session, name: str, environment: Environment) -> None:
+    """Refuses a part of an id that matches an environment of a running batch or eval.
+
+    An operator may mean another environment, which is gone by now, and would disturb a run that counts.
+
+    Args:
+        name: what the operator gave.
+
+    Raises:
+        UsageError: it is such a part.
+    """
+    if environment.batch and name != environment.id and is_locked(session.environments.lease(environment.id)):
+        raise UsageError(
+            f"{environment.id} belongs to the running batch {environment.batch}, and {name!r} is not its whole id.",
+            hint="Give the whole id if you mean it: that may change the run's result.",
+        )
 
 
 def launches(session: Session, identity: str) -> list[Entry]:

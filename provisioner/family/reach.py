@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
-from provisioner.errors import TaskFamilyError
 from provisioner.family.module import CLASS_NAME, parse_module
 
 # What reads the setup data calls these. Attributes of the class always count.
@@ -33,9 +32,8 @@ _WORD = re.compile(r"\w+")
 # What runs a module that it names, and how far before the name it may stand: names may be on lines of their own.
 _IMPORT = re.compile(rb"\b(?:from|import|import_module|__import__|run_path|run_module|exec)\b")
 IMPORT_BYTES = 300
-_RUN_AS_MODULE = re.compile(rb"-m\s*\Z")
-# A larger program is not parsed to find out whether it only mentions the family's module.
-MAXIMUM_PARSED_BYTES = 64 << 10
+# python3 -m NAME, also as words of a list.
+_RUN_AS_MODULE = re.compile(rb"-\w*m[\s\"',]*\Z")
 # A module that names the family's more often may import it anywhere.
 MAXIMUM_MENTIONS = 1000
 _COMPILED = (".pyc", ".so")
@@ -157,52 +155,21 @@ def _is_imported(directory: Path, name: str, files: Collection[str]) -> bool:
         if path.is_file():
             with path.open("rb") as file:
                 text = file.read(MAXIMUM_MODULE_BYTES + 1)
-            if len(text) > MAXIMUM_MODULE_BYTES or (_may_import(text, mention) and _imports(path, text, mention)):
+            if len(text) > MAXIMUM_MODULE_BYTES or _may_import(text, mention):
                 return True
     return False
 
 
-def _imports(path: Path, text: bytes, mention: re.Pattern[bytes]) -> bool:
-    """Whether a program that mentions the module near an import may run it; True if that cannot be told.
-
-    Of a Python program, import statements and texts count, each by itself: a path such as /srv/NAME/data is no import.
-    """
-    if path.suffix != ".py" or len(text) > MAXIMUM_PARSED_BYTES:
-        return True
-    try:
-        tree = parse_module(path)
-        return tree is None or any(_may_run(said, mention) for said in _said(tree))
-    except (TaskFamilyError, RecursionError):
-        return True
-
-
-def _said(tree: ast.AST) -> Iterator[bytes]:
-    """Yields a program's import statements and its texts; of a text that is put together, all parts as one."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=aliases):
-                yield from (f"import {alias.name}".encode() for alias in aliases)
-            case ast.ImportFrom():
-                yield ast.unparse(node).encode()
-            case ast.Constant(value=str() as value):
-                yield value.encode("utf-8", "replace")
-            case ast.Constant(value=bytes() as value):
-                yield value
-            case ast.JoinedStr(values=parts):
-                texts = (part.value for part in parts if isinstance(part, ast.Constant))
-                yield " ".join(map(str, texts)).encode("utf-8", "replace")
-
-
-def _may_run(said: bytes, mention: re.Pattern[bytes]) -> bool:
-    """Whether a statement or text may name the module as what is to be run: alone, as NAME.py, or after an import."""
-    return mention.fullmatch(said.strip()) is not None or _may_import(said, mention)
-
-
 def _may_import(text: bytes, mention: re.Pattern[bytes]) -> bool:
-    """Whether a program seems to run a module. Takes a time that does not grow faster than its text."""
+    """Whether a program seems to run a module. Takes a time that does not grow faster than its text.
+
+    A directory of a path, as in /srv/NAME/data, is none: services are often named after their family.
+    """
     for number, found in enumerate(mention.finditer(text)):
         if number >= MAXIMUM_MENTIONS or text.startswith(b".py", found.end()):
             return True
+        if text[: found.start()].endswith(b"/") and text.startswith(b"/", found.end()):
+            continue
         before = text[max(0, found.start() - IMPORT_BYTES) : found.start()]
         if _IMPORT.search(before) or _RUN_AS_MODULE.search(before):
             return True

@@ -12,8 +12,8 @@ from provisioner import strict_json
 from provisioner.recording.isolation import Proof
 
 NETWORKS = "network-*.jsonl"
-# What is said of the packets by which provisioner proves the isolation.
-PROBED = "(provisioner's probe)"
+# The mark of a row that begins while provisioner proves the isolation, and so most likely with one of its probes.
+IN_PROOF = "(began in the isolation proof)"
 LINE_BYTES = 1 << 20
 LINE_VALUES = 1000
 
@@ -47,8 +47,8 @@ def in_words(row: dict[str, Any], proof: Proof | None = None) -> str:
     """Describes a call, or what a capture says, in one line; not yet printable.
 
     Args:
-        proof: of the environment's isolation. A row of a capture that begins in it is said to: its packets are
-            provisioner's own probes, at least the first of them.
+        proof: of the environment's isolation. A row of a capture that begins in it gets a mark. Later packets to the
+            same target may be counted in the same row.
     """
     at, argv = str(row.get("at", "")), row.get("argv")
     if isinstance(argv, list):
@@ -56,8 +56,8 @@ def in_words(row: dict[str, Any], proof: Proof | None = None) -> str:
         who = f"{row.get('user')}@{row.get('machine')}"
         what = " ".join(str(word) for word in (row.get("operation"), row.get("part"), *argv) if word)
         return f"{at}  {who}  {ended}  {row.get('seconds')} s  {what}"
-    probed = f"{PROBED}  " if proof and _is_within(at, proof) else ""
-    return f"{at}  {probed}" + "  ".join(f"{name} {value}" for name, value in row.items() if name != "at")
+    mark = f"{IN_PROOF}  " if proof and _is_within(at, proof) else ""
+    return f"{at}  {mark}" + "  ".join(f"{name} {value}" for name, value in row.items() if name != "at")
 
 
 def _is_within(at: str, proof: Proof) -> bool:

@@ -102,13 +102,17 @@ def up(
         opened, loaded = checked_session(family, task, env_file, where, launch)
         environment = lifecycle.up(replace(opened, keep_failed=keep), loaded, task, destinations(allow))
     secrets = f" --env-file {shlex.quote(str(env_file))}" if env_file else ""
+    next_steps = {
+        f"provisioner ssh {environment.id}": "a shell as the agent",
+        f"provisioner score {environment.id}{secrets}": "score its submission file",
+        f"provisioner destroy {environment.id}": "remove it",
+    }
+    width = max(map(len, next_steps)) + 4
     text = "\n".join(
         [
             environment.id,
             "",
-            f"  provisioner ssh {environment.id}            a shell as the agent",
-            f"  provisioner score {environment.id}{secrets}          score its submission file",
-            f"  provisioner destroy {environment.id}        remove it",
+            *(f"  {step:{width}}{what}" for step, what in next_steps.items()),
             "",
             f"It ends on its own at {environment.expires_at:%H:%M:%S} UTC; `provisioner extend` gives it more time.",
         ]

@@ -144,32 +144,33 @@ def test_a_module_that_another_one_only_mentions_does_not(fam: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["import json, pathlib\nPINS = pathlib.Path('/srv/fam/pins.json')\n",
-     "import os\nPATH = f'/srv/fam/{os.getpid()}'\n",
-     "import os  # for fam\n"],
-    ids=["path", "formatted", "comment"],
+    ("file", "text"),
+    [("server.py", "import json, pathlib\nPINS = pathlib.Path('/srv/fam/pins.json')\n"),
+     ("server.py", "import os\nPATH = f'/srv/fam/{os.getpid()}'\n"),
+     ("prepare.sh", "python3 -c 'import json'; install -D pins.json /srv/fam/pins.json\n")],
+    ids=["text", "formatted", "script"],
 )  # fmt: skip
-def test_a_service_with_the_familys_name_in_a_path_does_not_count(fam: Path, text: str) -> None:
-    (fam / "server.py").write_text(text)
+def test_a_directory_with_the_familys_name_does_not_count(fam: Path, file: str, text: str) -> None:
+    (fam / file).write_text(text)
     assert changed(fam, "begun", "started") == set()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["import os\nos.system('python3 -m fam')\n", "import os\nos.execlp('python3', 'python3', '-m', 'fam')\n",
-     "import os\nos.system(f'cd {os.getcwd()}; python3 -c \"import fam\"')\n", "import os\nname = b'fam'\n",
-     "import os\nx = 'from fam import *'\n", "import os\nx = 'fam.py'\n", "import os\nx = 'fam\n",
-     "from .fam import judge\n"],
-    ids=["option", "words", "formatted", "bytes", "program", "file", "no Python", "relative"],
+    ["import uvicorn\nuvicorn.run('fam:app')\n", "import importlib\nimportlib.import_module('.fam', 'x')\n",
+     "import os\nos.execlp('python3', 'python3', '-m', 'fam')\n", "import runpy\nrunpy.run_path('/root/fam')\n",
+     "import glob\nx = glob.glob('/root/fam*')\n", "import os\nos.system('python3 -c \"import %s\"' % 'fam')\n",
+     "import pkg\npkg.fam.TaskFamily()\n", "import runpy\nrunpy.run_path('/srv/fam/../fam.py')\n"],
+    ids=["entry point", "relative", "words", "no ending", "glob", "put together", "attribute", "both"],
 )  # fmt: skip
 def test_a_program_that_may_run_the_module_counts(fam: Path, text: str) -> None:
     (fam / "server.py").write_text(text)
     assert changed(fam, "begun", "started") == {"install", "setup"}
 
 
-def test_a_program_too_large_to_be_parsed_counts_if_it_mentions_the_module(fam: Path) -> None:
-    (fam / "server.py").write_text("import os\nPATH = '/srv/fam/data'\n" + "# nothing\n" * 10_000)
+@pytest.mark.parametrize("run", ["python3 -m fam", "python3 -um fam", 'python3 -m "fam"'])
+def test_a_script_that_runs_the_module_by_its_name_counts(fam: Path, run: str) -> None:
+    (fam / "prepare.sh").write_text(f"{run}\n")
     assert changed(fam, "begun", "started") == {"install", "setup"}
 
 

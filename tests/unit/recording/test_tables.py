@@ -39,10 +39,10 @@ def test_what_begins_in_the_proof_of_isolation_is_told_apart() -> None:
         {"at": (known.began_at + timedelta(seconds=after)).isoformat(), "port": 443} for after in seconds
     ]
     told = [
-        tables.PROBED in tables.in_words(row, known) for row in (*rows, {"at": "T1"}, {"at": "2026-01-02T03:00:01"})
+        tables.IN_PROOF in tables.in_words(row, known) for row in (*rows, {"at": "T1"}, {"at": "2026-01-02T03:00:01"})
     ]
     assert told == [True, False, False, False, False]
-    assert tables.PROBED not in tables.in_words(rows[0])
+    assert tables.IN_PROOF not in tables.in_words(rows[0])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from provisioner.batch.report import evidence
 from provisioner.batch.report.evidence import READ_BYTES, gather, is_own
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
+from provisioner.recording.tables import IN_PROOF
 from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.store.home import Home
 from tests.unit.batch.report.samples import BEGIN, row
@@ -75,6 +76,9 @@ def test_the_ends_of_recorded_tables_are_found(store: EnvironmentStore) -> None:
     run = row(1, environment=OWN, attempts=2)
     found = gather(store, BATCH, [run])[run.key]
     assert found.network == "T  card link  answer refused"
+    known = write(store.logs(OWN))
+    (store.logs(OWN) / "network-primary.jsonl").write_text(f'{{"at": "{known.began_at.isoformat()}", "port": 1}}\n')
+    assert IN_PROOF in gather(store, BATCH, [run])[run.key].network
     assert found.calls.endswith("T4999  agent@primary  exit 0  0.5 s  start id -u")
     assert len(found.calls) <= READ_BYTES
 

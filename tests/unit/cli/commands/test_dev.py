@@ -64,6 +64,13 @@ def test_each_environment_is_scored_and_failures_are_told(
     assert ended.code == 130
     assert scored == ["42"]
     assert ended.stdout.splitlines() == ["score: 0.5", "pytest ended with exit code 1"]
-    for said in ("provisioner ssh fam-main-1", "error: start() failed.", "Traceback", "hint: Mend it."):
+    for said in (
+        "done score",
+        "done tests",
+        "provisioner ssh fam-main-1",
+        "error: start() failed.",
+        "Traceback",
+        "hint: Mend it.",
+    ):
         assert said in ended.stderr
     assert "\x1b[31m" not in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -84,6 +85,15 @@ def test_a_command_records_unless_it_is_told_not_to(
     name, *arguments = command.split()
     family = str(ROOT / "tests" / "contract" / "families" / "echo")
     assert f"record is {not option}" in provisioner(name, family, "main", *arguments, *option).stderr
+
+
+def test_up_says_what_to_do_next(provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lifecycle, "up", lambda *_: environment("echo-main-bcd234"))
+    (tmp_path / "my secrets").write_text("A=b\n")
+    family = str(ROOT / "tests" / "contract" / "families" / "echo")
+    said = provisioner("up", family, "main", "--env-file", str(tmp_path / "my secrets")).stdout
+    assert f"  provisioner score echo-main-bcd234 --env-file '{tmp_path}/my secrets'    score its submission" in said
+    assert "  provisioner destroy echo-main-bcd234    remove it" in provisioner("up", family, "main").stdout
 
 
 @pytest.mark.parametrize("option", [[], ["--no-template"]], ids=["", "--no-template"])

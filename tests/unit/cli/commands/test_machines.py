@@ -14,6 +14,7 @@ from provisioner.cli.standard_input import StandardInput
 from provisioner.environment.agent import AgentResult
 from provisioner.session import Session
 from provisioner.ssh.output_buffer import StreamSize
+from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
 
@@ -33,18 +34,18 @@ def test_exec_ends_quietly_when_its_reader_has_gone(
 
 def test_a_running_batchs_environment_needs_its_whole_id(provisioner: CommandLine, session: Session) -> None:
     store = session.environments
-    store.save(environment("fam-main-bcd234", batch="nightly", attended=True))
-    done = provisioner("exec", "fam-main", "--", "true")
-    assert done.code == 2
-    assert "is of the batch nightly, which runs" in done.stderr
-    assert "whole id" in done.stderr
-    for name, batch, attended in (
-        ("fam-main-bcd234", "nightly", True),
-        ("fam-main", "", True),
-        ("fam", "nightly", False),
-    ):
-        store.save(environment("fam-main-bcd234", batch=batch, attended=attended))
-        assert "is not up" in provisioner("exec", name, "--", "true").stderr  # so it was found
+    store.save(environment("fam-main-bcd234", batch="nightly"))
+    with locked(store.lease("fam-main-bcd234")):
+        for command in (["exec", "fam-main", "--", "true"], ["destroy", "fam-main"]):
+            done = provisioner(*command)
+            assert done.code == 2
+            assert "belongs to the running batch nightly" in done.stderr
+        assert store.exists("fam-main-bcd234")
+        assert "is not up" in provisioner("exec", "fam-main-bcd234", "--", "true").stderr  # so it was found
+    assert "is not up" in provisioner("exec", "fam-main", "--", "true").stderr
+    store.save(environment("fam-main-bcd234", batch=""))
+    with locked(store.lease("fam-main-bcd234")):
+        assert "is not up" in provisioner("exec", "fam-main", "--", "true").stderr
 
 
 def test_exec_gives_the_command_this_process_s_input(

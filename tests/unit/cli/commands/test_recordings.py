@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from provisioner.models import Environment, Outcome
 from provisioner.recording.calls import Call, CallLog
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import seal
+from provisioner.recording.tables import IN_PROOF
 from provisioner.redaction import Redactor
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment
+from tests.unit.recording import proofs
 
 
 @pytest.fixture
@@ -70,6 +73,17 @@ def test_one_part_is_replayed_or_listed(provisioner: CommandLine, ended: Environ
     )
     refused = provisioner("replay", ended.id, "--part", "../environment")
     assert (refused.code, "agent-1, terminal-1, calls, network-primary" in refused.stderr) == (2, True)
+
+
+def test_rows_that_begin_in_the_proof_of_isolation_are_marked(
+    provisioner: CommandLine, store: EnvironmentStore, ended: Environment
+) -> None:
+    logs = store.archived_logs(ended.id)
+    known = proofs.write(logs)
+    rows = [{"at": at.isoformat(), "port": 443} for at in (known.began_at, known.ended_at + timedelta(minutes=1))]
+    (logs / "network-aux.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    first, second = provisioner("replay", ended.id, "--part", "network-aux").stdout.splitlines()
+    assert (IN_PROOF in first, IN_PROOF in second) == (True, False)
 
 
 def test_a_reader_that_has_gone_is_no_damage(
