@@ -1,93 +1,46 @@
-"""The interface of a cloud, composed of small parts. A cloud defines only what it really does.
+"""The interface of a cloud: what each cloud defines. What only some clouds have lies in defaults.py.
 
-Whatever most clouds do not need has a default here, which says what a cloud without it does. Nothing else lives here,
-and no cloud imports the registry that lists it.
+No cloud imports the registry that lists it.
 """
-# ruff: noqa: B027 - to do nothing is a default like any other
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from datetime import date
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from provisioner.clouds.clean_up import CleanUp
-from provisioner.clouds.findings import Scarcity, TerminationReason
-from provisioner.clouds.module_variables import ModuleVariables
-from provisioner.errors import UnavailableError
+from provisioner.clouds.defaults import (
+    CleanUp,
+    Images,
+    Isolation,
+    Machines,
+    Placement,
+    Requirements,
+    Sizing,
+    Snapshots,
+    Stacks,
+)
+from provisioner.clouds.findings import EnvironmentResources
+from provisioner.clouds.module_variables import ModuleVariables, StackValues
 
 if TYPE_CHECKING:
-    from provisioner.costs.bill import Bill
-    from provisioner.costs.prices import CostLine
-    from provisioner.errors import TerraformError
     from provisioner.family.manifest import Resources
-    from provisioner.models import BaseImage, Destination, Environment, MachineSize, Role, VMSpec
+    from provisioner.models import BaseImage, Environment, MachineSize, Role, VMSpec
     from provisioner.progress import Progress
-    from provisioner.ssh.connection import Connection
 
 
-UNFINISHED = "unfinished"
-"""File in a shared network's stack while Terraform makes it: if killed, Terraform forgets what it was just making."""
+class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, Snapshots, CleanUp, ABC):
+    """A place where machines run."""
 
+    name: str
+    """As `--cloud` takes it; terraform/NAME holds its modules."""
+    module_variables: ClassVar[type[ModuleVariables]]
+    """The variables that only this cloud's module takes."""
 
-@dataclass(frozen=True)
-class StackValues:
-    """What a cloud adds to the Terraform variables of one environment.
-
-    Args:
-        images: each role's image, as the cloud's Terraform module names it.
-        variables: the variables that only this cloud's module takes.
-    """
-
-    images: Mapping[Role, str]
-    variables: ModuleVariables
-
-
-@dataclass(frozen=True)
-class SharedNetwork:
-    """The stack of a cloud's Terraform module `network`, which several environments share.
-
-    Args:
-        stack: the stack's name.
-        values: the module's variables.
-        root_files: what the cloud adds to the Terraform root.
-        new: whether it is created for the first time; otherwise environments may be using it while it changes.
-    """
-
-    stack: str
-    values: dict[str, Any]
-    root_files: dict[str, str]
-    new: bool
-
-
-class Requirements:
-    """What the controller needs before it can use the cloud."""
-
-    least_terraform: tuple[int, int] = (1, 9)
-    """The oldest version of Terraform that works here, as the modules' `required_version` says."""
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Lists what this controller lacks, as (problem, remedy). By default, nothing."""
-        return []
-
-    def notes(self) -> list[str]:
-        """Lists what is worth knowing about the cloud's configuration. By default, nothing."""
-        return []
-
-    def missing_rights(self, environment: Environment) -> list[str]:
-        """Lists what the credentials may not do with an environment that is up, as dry runs. By default, none."""
-        return []
-
-
-class Sizing(ABC):
-    """Which machines an environment gets, and what they cost."""
-
-    scarcity: Scarcity | None = None
-    """What `capacity` counts; None, as by default, if nothing is scarce."""
+    def fallback(self) -> Cloud | None:
+        """Returns the same cloud in the next region that the operator allows; None, the default, if there is none."""
+        return None
 
     @abstractmethod
     def choose(self, resources: Resources, aux: VMSpec | None) -> dict[Role, MachineSize]:
@@ -101,69 +54,6 @@ class Sizing(ABC):
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Chooses the machine in which an image is built."""
 
-    def costs(self, sizes: Mapping[Role, MachineSize], *, has_way_out: bool, spot: bool) -> tuple[CostLine, ...]:
-        """Estimates what an environment costs per hour. By default nothing: such a cloud bills nothing.
-
-        Args:
-            has_way_out: whether its machines reach the internet or an allowlist.
-            spot: whether the environment may use the spot market, if the operator asked for it.
-
-        Raises:
-            UnavailableError: a price is not known.
-        """
-        return ()
-
-    def room(self, sizes: Mapping[Role, MachineSize]) -> str:
-        """Says what the machines need of something that is short here, and how much of it there is. By default "".
-
-        Raises nothing: it is for an estimate. What does not fit is refused before it is created.
-        """
-        return ""
-
-    def shortage(self, sizes: Mapping[Role, MachineSize], count: int) -> str:
-        """Says what is too short here for so many more environments with such machines. By default "": nothing is.
-
-        Raises nothing.
-        """
-        return ""
-
-    def capacity(self, sizes: Mapping[Role, MachineSize]) -> int | None:
-        """Returns for how many more environments with such machines there is room here, for batches.
-
-        None if that is not known, or, as by default, if nothing is scarce.
-        """
-        return None
-
-    def not_priced(self) -> str:
-        """Says what an environment may cost besides, which no estimate includes. By default "": there is nothing."""
-        return ""
-
-    def bill(self, begin: date, end: date) -> Bill:
-        """Returns what the cloud bills for some days, by environment. By default it bills nothing.
-
-        Args:
-            end: the day after the last.
-
-        Raises:
-            UnavailableError: this cloud sends no bill.
-            HostError, InfrastructureError: the cloud does not tell.
-        """
-        raise UnavailableError("This cloud sends no bill.", hint="`provisioner costs --cloud aws --actual` asks AWS.")
-
-    def usd_per_hour(self, environment: Environment) -> Decimal:
-        """Returns what a created environment costs where it is, in US dollars. By default zero.
-
-        Never raises for want of a price.
-        """
-        return Decimal(0)
-
-
-class Images(ABC):
-    """Where machines' images come from and how long they stay."""
-
-    keeps_layers: bool = False
-    """Whether `keep_layer` can be called, and machines may get files of the family after they have booted."""
-
     @abstractmethod
     def base_image(self, base: BaseImage, progress: Progress) -> str:
         """Returns the name of a base image, building it if necessary; or of the vendor's image to build it from."""
@@ -172,124 +62,9 @@ class Images(ABC):
     def capture(self, environment: Environment, name: str, destination: Path) -> None:
         """Turns the disk of the powered-off builder into an image, described in the directory `destination`."""
 
-    def keep_layer(self, environment: Environment, destination: Path) -> None:
-        """Does the same with a copy of a running builder's disk. Raises CapacityError where there is no room for it."""
-        raise UnavailableError("Only the local cloud keeps layers of images.")
-
-    def has_image(self, image: Path) -> bool:
-        """Whether machines can boot from the finished image that a directory describes.
-
-        By default True: the image is its directory.
-        """
-        return True
-
-    def find_image(self, name: str, destination: Path) -> bool:
-        """Describes in a directory an image that another controller has built. By default there are none.
-
-        Returns:
-            whether the cloud has such an image.
-        """
-        return False
-
-    def keep_when_off(self, environment: Environment) -> None:
-        """Lets a builder's machine survive powering itself off. By default it does so anyway."""
-
-    def discard(self, image: Path) -> None:
-        """Removes what an image consists of outside its directory. By default nothing. Safe to repeat."""
-
-
-class Placement:
-    """Where in the cloud an environment is created, and where next if there is no capacity."""
-
-    region: str = ""
-    """Where in the cloud environments start; empty where it has no regions."""
-
-    def place(self, environment: Environment) -> dict[str, str]:
-        """Chooses where to create the environment first. By default there is only one place, without a name."""
-        return {}
-
-    def next_place(self, environment: Environment, error: TerraformError) -> tuple[str, dict[str, str]] | None:
-        """Decides whether a failure has to do with where the environment was to be created.
-
-        Returns:
-            the reason, and where to try next; None if the place is not to blame, as by default it never is. The same
-            place again: whatever the environment had there has been removed.
-
-        Raises:
-            CapacityError: the place is to blame, and there is no other to try.
-        """
-        return None
-
-    def fallback(self) -> Cloud | None:
-        """Returns the same cloud in the next region that the operator allows; None, the default, if there is none."""
-        return None
-
-
-class Stacks(ABC):
-    """What Terraform is given to create environments."""
-
-    module_variables: ClassVar[type[ModuleVariables]]
-    """The variables that only this cloud's module takes."""
-    parallelism: int | None = None
-    """How many resources Terraform may create at once; None for Terraform's default."""
-
-    def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables that only this cloud's provider and state backend read; by default none.
-
-        Asked before each Terraform command.
-
-        Args:
-            ours: the controller's environment variables.
-
-        Raises:
-            HostError: the operator has to log in first.
-        """
-        return {}
-
-    def await_turn(
-        self, environment: Environment, machines: int, tell: Callable[[str], None], check: Callable[[], None]
-    ) -> None:
-        """Waits until the cloud takes the launches of an apply. By default it takes them at once.
-
-        Args:
-            environment: one of the apply's; all its `machines` are in one place.
-            tell: receives a line if it takes long.
-            check: called while it waits; raises to end that.
-        """
-
-    def check_allowlist(self, allowed: Collection[Destination]) -> None:
-        """Raises UsageError if an allowlist is too long for the cloud. By default none is."""
-
-    def allowlist_room(self, allowed: Collection[Destination]) -> str:
-        """Says how much of what is short an allowlist takes, and how much there is. By default "": that is no concern.
-
-        Raises:
-            UsageError: it is too long.
-        """
-        self.check_allowlist(allowed)
-        return ""
-
     @abstractmethod
     def stack_values(self, environment: Environment) -> StackValues:
         """Returns what this cloud adds to the environment's Terraform variables."""
-
-    def root_files(self, environment: Environment) -> dict[str, str]:
-        """Returns what this cloud adds to the files of the environment's Terraform root. By default nothing."""
-        return {}
-
-    def shared_network(self, environment: Environment) -> SharedNetwork | None:
-        """Returns the network that has to be created or changed before the environment can be created.
-
-        None if it is there already, or, as by default, if environments share nothing.
-        """
-        return None
-
-    def remove_shared_network(self, environment: Environment) -> None:
-        """Removes what an interrupted attempt of this home created of a shared network. Safe to repeat."""
-
-
-class Machines(ABC):
-    """Machines from their boot to their end."""
 
     @abstractmethod
     def prepare(self, environment: Environment, authorized_keys: Mapping[Role, Mapping[str, str]]) -> None:
@@ -303,38 +78,9 @@ class Machines(ABC):
     def host_key(self, environment: Environment, role: Role) -> str | None:
         """Returns the machine's SSH host key as `TYPE BASE64`, from the cloud; None if it is not known yet."""
 
-    def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
-        """Makes the last changes to machines that are up, before anything of the task runs in them.
-
-        By default machines boot hardened.
-        """
-
     @abstractmethod
     def alive(self, environment: Environment, role: Role) -> bool:
         """Asks the cloud whether the machine runs."""
-
-    def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:
-        """Returns why a machine no longer runs. By default the cloud does not say."""
-        return TerminationReason()
-
-    def impairment(self, environment: Environment, role: Role) -> str:
-        """Returns what the cloud says is wrong with a running machine's host; empty, as by default, if all is well.
-
-        Nothing that the machine itself does may count.
-        """
-        return ""
-
-    def console(self, environment: Environment, role: Role) -> str:
-        """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
-        return ""
-
-    def versions(self, environment: Environment) -> dict[str, str]:
-        """Returns the versions of what runs an environment's machines, as far as they are known. Asks no machine."""
-        return {}
-
-    def unreachable_hint(self, environment: Environment) -> str | None:
-        """What to do if a machine has booted and SSH does not reach it. By default no advice."""
-        return None
 
     @abstractmethod
     def gateways(self, environment: Environment) -> list[str]:
@@ -344,57 +90,34 @@ class Machines(ABC):
     def move_ttl(self, environment: Environment) -> None:
         """Moves what ends the machines from outside to the record's `expires_at`. Safe to repeat."""
 
-    def is_locked_out(self, environment: Environment) -> bool:
-        """Whether the machines let in other addresses than this controller has now. By default they never do."""
-        return False
-
-    def admit(self, environment: Environment) -> None:
-        """Lets this controller's present address in. Safe to repeat. By default nothing."""
-
-    def renew_lease(self, environment: Environment) -> None:
-        """Tells other controllers that this one looks after the environment. By default there are no others."""
-
-
-class Isolation:
-    """What the cloud itself knows of what an environment's machines can reach, whatever the machines say."""
-
-    def isolation_differences(self, environment: Environment) -> list[str]:
-        """Compares what the cloud sees with what the task's permission calls for. Called after the probes have run.
-
-        Returns:
-            a line for each difference. By default none: the cloud sees nothing that the probes do not.
-
-        Raises:
-            MachineLostError: a machine has ended on its own since.
-        """
-        return []
-
-
-class Snapshots:
-    """Running machines frozen, from which other machines resume. By default a cloud has none."""
-
-    def snapshot_needs(self, environment: Environment) -> dict[str, str]:
-        """Returns what the state of an environment's machines depends on here, in the cloud's own terms.
-
-        Raises:
-            UnavailableError: this cloud freezes no machines.
-        """
-        raise UnavailableError("Only environments of the local cloud can be frozen.")
-
-    def freeze(self, environment: Environment, directory: Path) -> None:
-        """Freezes all machines of an environment at one moment. They resume afterwards, whatever happens.
+    @abstractmethod
+    def survey(self, regions: Sequence[str] | None) -> list[EnvironmentResources]:
+        """Lists everything in the cloud that carries our tags or lies in this home.
 
         Args:
-            directory: an empty directory, for a directory of each machine.
+            regions: where to look; None for all regions.
+        """
+
+    @abstractmethod
+    def clear(self, resources: EnvironmentResources) -> bool:
+        """Removes what a survey found. Safe to repeat.
+
+        Returns:
+            whether the environment had been created completely, so that no Terraform that outlived its controller
+            can still create more of it.
 
         Raises:
-            CapacityError: there is no room for what would be kept.
-            InfrastructureError: it failed.
+            StillThereError: a resource could not be removed.
         """
-        raise UnavailableError("Only environments of the local cloud can be frozen.")
 
+    @abstractmethod
+    def remaining(self, environment: Environment) -> list[str]:
+        """Asks the cloud what still exists of an environment; empty if it is gone."""
 
-class Cloud(Requirements, Sizing, Images, Placement, Stacks, Machines, Isolation, Snapshots, CleanUp):
-    """A place where machines run: `name` says which, and terraform/NAME holds its modules."""
+    @abstractmethod
+    def remove(self, environment: Environment) -> None:
+        """Removes what Terraform left behind of an environment. Safe to repeat.
 
-    name: str
+        Raises:
+            StillThereError: a resource could not be removed.
+        """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+
+from provisioner.models import Role
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,18 @@ class Scarcity:
     room: str
     remedy: str
     each_controller: bool
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What passed through one card of a machine.
+
+    Args:
+        role: the machine's.
+        card: the card's name: `link`, or `internet`.
+        path: a file in libpcap's format, which may be growing.
+    """
+
+    role: Role
+    card: str
+    path: Path

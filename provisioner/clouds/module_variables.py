@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from provisioner.models import Record
+from provisioner.models import Record, Role
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,16 @@ class ModuleVariables(Record):
             for annotation in field.metadata
             if isinstance(annotation, TerraformType)
         }
+
+
+@dataclass(frozen=True)
+class StackValues:
+    """What a cloud adds to the Terraform variables of one environment.
+
+    Args:
+        images: each role's image, as the cloud's Terraform module names it.
+        variables: the variables that only this cloud's module takes.
+    """
+
+    images: Mapping[Role, str]
+    variables: ModuleVariables

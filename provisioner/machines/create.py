@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from provisioner.clouds.cloud import UNFINISHED
+from provisioner.clouds.defaults import UNFINISHED
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Distribution, Endpoint, Environment, Role

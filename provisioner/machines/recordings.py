@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.best_effort import best_effort, best_effort_within
-from provisioner.clouds.clean_up import Capture
+from provisioner.clouds.findings import Capture
 from provisioner.models import Environment
 from provisioner.recording import isolation, manifest, packets
 from provisioner.session import Session

@@ -14,7 +14,7 @@ from provisioner.clouds.aws.instances.vcpu_quota import MARKETS, STANDARD
 from provisioner.clouds.aws.network.isolation import AwsIsolation
 from provisioner.clouds.aws.network.region import Networks
 from provisioner.clouds.aws.sizing import AwsSizing
-from provisioner.clouds.aws.stacks import AwsStacks
+from provisioner.clouds.aws.stacks import AwsStacks, AwsVariables
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings
 from provisioner.errors import ProvisionerError
@@ -36,6 +36,7 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
     """
 
     name = "aws"
+    module_variables = AwsVariables
 
     def __init__(
         self,

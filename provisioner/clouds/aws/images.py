@@ -14,7 +14,7 @@ from provisioner import strict_json
 from provisioner.clock import now
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import Api, asking, code_of, tagged, tags_of
-from provisioner.clouds.cloud import Images
+from provisioner.clouds.defaults import Images
 from provisioner.errors import ImageBuildError, InfrastructureError
 from provisioner.models import Architecture, BaseImage, Distribution, Environment, Record
 from provisioner.progress import Progress

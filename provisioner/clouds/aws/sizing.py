@@ -17,7 +17,7 @@ from provisioner.clouds.aws.instances import vcpu_quota
 from provisioner.clouds.aws.instances.instance_types import choose_builder, choose_machines
 from provisioner.clouds.aws.instances.vcpu_quota import Market, Quotas
 from provisioner.clouds.aws.network.region import Networks
-from provisioner.clouds.cloud import Sizing
+from provisioner.clouds.defaults import Sizing
 from provisioner.clouds.findings import Scarcity
 from provisioner.costs.bill import Bill
 from provisioner.costs.prices import CostLine

@@ -22,8 +22,8 @@ from provisioner.clouds.aws.network.region import (
     zones_of,
 )
 from provisioner.clouds.aws.tags import HOME_TAG, OWNER_TAG
-from provisioner.clouds.cloud import UNFINISHED, SharedNetwork, Stacks, StackValues
-from provisioner.clouds.module_variables import ModuleVariables, TerraformType
+from provisioner.clouds.defaults import UNFINISHED, SharedNetwork, Stacks
+from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
 from provisioner.errors import HostError
 from provisioner.models import Destination, Environment, Record, Role
 from provisioner.store.images import ImageStore
@@ -77,7 +77,6 @@ class AwsStacks(Stacks):
     store: ImageStore
     regions_with_schedules: set[str]
     """Where this process knows that the schedules' role and group exist."""
-    module_variables = AwsVariables
     parallelism = PARALLELISM
 
     def terraform_variables(self, ours: Mapping[str, str]) -> dict[str, str]:

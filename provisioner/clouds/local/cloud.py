@@ -12,16 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from provisioner.clouds.clean_up import Capture
-from provisioner.clouds.cloud import Cloud, StackValues
-from provisioner.clouds.findings import EnvironmentResources, TerminationReason
+from provisioner.clouds.cloud import Cloud
+from provisioner.clouds.findings import Capture, EnvironmentResources, TerminationReason
 from provisioner.clouds.local import capture, host, images, kernel_version, machine, orphans, sizing, watchdog
 from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
 from provisioner.clouds.local.network.egress_rules import GATEWAY, MAX_RULES
 from provisioner.clouds.local.vm import disk, kvm, machine_logs, qemu, shutdown
-from provisioner.clouds.module_variables import ModuleVariables, TerraformType
+from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, InfrastructureError, StillThereError, UsageError

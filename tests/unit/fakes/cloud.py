@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.clock import now
-from provisioner.clouds.cloud import Cloud, SharedNetwork, StackValues
+from provisioner.clouds.cloud import Cloud
+from provisioner.clouds.defaults import SharedNetwork
 from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.clouds.local.cloud import LocalVariables
+from provisioner.clouds.module_variables import StackValues
 from provisioner.clouds.sizing import size_of_aux_vm, size_of_primary
 from provisioner.costs.prices import CostLine
 from provisioner.errors import CapacityError, InfrastructureError, MachineLostError, StillThereError, TerraformError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.clouds.cloud import UNFINISHED, SharedNetwork
+from provisioner.clouds.defaults import UNFINISHED, SharedNetwork
 from provisioner.errors import CapacityError, TerraformError
 from provisioner.machines.create import create_machines, create_shared_network, record_environment
 from provisioner.models import Destination, Distribution, Environment

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from provisioner.clouds.aws.account import Account
 from provisioner.clouds.aws.api import CLOSED_REGION, REFUSED, asking, code_of, tag
 from provisioner.clouds.aws.cleanup import schedules, tagged_resources
-from provisioner.clouds.clean_up import CleanUp
+from provisioner.clouds.defaults import CleanUp
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import StillThereError
 from provisioner.models import Environment

@@ -14,7 +14,7 @@ from provisioner.clouds.aws.cleanup import schedules, tagged_resources
 from provisioner.clouds.aws.instance_watch import watch
 from provisioner.clouds.aws.instances import hardening, user_data
 from provisioner.clouds.aws.network import admission
-from provisioner.clouds.cloud import Machines
+from provisioner.clouds.defaults import Machines
 from provisioner.clouds.findings import TerminationReason
 from provisioner.errors import HostError, InfrastructureError
 from provisioner.models import Environment, Role

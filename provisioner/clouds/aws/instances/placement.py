@@ -12,7 +12,7 @@ from provisioner.clouds.aws.cleanup import tagged_resources
 from provisioner.clouds.aws.instances import places
 from provisioner.clouds.aws.network.admission import CONTROLLERS
 from provisioner.clouds.aws.network.region import Networks, allowlist_subnet
-from provisioner.clouds.cloud import Placement
+from provisioner.clouds.defaults import Placement
 from provisioner.errors import CapacityError, HostError, InfrastructureError, TerraformError
 from provisioner.models import Environment
 

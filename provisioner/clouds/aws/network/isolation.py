@@ -9,7 +9,7 @@ from provisioner.clouds.aws.api import Api, asking
 from provisioner.clouds.aws.cleanup import tagged_resources
 from provisioner.clouds.aws.network.isolation_rules import Seen, compare, require_running
 from provisioner.clouds.aws.network.region import Networks
-from provisioner.clouds.cloud import Isolation
+from provisioner.clouds.defaults import Isolation
 from provisioner.models import Environment
 
 # EC2's answers are eventually consistent, and another controller may be joining the network at this moment.
