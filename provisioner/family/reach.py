@@ -168,7 +168,7 @@ def _may_import(text: bytes, mention: re.Pattern[bytes]) -> bool:
     for number, found in enumerate(mention.finditer(text)):
         if number >= MAXIMUM_MENTIONS or text.startswith(b".py", found.end()):
             return True
-        if text[: found.start()].endswith(b"/") and text.startswith(b"/", found.end()):
+        if text[found.start() - 1 : found.start()] == b"/" == text[found.end() : found.end() + 1]:
             continue
         before = text[max(0, found.start() - IMPORT_BYTES) : found.start()]
         if _IMPORT.search(before) or _RUN_AS_MODULE.search(before):

@@ -11,17 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
-from inspect_ai.util._sandbox import self_check
 
 from provisioner.inspect import blocking
 from provisioner.inspect.configuration import configuration_of
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import ServiceSandbox
 from provisioner.store.home import Home
+from tests.inspect.checks import CHECKS, run_check
 from tests.inspect.images import DOCKERFILE, registry_of_archives
 from tests.inspect.running import brought_up, ended
 
-CHECKS = [name for name in dir(self_check) if name.startswith("test_")]
 # The users of the service that Inspect's checks run in: root on asyncio, another on trio; or each on each.
 PAIRS = [("asyncio", "web"), ("trio", "agent")]
 if os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
@@ -159,10 +158,7 @@ async def test_limits_are_the_containers_and_the_machine_has_room(services: dict
 async def test_inspects_check_passes_in_a_service(
     services: dict[str, SandboxEnvironment], service: str, check: str
 ) -> None:
-    try:
-        await getattr(self_check, check)(services[service])
-    except TimeoutError:  # an emulated CPU of a busy host gets the ten seconds that Inspect gives each command again
-        await getattr(self_check, check)(services[service])
+    await run_check(services[service], check)
 
 
 @pytest.mark.anyio

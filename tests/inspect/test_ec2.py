@@ -14,13 +14,13 @@ from itertools import cycle, product
 import anyio
 import pytest
 from inspect_ai.util import SandboxEnvironment
-from inspect_ai.util._sandbox import self_check
 
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
-from tests.inspect.test_self_check import CHECKS, PAIRS, case
+from tests.inspect.checks import CHECKS, run_check
+from tests.inspect.test_self_check import PAIRS, case
 
 # The default users of machines by their names; the first machine is the eval's default.
 MACHINES = {"default": "root", "db": "agent", "web": "root"}
@@ -62,7 +62,7 @@ def machines(home: Home) -> Iterator[dict[str, SandboxEnvironment]]:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("anyio_backend", "user", "check"), CASES, indirect=["anyio_backend"])
 async def test_inspects_check_passes_on_ec2(machines: dict[str, SandboxEnvironment], user: str, check: str) -> None:
-    await getattr(self_check, check)(machines[BY_USER[user]])
+    await run_check(machines[BY_USER[user]], check)
 
 
 def test_each_machine_reaches_every_other_by_name(machines: dict[str, SandboxEnvironment]) -> None:

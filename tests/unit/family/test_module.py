@@ -68,6 +68,12 @@ def test_what_is_surely_no_task_family_is_refused(tmp_path: Path, name: str) -> 
         check(tmp_path, text)
 
 
+def test_an_error_of_syntax_names_line_and_python(tmp_path: Path) -> None:
+    with pytest.raises(TaskFamilyError, match=r"\(line 2\)") as raised:
+        check(tmp_path, "class TaskFamily:\n    def get_tasks(: pass\n")
+    assert raised.value.hint == "Correct the line, or one above it, for Python 3.11."
+
+
 def test_a_module_that_would_fill_memory_is_not_read_here(tmp_path: Path) -> None:
     path = tmp_path / "fam.py"
     path.write_text("x = [" + "0," * (MAXIMUM_TOKENS // 2) + "]\n")

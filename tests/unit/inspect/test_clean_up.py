@@ -50,6 +50,23 @@ def test_a_snapshot_that_an_eval_was_killed_in_is_removed(session: Session) -> N
     assert list(session.home.snapshots.iterdir()) == []
 
 
+def test_a_snapshot_that_cannot_be_removed_keeps_no_machine(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned(session)
+    left = session.home.snapshots / f"{UNFINISHED}forked"
+    left.mkdir(parents=True)
+
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("provisioner.store.snapshots.remove_tree", refuse)
+    ended = cleanup()
+    assert ended.exit_code == 0
+    assert "env destroyed" in ended.output
+    assert (cloud.existing(), left.is_dir()) == ([], True)
+
+
 def test_a_failure_is_told_and_is_the_exit_code(session: Session, cloud: FakeCloud) -> None:
     abandoned(session)
     cloud.faults.unreachable = True
