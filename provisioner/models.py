@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 
 # The name of a machine within its environment: primary and aux, or what its owner calls a further machine.
 Role = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
+MAXIMUM_VERSION_CHARACTERS = 200
 # No machine may have these names, which mean something else beside it in the record or in the environment's directory.
 NOT_MACHINES = frozenset(
     {"account", "allowlist", "controllers", "keys", "logs", "market", "profile", "region", "state", "zone"}
@@ -267,6 +268,7 @@ class Environment(Record):
         status: `unverified` after a destroy that the cloud could not confirm.
         attended: whether it belongs to a running command, and is an orphan once that command has ended.
         shared_ledger: whether its reservation is in the database that workers share, not in the home's ledger.
+        family_version: as the family's manifest has it, up to a bound; empty if it has none.
         placement: its place in the cloud, in the cloud's own terms (region, zone, machine types).
         batch: the batch that it belongs to; empty for none.
         label: whose it is, in the words of the program that uses it; empty for none.
@@ -278,6 +280,7 @@ class Environment(Record):
         addresses_of: the environment from whose id its private addresses follow; empty for its own.
         started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when an agent began, of a batch or of Inspect, which happens only once in each environment.
+        agent_files: the SHA-256 of the files in that agent's directory, in hex; empty where Inspect has its own.
         agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or if it is not known.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.
@@ -294,6 +297,7 @@ class Environment(Record):
     stack: str
     family: str
     task: str | None
+    family_version: str = Field(default="", max_length=MAXIMUM_VERSION_CHARACTERS)
     status: Status
     shared_ledger: bool = False
     attended: bool = False
@@ -321,6 +325,7 @@ class Environment(Record):
     addresses_of: str = ""
     started_at: AwareDatetime | None = None
     agent_at: AwareDatetime | None = None
+    agent_files: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     agent_ended_at: AwareDatetime | None = None
     agent_exit_code: int | None = Field(default=None, ge=-255, le=255)
     outcome: Outcome | None = None

@@ -122,6 +122,7 @@ class Attempt:
             at=now(),
             begun_at=environment.created_at,
             phases=environment.phases,
+            family_version=environment.family_version,
             machine_types=_machine_types(environment),
             images={role: machine.image for role, machine in environment.machines.items()},
             warnings=environment.setup.warnings,
@@ -142,7 +143,13 @@ class Attempt:
             work = environment_agent.Agent(self.directory / agent.directory, agent.command, limit, AGENT_IDENTITY)
             with phases.phase("agent"):
                 ended = environment_agent.run_agent(self.session, environment, work)
-            return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, problem=ended.problem)
+            return AgentStep(
+                at=now(),
+                exit_code=ended.exit_code,
+                timed_out=ended.timed_out,
+                problem=ended.problem,
+                files=self.session.environments.last_known(environment).agent_files,
+            )
 
         return self._in_environment("agent", AgentStep, work, task_outcome="agent_failed")
 

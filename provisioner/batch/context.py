@@ -118,7 +118,7 @@ class BatchContext:
         wanted = family_directories(self.suite, self.directory)
         # All are checked before the first image is built.
         written = {path: refuse_mistakes(self.family(path), None, self.session.variables) for path in wanted}
-        known = {path: names for path, names in written.items() if names is not None}
+        known = {path: each.tasks for path, each in written.items() if each.tasks is not None}
         expand(self.suite, known, {path: wanted[path] for path in known})
         tasks = {path: list(build.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
         runs = expand(self.suite, tasks, wanted)
@@ -165,7 +165,7 @@ class BatchContext:
         except InfrastructureError as error:
             self.session.progress.note(f"{error.message} {error.hint or ''}".rstrip())
             return unknown
-        tasks = list(written or family.manifest.tasks) if built is None else list(built)
+        tasks = list(written.tasks or family.manifest.tasks) if built is None else list(built)
         if not tasks:
             return unknown
         runs = expand(self.suite, {path: tasks}, {path: globs})
@@ -174,7 +174,7 @@ class BatchContext:
                 family=family.name,
                 task=task,
                 runs=sum(run.task == task for run in runs),
-                forecast=forecast(self.session, family, task, allowlist=bool(self.suite.allow)),
+                forecast=forecast(self.session, family, task, written, allowlist=bool(self.suite.allow)),
             )
             for task in dict.fromkeys(run.task for run in runs)
         ]

@@ -67,6 +67,7 @@ class UpStep(Step):
     Args:
         begun_at: when the attempt began.
         environment: the environment's id.
+        family_version: as the manifest has it; empty if it has none.
         machine_types, images: by the machine's role.
         warnings: what may spoil the result.
     """
@@ -75,6 +76,7 @@ class UpStep(Step):
     environment: str
     cloud: str
     region: str
+    family_version: str = ""
     machine_types: dict[str, str] = Field(default_factory=dict)
     images: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -87,11 +89,13 @@ class AgentStep(Step):
         exit_code: None if there was no agent, if it ran out of time, or if its end is not known.
         timed_out: whether it ran out of time.
         problem: why its end is not known; empty otherwise.
+        files: the SHA-256 of the agent's files; empty if there was no agent.
     """
 
     exit_code: int | None = None
     timed_out: bool = False
     problem: str = ""
+    files: str = ""
 
 
 class ScoreStep(Step):

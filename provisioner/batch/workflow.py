@@ -115,8 +115,10 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
     return Row(
         key=run.key,
         family=run.key.split("/")[0],
+        family_version=last.up.family_version,
         task=run.task,
         agent=run.agent,
+        agent_files=last.agent.files if last.agent else "",
         repetition=run.repetition,
         outcome=outcome,
         score=last.score.score if last.score else None,

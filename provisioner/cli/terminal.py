@@ -13,7 +13,7 @@ from rich.text import Text
 
 from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
-from provisioner.errors import HostError, ProvisionerError
+from provisioner.errors import HostError, Interrupted, ProvisionerError
 from provisioner.printable import CUT, printable, printable_lines
 
 # How many lines of an error's details are shown: about one screen.
@@ -35,7 +35,9 @@ def render_error(error: ProvisionerError, *, as_json: bool) -> None:
         with contextlib.suppress(HostError, BrokenPipeError):  # stderr has the error anyway
             render(result, as_json=True)
     console = _console()
-    console.print(Text.assemble(("error:", "bold red"), " ", printable_lines(error.message)))
+    # A command that the operator ended has not failed.
+    label = Text() if isinstance(error, Interrupted) else Text.assemble(("error:", "bold red"), " ")
+    console.print(label.append(printable_lines(error.message)))
     if error.details:
         console.print(Text(_indented(error.details), "dim"))
     if error.hint:

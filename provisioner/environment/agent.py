@@ -33,6 +33,7 @@ from provisioner.errors import (
     TaskError,
     UsageError,
 )
+from provisioner.family.files import digest_directory
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
@@ -222,8 +223,11 @@ class _Following:
     def _copy(self, connection: Connection) -> None:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
 
+        directory = self._agent.directory.resolve()
+        files = digest_directory(directory)
+
         def fill(archive: tarfile.TarFile) -> None:
-            archive.add(self._agent.directory.resolve(), arcname=TOP)
+            archive.add(directory, arcname=TOP)
 
         try:
             sent = send_archive(connection, fill, "replace", SCAFFOLDING, user="agent")
@@ -234,19 +238,22 @@ class _Following:
                 "The agent could not be copied.", details=last_lines(sent.stderr.decode(errors="replace"), 1000)
             )
         # Before it starts: from here on a fresh machine could be a second chance.
-        self._environment = self._record_beginning()
+        self._environment = self._record_beginning(files)
         self._is_new, self._is_copied = False, True
         self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
 
-    def _record_beginning(self) -> Environment:
+    def _record_beginning(self, files: str) -> Environment:
         """Records that an agent begins. The copy may have taken an hour, in which others may have changed the record.
+
+        Args:
+            files: the hash of the agent's files.
 
         Raises:
             UsageError: the environment was destroyed in the meantime.
         """
         with environment_lock(self._session, self._environment) as current:
-            return self._session.environments.update(current, agent_at=now())
+            return self._session.environments.update(current, agent_at=now(), agent_files=files)
 
     def _record_end(self, end: AgentEnd) -> None:
         """Records how the agent ended. Its result counts even if that fails, as when it was destroyed meanwhile."""

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.costs.prices import CostLine, cost, worst_hourly
+from provisioner.family.checks.family_check import Written
+from provisioner.family.env_file import required_of_env_file
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task
 from provisioner.images import build
@@ -22,6 +24,8 @@ class Forecast(Record):
         image: the family's image; None if it is not built, so that permissions and aux VM are not known yet.
         outlook: what is to be done for the image, and why; empty if it is built.
         full_internet: whether the task has internet; None if that is not known yet.
+        has_aux_vm: whether it has an aux VM, which `machines` then has; None if that is not known yet.
+        needs: the required variables that are not set, as far as they are known.
         machines: the size of each machine.
         room: what the machines need of what is short, such as the host's disk or the account's quota, and how much
             there is of it; empty where that is no concern.
@@ -40,6 +44,8 @@ class Forecast(Record):
     image: str | None
     outlook: str = ""
     full_internet: bool | None
+    has_aux_vm: bool | None
+    needs: tuple[str, ...]
     machines: dict[Role, MachineSize]
     room: str = ""
     lines: tuple[CostLine, ...]
@@ -49,10 +55,13 @@ class Forecast(Record):
     builder_micro_usd: int
 
 
-def forecast(session: Session, family: TaskFamily, task: str, *, allowlist: bool = False) -> Forecast:
+def forecast(
+    session: Session, family: TaskFamily, task: str, written: Written | None = None, *, allowlist: bool = False
+) -> Forecast:
     """Chooses the machines as `run` would, as far as that is possible without building anything.
 
     Args:
+        written: what the family's text tells, for as long as its image is not built.
         allowlist: whether the environment is to have one.
 
     Raises:
@@ -60,12 +69,13 @@ def forecast(session: Session, family: TaskFamily, task: str, *, allowlist: bool
         UnavailableError: a price is not known.
     """
     resources = family.manifest.resources(task)
-    sizes = session.cloud.choose(resources, None)
+    written = written or Written()
     image = build.built_family_image(session, family)
     setup = require_task(session.images.setup_data(image), family.name, task) if image else None
-    if setup and setup.aux_vm_spec:
-        sizes = session.cloud.choose(resources, setup.aux_vm_spec)
+    spec = setup.aux_vm_spec if setup else written.aux_vm
+    sizes = session.cloud.choose(resources, spec)
     sizes["primary"] = build.fitting_image(sizes["primary"], family)
+    needs = required_of_env_file(setup) if setup else written.needs
     # Assume the more expensive case for what is not known yet.
     has_way_out = allowlist or setup is None or setup.full_internet
     lines = session.cloud.costs(sizes, has_way_out=has_way_out, spot=True)
@@ -82,6 +92,8 @@ def forecast(session: Session, family: TaskFamily, task: str, *, allowlist: bool
         image=image,
         outlook="" if image else build.outlook(session, family),
         full_internet=setup.full_internet if setup else None,
+        has_aux_vm=bool(spec) if setup else written.has_aux_vm,
+        needs=tuple(name for name in needs if name not in session.variables),
         machines=sizes,
         room=session.cloud.room(sizes),
         lines=lines,

@@ -91,14 +91,19 @@ def select_required(
     return {name: available[name] for name in names}
 
 
+def required_of_env_file(setup: TaskSetup) -> list[str]:
+    """Returns the variables that a task requires, without those that provisioner supplies."""
+    ours = AUX_VM_VARIABLES if setup.aux_vm_spec else ()
+    return [name for name in dict.fromkeys(setup.required_environment_variables) if name not in ours]
+
+
 def check_required(variables: Mapping[str, str], setup: TaskSetup) -> None:
     """Checks, before anything is created, that each required variable is set or will be supplied by us.
 
     Raises:
         MissingVariablesError: variables are missing; the message names all of them.
     """
-    ours = dict.fromkeys(AUX_VM_VARIABLES, "") if setup.aux_vm_spec else {}
-    select_required(variables, setup.required_environment_variables, ours)
+    select_required(variables, required_of_env_file(setup))
 
 
 def refuse_env_file_of_agent(directory: Path, env_file: Path) -> None:

@@ -71,7 +71,7 @@ def how_it_ran(
         "batch": batch.id,
         "began": f"{batch.created_at:%Y-%m-%d %H:%M} UTC",
         "page made": f"{made_at:%Y-%m-%d %H:%M} UTC",
-        "families": _different(row.family for row in rows),
+        "families": _different(f"{row.family} {row.family_version}".strip() for row in rows),
         "repetitions": str(suite.repetitions),
         "time limits": f"agent {format_duration(suite.limits.agent_limit)}, environment {suite.limits.ttl}",
         "at once": str(suite.concurrency),
@@ -89,10 +89,18 @@ def how_it_ran(
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def agents(suite: Suite) -> list[tuple[str, str, Markup]]:
-    """Returns the agents with their commands and the submissions with their texts: name, what it is, and that."""
+def agents(suite: Suite, rows: Sequence[Row]) -> list[tuple[str, str, Markup]]:
+    """Returns the agents with their commands and the submissions with their texts: name, what it is, and that.
+
+    The hash of an agent's files stands beside its command: with another one, another agent has run.
+    """
+    names = [agent.name for agent in suite.agents]
+    files = {name: _different(row.agent_files for row in rows if row.agent == name) for name in names}
     return [
-        *((agent.name, "command", first_part(agent.command, COMMAND_BYTES)) for agent in suite.agents),
+        *(
+            (agent.name, f"command; files {files[agent.name] or 'not known'}", first_part(agent.command, COMMAND_BYTES))
+            for agent in suite.agents
+        ),
         *((entry.name, "submission", first_part(entry.text, COMMAND_BYTES)) for entry in suite.submissions),
     ]
 

@@ -64,7 +64,7 @@ def render(batch: Batch, rows: Sequence[Row], made_at: datetime, evidence: Mappi
         policy=policy(style, script),
         totals=facts.totals(rows, len(batch.runs)),
         facts=facts.how_it_ran(batch, rows, evidence, made_at),
-        agents=facts.agents(batch.suite),
+        agents=facts.agents(batch.suite, rows),
         matrix=matrix(rows),
         ends=ends(rows),
         pairs=pairs(rows),

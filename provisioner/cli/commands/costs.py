@@ -58,10 +58,10 @@ def plan(
 ) -> Result:
     """Shows machines, image, internet access, prices and the worst-case cost."""
     opened, loaded = family_session(family, env_file, where, launch)
-    refuse_mistakes(loaded, task, opened.variables if env_file else None)
+    written = refuse_mistakes(loaded, task, opened.variables if env_file else None)
     allowed = destinations(allow)
     allowlist = opened.cloud.allowlist_room(allowed)
-    estimate = forecast(opened, loaded, task, allowlist=bool(allowed))
+    estimate = forecast(opened, loaded, task, written, allowlist=bool(allowed))
     data = {**estimate.model_dump(mode="json"), "allowlist": allowlist}
     today = now().date()
     for line, priced in zip(data["lines"], estimate.lines, strict=True):
@@ -89,8 +89,10 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
         lines.append(f"  room: {estimate.room}")
     if allowlist:
         lines.append(f"  allowlist: {allowlist}")
-    if estimate.image is None:
+    if estimate.has_aux_vm is None:
         lines.append("  aux VM: not known until the family's image is built")
+    if estimate.needs:
+        lines.append(f"  variables: {', '.join(estimate.needs)} not set; `run` wants them in --env-file")
     if not estimate.lines:
         return "\n".join([*lines, "", f"Costs nothing: the machines are your own. Time to live {ttl}."])
     rows = [

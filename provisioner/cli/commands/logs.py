@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +40,8 @@ OVERLAP_BYTES = 4096
 # How much is made printable at once, which costs a string for each line.
 PIECE_BYTES = 64 << 10
 
+_OBJECT = re.compile(r"^\{.*\}$", re.MULTILINE)
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -47,7 +51,8 @@ def register(app: typer.Typer) -> None:
 def logs(
     env: PastEnvironmentArgument,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="PART", help="Only this log; --list names them.", show_default=False)
+        list[str] | None,
+        typer.Option("--only", metavar="PART", help="Only this log; repeatable.", show_default=False),
     ] = None,
     tail: Annotated[
         int | None,
@@ -68,14 +73,17 @@ def logs(
     paths = _ordered(opened.environments.logs(environment.id), environment)
     if parts:
         return _list(environment, paths)
-    if only is not None and (not follow or _is_over(opened, environment)):
-        paths = [path for path in paths if path.stem == only]
-        if not paths:
-            raise UsageError(
-                f"{environment.id} has no log {only!r}.", hint=f"`provisioner logs {environment.id} --list` lists them."
-            )
+    if only and (not follow or _is_over(opened, environment)):
+        found = {path.stem for path in paths}
+        for name in only:
+            if name not in found:
+                raise UsageError(
+                    f"{environment.id} has no log {name!r}.",
+                    hint=f"`provisioner logs {environment.id} --list` lists them.",
+                )
+        paths = [path for path in paths if path.stem in only]
     if follow:
-        _follow(opened, environment, only, 10 if tail is None else tail)
+        _follow(opened, environment, only or (), 10 if tail is None else tail)
         return Result({})
     return shown_logs(environment.id, paths, tail)
 
@@ -114,7 +122,7 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
     for path in sorted(sizes, key=sizes.__getitem__):  # shorter ones leave room to longer ones
         ends[path] = read_end(path, room_bytes // (len(sizes) - len(ends)))
         room_bytes -= len(ends[path])
-    texts, whole_bytes, shown = {}, {}, []
+    texts, whole_bytes, shown, empty = {}, {}, [], []
     for path in paths:
         is_whole = sizes[path] <= len(ends[path])
         data = ends.pop(path)
@@ -123,8 +131,27 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
         texts[path.stem] = text
         if not is_whole:
             whole_bytes[path.stem] = sizes[path]
-        shown += [f"==> {heading} <==", text.rstrip(), ""]
+        if text:
+            shown += [f"==> {heading} <==", _in_words(path.stem, text).rstrip(), ""]
+        else:
+            empty.append(path.stem)
+    if empty and tail != 0:
+        shown.append(f"Empty: {', '.join(empty)}.")
     return Result({"environment": environment, "logs": texts, "cut": whole_bytes}, "\n".join(shown) or "No logs.")
+
+
+def _in_words(name: str, text: str) -> str:
+    """Returns a log with the messages alone where Terraform wrote lines of JSON (its "Machine-Readable UI")."""
+    return _OBJECT.sub(_message, text) if name.startswith("terraform") else text
+
+
+def _message(line: re.Match[str]) -> str:
+    try:
+        message = json.loads(line[0])
+        detail = str((message.get("diagnostic") or {}).get("detail", ""))
+        return "\n".join(filter(None, (str(message["@message"]), detail)))
+    except (AttributeError, KeyError, RecursionError, ValueError):
+        return line[0]
 
 
 def last_lines(data: bytes, count: int) -> bytes:
@@ -193,7 +220,7 @@ class Followed:
         return b"[...]\n" + data[-OVERLAP_BYTES:] if after is None else after
 
 
-def _follow(opened: Session, environment: Environment, only: str | None, tail: int) -> None:
+def _follow(opened: Session, environment: Environment, only: Collection[str], tail: int) -> None:
     """Prints what comes, made printable, until the environment is gone."""
     followed = FollowedLogs(only, tail)
     asked_at = time.monotonic()
@@ -219,11 +246,11 @@ class FollowedLogs:
     """Prints what comes in several logs, made printable, each piece below its log's name.
 
     Args:
-        only: the only log to print; None for all.
+        only: the logs to print; empty for all.
         tail: how many lines of what is there already to begin with.
     """
 
-    def __init__(self, only: str | None, tail: int) -> None:
+    def __init__(self, only: Collection[str], tail: int) -> None:
         self._only = only
         self._tail = tail
         self._logs: dict[str, tuple[Followed, PrintableStream]] = {}
@@ -232,7 +259,7 @@ class FollowedLogs:
     def show(self, directory: Path) -> None:
         """Prints what has come since the last call."""
         for path in _existing(directory):
-            if self._only in (None, path.stem):
+            if not self._only or path.stem in self._only:
                 log, stream = self._logs.setdefault(path.stem, (Followed(self._tail), PrintableStream()))
                 data = log.read(path)
                 for begin in range(0, len(data), PIECE_BYTES):
@@ -246,7 +273,7 @@ class FollowedLogs:
     def _print(self, name: str, text: str) -> None:
         if not text:
             return
-        heading = f"\n==> {name} <==\n" if name != self._shown and self._only is None else ""
+        heading = f"\n==> {name} <==\n" if name != self._shown and len(self._only) != 1 else ""
         self._shown = name
         show(heading + text)
 

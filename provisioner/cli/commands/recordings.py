@@ -142,7 +142,7 @@ def verify(
     wrong = [(each, problem) for each in checked for problem in each.problems]
     lines = [f"{each.name}: {problem.file}: {problem.message}" for each, problem in wrong]
     for each in (each for each in checked if not each.problems):
-        lines.append(f"{each.name}: {each.files} files as sealed, {each.head}")
+        lines.append(f"{each.name}: {each.files} files as sealed, hash {each.head}")
         lines += [f"{each.name}: {each.isolation}"] if each.isolation else []
     data = {
         "verified": bool(checked) and not wrong,

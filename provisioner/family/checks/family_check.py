@@ -14,6 +14,7 @@ from provisioner.family.build_steps import FILE_NAME, load_build_steps
 from provisioner.family.checks.finding import RULES_PAGE, Finding, bounded
 from provisioner.family.checks.inputs import input_findings
 from provisioner.family.checks.literals import (
+    literal_aux_vm,
     literal_tasks,
     missing_variables,
     task_findings,
@@ -30,6 +31,7 @@ from provisioner.family.loader import TaskFamily, load_family, locate_family
 from provisioner.family.manifest import FILE_NAMES, load_manifest
 from provisioner.family.module import check_module
 from provisioner.family.setup_data import unknown_task
+from provisioner.models import VMSpec
 from provisioner.validation import listed
 
 # At most so many findings of each kind of check: a longer list helps no reader.
@@ -39,20 +41,35 @@ _LINE = re.compile(r"\bline (\d{1,9})\b")
 
 
 @dataclass(frozen=True)
+class Written:
+    """What a family's text tells before its image is built.
+
+    Args:
+        tasks: the names of the tasks, or None if only a machine can tell them.
+        needs: the variables that an env file has to set, as far as the text tells.
+        aux_vm: the spec of the aux VM that all tasks have; None if they have none, or if only a machine can tell.
+        has_aux_vm: whether they have one; None if only a machine can tell.
+    """
+
+    tasks: tuple[str, ...] | None = None
+    needs: tuple[str, ...] = ()
+    aux_vm: VMSpec | None = None
+    has_aux_vm: bool | None = None
+
+
+@dataclass(frozen=True)
 class Checked:
     """The result of a check.
 
     Args:
         family: the family's name.
         findings: errors first.
-        tasks: the names of the tasks, or None if only a machine can tell them.
-        needs: the variables that an env file has to set, as far as the text tells.
+        written: what the text tells.
     """
 
     family: str
     findings: tuple[Finding, ...]
-    tasks: tuple[str, ...] | None = None
-    needs: tuple[str, ...] = ()
+    written: Written = Written()
 
 
 def check_family(path: Path, task: str | None = None, variables: Mapping[str, str] | None = None) -> Checked:
@@ -89,14 +106,10 @@ def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, s
     found = _of_source(source, family, task, variables) + _capped(shell_findings(steps))
     found += _capped(unpinned_findings(source, steps)) + _capped(secret_findings(family, variables or {}))
     found += _capped(import_findings(source, family, steps)) if source else []
-    tasks = literal_tasks(source) if source else None
-    needs = missing_variables(source, {}) if source else []
-    return Checked(family.name, tuple(bounded(found)), None if tasks is None else tuple(tasks), tuple(needs))
+    return Checked(family.name, tuple(bounded(found)), _written(source))
 
 
-def refuse_mistakes(
-    family: TaskFamily, task: str | None, variables: Mapping[str, str] | None
-) -> tuple[str, ...] | None:
+def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str, str] | None) -> Written:
     """Refuses a family that surely fails. Takes a fraction of a second, and creates nothing.
 
     Args:
@@ -104,7 +117,7 @@ def refuse_mistakes(
         variables: those of the env file; None if they do not matter yet.
 
     Returns:
-        the names of the tasks, or None if only a machine can tell them.
+        what the text tells.
 
     Raises:
         UsageError: the family has no such task.
@@ -115,18 +128,30 @@ def refuse_mistakes(
     found = _of_source(source, family, task, variables) + _capped(shell_findings(scripts(source, family)))
     errors = [finding for finding in bounded(found) if finding.level == "error"]
     rules = {finding.rule for finding in errors}
-    tasks = literal_tasks(source) if source else None
+    written = _written(source)
     if task is not None and rules == {"unknown-task"}:
-        if tasks is None:
+        if written.tasks is None:
             raise UsageError(errors[0].what, hint=errors[0].fix)
-        raise unknown_task(family.name, task, tasks)
+        raise unknown_task(family.name, task, written.tasks)
     if source and variables is not None and rules == {"missing-variable"}:
         raise MissingVariablesError(missing_variables(source, variables)[:MAXIMUM_OF_A_KIND])
     if errors:
         lines = listed(f"{finding.place}: {finding.what} [{finding.rule}]" for finding in errors)
         hint = f"`provisioner check FAMILY` says why, and what to do. {RULES_PAGE} has every rule."
         raise TaskFamilyError(f"The family {family.name} cannot run:{lines}", hint=hint)
-    return None if tasks is None else tuple(tasks)
+    return written
+
+
+def _written(source: FamilySource | None) -> Written:
+    if source is None:
+        return Written()
+    tasks = literal_tasks(source)
+    try:
+        spec = literal_aux_vm(source)
+    except TaskFamilyError:  # the findings name it
+        spec = None
+    has_aux_vm = True if spec else False if source.lacks("get_aux_vm_spec") else None
+    return Written(None if tasks is None else tuple(tasks), tuple(missing_variables(source, {})), spec, has_aux_vm)
 
 
 def _of_source(

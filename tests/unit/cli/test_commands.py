@@ -314,7 +314,7 @@ def test_after_ctrl_c_only_what_still_exists_is_hinted_at(
     monkeypatch.setattr("provisioner.store.environments.EnvironmentStore.readable", interrupted)
     clean = provisioner("list")
     (provisioner.home / "environments" / "env").mkdir(parents=True)
-    assert (clean.code, clean.stderr) == (130, "error: Interrupted.\n")
+    assert (clean.code, clean.stderr) == (130, "Interrupted.\n")
     assert "hint: `provisioner list` shows what still exists." in provisioner("list").stderr
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -38,6 +40,26 @@ def test_an_agent_runs_in_its_own_directory_in_a_login_shell(
     assert "[redacted:TOKEN]" in log(session)
     assert "s3cret-value" not in log(session) + "".join(told_of(session).texts)
     assert session.environments.find(env.id).agent_at is not None
+
+
+def test_the_hash_of_an_agents_files_is_recorded(
+    session: Session, env: Environment, guest: Guest, tmp_path: Path
+) -> None:
+    def recorded(text: str) -> str:
+        directory = agents(tmp_path / "agent", text)
+        (directory / ".venv").mkdir(exist_ok=True)
+        (directory / ".venv" / os.fsdecode(b"\xff")).write_text("x")
+        (directory / "link").unlink(missing_ok=True)
+        (directory / "link").symlink_to("/nowhere")
+        run_agent(session, env, Agent(directory, "true"))
+        return session.environments.find(env.id).agent_files
+
+    first = recorded("exit 1")
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert (recorded("exit 2") == first, recorded("exit 1") == first) == (False, True)
+    (tmp_path / "agent" / "run.sh").chmod(0o755)
+    (tmp_path / "agent" / ".venv" / "more").touch()
+    assert recorded("exit 1") != first
 
 
 def test_a_second_agent_replaces_the_first_ones_files(

@@ -19,6 +19,7 @@ FACTS: dict[str, Any] = {
     "family": "fam",
     "task": "main",
     "images": {"primary": "base"},
+    "agent_files": "a" * 64,
     "score": 1.0,
 }
 
@@ -33,6 +34,7 @@ def published(tmp_path: Path) -> Path:
     row = Row(
         key="fam/main/a/1", family="fam", task="main", agent="a", repetition=1, outcome="scored", score=1.0,
         environment="env-1", images={"primary": "base"}, recording=head,
+        agent_files="a" * 64,
     )  # fmt: skip
     no_machine: dict[str, Any] = {"score": None, "recording": "", "environment": "env-2", "repetition": 2}
     unsuited = row.model_copy(update={"outcome": "over_budget", **no_machine})
@@ -84,11 +86,13 @@ def test_every_altered_byte_of_the_results_is_noticed(published: Path) -> None:
         ({"score": 0.5}, ("env-1", "the results", "score is 0.5, and was sealed as 1.0")),
         ({"score": None}, ("env-1", "the results", "score is null, and was sealed as 1.0")),
         ({"task": "other"}, ("env-1", "the results", "task is 'other', and was sealed as 'main'")),
+        ({"agent_files": ""}, ("env-1", "the results", f"agent_files is '', and was sealed as '{'a' * 64}'")),
+        ({"family_version": "2"}, ("env-1", "the results", "family_version is '2', and was sealed as null")),
         ({"recording": "0" * 64}, ("env-1", "manifest.json", "it is not the one whose hash was published")),
         ({"recording": ""}, ("env-1", "the results", "they carry no hash of its recording")),
         ({"environment": "env-2"}, ("env-2", "manifest.json", "its sealed logs are not here")),
     ],
-    ids=["score", "no-score", "task", "head", "no-head", "environment"],
+    ids=["score", "no-score", "task", "agent", "version", "head", "no-head", "environment"],
 )
 def test_an_altered_row_is_noticed_without_a_seal(
     published: Path, changes: dict[str, Any], problem: tuple[str, str, str]

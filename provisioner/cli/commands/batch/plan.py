@@ -54,6 +54,8 @@ def plan_result(
         lines.append(too_many(at_once, capacity, scarcity))
     if suite.budget is not None:
         lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
+    needed = {task.family: task.forecast.needs for task in tasks if task.forecast and task.forecast.needs}
+    lines += [f"{family} needs {', '.join(names)}: `env_file` has to set them." for family, names in needed.items()]
     if unbuilt:
         lines.append(
             f"Not built yet: {', '.join(unbuilt)}. Their internet access ({UNKNOWN}), aux VMs, and the tasks that "

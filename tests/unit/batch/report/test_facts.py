@@ -41,9 +41,11 @@ def test_a_local_batch_has_no_budget_and_no_machine_types() -> None:
 
 
 def test_agents_are_there_with_their_commands() -> None:
-    assert agents(batch(row()).suite) == [
-        ("solver", "command", "python3 solve.py --steps 200"), ("fixed", "submission", "42"),
-    ]  # fmt: skip
+    command, submission = "python3 solve.py --steps 200", ("fixed", "submission", "42")
+    rows = [row(agent="solver", agent_files=files) for files in ("a" * 64, "b" * 64, "a" * 64)]
+    both = f"{'a' * 64}, {'b' * 64}"
+    assert agents(batch(row()).suite, rows) == [("solver", f"command; files {both}", command), submission]
+    assert agents(batch(row()).suite, []) == [("solver", "command; files not known", command), submission]
 
 
 def test_the_header_says_how_many_runs_are_isolated() -> None:

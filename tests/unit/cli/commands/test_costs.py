@@ -71,3 +71,21 @@ def test_what_surely_fails_has_no_plan(provisioner: CommandLine, tmp_path: Path)
     assert (planned.code, "KEY" in planned.stderr) == (2, True), planned.stderr
     planned = provisioner("plan", str(family), "main")  # without an env file its secrets do not matter yet
     assert planned.code == 0, planned.stderr
+    assert "variables: KEY not set; `run` wants them in --env-file" in planned.stdout
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("name: s\nfamilies: [{path: fam}]\nagents: [{name: a, directory: ., command: ls}]\n")
+    assert "fam needs KEY: `env_file` has to set them." in provisioner("batch", "plan", str(suite)).stdout
+
+
+def test_an_aux_vm_that_the_text_tells_is_part_of_the_plan(provisioner: CommandLine, tmp_path: Path) -> None:
+    family = tmp_path / "fam"
+    family.mkdir()
+    spec = '{"cpu_count_range": [3, 4], "ram_gib_range": [2, 4]}'
+    aux = f"\n    @staticmethod\n    def get_aux_vm_spec(t): return {spec}\n"
+    (family / "fam.py").write_text(NEEDS_A_KEY + aux)
+    planned = provisioner("plan", str(family), "main").stdout
+    assert ("aux: 3 vCPU, 2 GiB" in planned, "aux VM: not known" in planned) == (True, False)
+    (family / "fam.py").write_text(NEEDS_A_KEY)
+    assert "aux" not in provisioner("plan", str(family), "main").stdout
+    (family / "fam.py").write_text(NEEDS_A_KEY + aux.replace("return", "return spec or"))
+    assert "aux VM: not known until the family's image is built" in provisioner("plan", str(family), "main").stdout

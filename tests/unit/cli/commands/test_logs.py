@@ -70,6 +70,32 @@ def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> No
     assert (refused.code, "has no log 'nothing'" in refused.stderr, "--list" in refused.stderr) == (2, True, True)
 
 
+def test_several_logs_are_chosen_and_shown_in_their_order(provisioner: CommandLine, ended: Environment) -> None:
+    chosen = ("logs", ended.id, "--only", "agent", "--only", "start", "--tail", "1")
+    assert provisioner(*chosen).stdout == "==> start <==\nstart 4\n\n==> agent <==\nagent 4\n"
+    assert provisioner(*chosen, "--follow").stdout == "\n==> agent <==\nagent 4\n\n==> start <==\nstart 4\n"
+
+
+def test_empty_logs_are_named_in_one_line(
+    provisioner: CommandLine, ended: Environment, store: EnvironmentStore
+) -> None:
+    for name in ("agent", "terraform"):
+        (store.logs(ended.id) / f"{name}.log").write_text("")
+    assert provisioner("logs", ended.id, "--tail", "1").stdout == "==> start <==\nstart 4\n\nEmpty: agent, terraform.\n"
+
+
+def test_terraforms_messages_are_shown_without_its_json(
+    provisioner: CommandLine, ended: Environment, store: EnvironmentStore
+) -> None:
+    error = '{"@message": "Error: no", "diagnostic": {"detail": "There is no such key."}}'
+    written = f'{{"@message": "Plan: 2 to add"}}\n{error}\n{{not JSON}}\n{{"a": 1}}\n{"[" * 100_000}\nplain\n'
+    (store.logs(ended.id) / "terraform.log").write_text(written)
+    shown = provisioner("logs", ended.id, "--only", "terraform")
+    assert shown.stdout.splitlines()[1:5] == ["Plan: 2 to add", "Error: no", "There is no such key.", "{not JSON}"]
+    assert shown.stdout.splitlines()[-1] == "plain"
+    assert provisioner("logs", ended.id, "--json").json["logs"]["terraform"] == written
+
+
 def test_json_says_how_long_a_shortened_log_is(
     provisioner: CommandLine, ended: Environment, store: EnvironmentStore
 ) -> None:
@@ -109,7 +135,7 @@ def test_following_a_log_of_many_short_lines_costs_little_memory(tmp_path: Path)
 import sys, tracemalloc
 from pathlib import Path
 from provisioner.cli.commands.logs import FollowedLogs
-followed = FollowedLogs("agent", 1 << 30)
+followed = FollowedLogs(("agent",), 1 << 30)
 tracemalloc.start()
 followed.show(Path(sys.argv[1]))
 print(tracemalloc.get_traced_memory()[1], file=sys.stderr)

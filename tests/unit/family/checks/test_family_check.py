@@ -35,14 +35,14 @@ def test_the_projects_own_families_are_looked_at() -> None:
 def test_a_family_that_works_has_no_mistakes(directory: Path) -> None:
     result = check_family(directory)
     assert found(result) == []
-    assert (ROOT / "provisioner/selftest" in directory.parents) or result.tasks is None or result.tasks
-    refuse_mistakes(load_family(directory), None, dict.fromkeys(result.needs, "x"))
+    assert (ROOT / "provisioner/selftest" in directory.parents) or result.written.tasks is None or result.written.tasks
+    refuse_mistakes(load_family(directory), None, dict.fromkeys(result.written.needs, "x"))
 
 
 def test_what_examples_write_out_is_known() -> None:
-    assert check_family(ROOT / "examples" / "number_guess").tasks == ("easy", "hard")
-    assert check_family(ROOT / "examples" / "word_count").tasks == ("total", "longest", "table")
-    assert check_family(ROOT / "tests" / "local" / "families" / "lab").needs == ("LAB_TOKEN",)
+    assert check_family(ROOT / "examples" / "number_guess").written.tasks == ("easy", "hard")
+    assert check_family(ROOT / "examples" / "word_count").written.tasks == ("total", "longest", "table")
+    assert check_family(ROOT / "tests" / "local" / "families" / "lab").written.needs == ("LAB_TOKEN",)
 
 
 def test_files_that_are_not_valid_are_all_named_with_their_lines(tmp_path: Path) -> None:

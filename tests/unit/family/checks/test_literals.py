@@ -93,13 +93,13 @@ def test_names_are_known_where_each_of_a_written_list_has_a_task(
     tmp_path: Path, constant: str, returned: str, tasks: tuple[str, ...] | None
 ) -> None:
     result = checked(tmp_path, f"{constant}\n{changed(TASKS, f'return {returned}')}")
-    assert (result.tasks, found(result)) == (tasks, [])
+    assert (result.written.tasks, found(result)) == (tasks, [])
 
 
 def test_variables_are_known_by_constants(tmp_path: Path) -> None:
     text = f'NAMES = ["A", "B"]\n{variables("NAMES")}'
-    assert checked(tmp_path, text).needs == ("A", "B")
-    assert checked(tmp_path, f"{text}NAMES.append('C')\n").needs == ()
+    assert checked(tmp_path, text).written.needs == ("A", "B")
+    assert checked(tmp_path, f"{text}NAMES.append('C')\n").written.needs == ()
 
 
 def test_the_manifests_tasks_are_compared(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_variables_are_compared_with_the_env_file(tmp_path: Path) -> None:
     # provisioner supplies the third only where there is an aux VM.
     assert found(checked(tmp_path, text, variables={"A": "1", "B": "2"})) == ["error missing-variable fam.py:3"]
     without_file = checked(tmp_path, text + AUX)
-    assert (found(without_file), without_file.needs) == ([], ("B", "A"))
+    assert (found(without_file), without_file.written.needs) == ([], ("B", "A"))
 
 
 def test_a_required_variable_that_is_empty_is_warned_of(tmp_path: Path) -> None:

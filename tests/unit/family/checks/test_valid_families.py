@@ -98,8 +98,8 @@ def test_no_valid_family_is_refused(tmp_path: Path, name: str) -> None:
     for task in (*tasks, None):
         refuse_mistakes(load_family(root), task, variables)
     told = check_family(root)
-    assert told.tasks is None or set(told.tasks) == set(tasks)
-    assert set(told.needs) <= set(variables)
+    assert told.written.tasks is None or set(told.written.tasks) == set(tasks)
+    assert set(told.written.needs) <= set(variables)
 
 
 def test_what_is_compared_is_refused_where_it_differs(tmp_path: Path) -> None:
