@@ -280,7 +280,7 @@ class Environment(Record):
         addresses_of: the environment from whose id its private addresses follow; empty for its own.
         started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when an agent began, of a batch or of Inspect, which happens only once in each environment.
-        agent_files: the SHA-256 of the files in that agent's directory, in hex; empty where Inspect has its own.
+        agent_files: the SHA-256 of names and contents in its directory before the copy, in hex; empty with Inspect.
         agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or if it is not known.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.
@@ -340,6 +340,11 @@ class Environment(Record):
     def _drops_a_former_key(cls, value: object) -> object:
         """Reads records of when environments could wait ahead, if this one did not."""
         return without_former_key(value, "ahead_for", unused="")
+
+    @property
+    def needs_command(self) -> bool:
+        """Whether a command has to be managing it. Without a running one it is an orphan, which `sweep` removes."""
+        return self.status != "ready" or self.attended
 
     @property
     def has_way_out(self) -> bool:

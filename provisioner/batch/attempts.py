@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from provisioner import signals, strict_json
 from provisioner.batch import settlement
@@ -122,7 +122,6 @@ class Attempt:
             at=now(),
             begun_at=environment.created_at,
             phases=environment.phases,
-            family_version=environment.family_version,
             machine_types=_machine_types(environment),
             images={role: machine.image for role, machine in environment.machines.items()},
             warnings=environment.setup.warnings,
@@ -143,13 +142,7 @@ class Attempt:
             work = environment_agent.Agent(self.directory / agent.directory, agent.command, limit, AGENT_IDENTITY)
             with phases.phase("agent"):
                 ended = environment_agent.run_agent(self.session, environment, work)
-            return AgentStep(
-                at=now(),
-                exit_code=ended.exit_code,
-                timed_out=ended.timed_out,
-                problem=ended.problem,
-                files=self.session.environments.last_known(environment).agent_files,
-            )
+            return AgentStep(at=now(), exit_code=ended.exit_code, timed_out=ended.timed_out, problem=ended.problem)
 
         return self._in_environment("agent", AgentStep, work, task_outcome="agent_failed")
 
@@ -198,6 +191,7 @@ class Attempt:
                     if pause is not None:
                         time.sleep(pause)
             recording = recording_of(self.session, self.id)
+            sealed = self._sealed()
         phases_done = tuple(phases.finished)
         return EndStep(
             at=now(),
@@ -206,7 +200,16 @@ class Attempt:
             score_log=score_log,
             score_log_entries=entries,
             recording=recording,
+            **sealed,
         )
+
+    def _sealed(self) -> dict[str, Any]:
+        """Returns what the row of results says of the environment, and its sealed facts say as well."""
+        with best_effort(self.session.progress, f"Reading the record of {self.id}"):
+            if record := self.session.environments.record(self.id):
+                images = {role: machine.image for role, machine in record.machines.items()}
+                return {"family_version": record.family_version, "agent_files": record.agent_files, "images": images}
+        return {}
 
     def _score_log(self) -> tuple[tuple[LoggedScore, ...], int | None]:
         """Returns the bounded score log and how many entries the whole log has, even if the environment is gone."""

@@ -67,7 +67,6 @@ class UpStep(Step):
     Args:
         begun_at: when the attempt began.
         environment: the environment's id.
-        family_version: as the manifest has it; empty if it has none.
         machine_types, images: by the machine's role.
         warnings: what may spoil the result.
     """
@@ -76,7 +75,6 @@ class UpStep(Step):
     environment: str
     cloud: str
     region: str
-    family_version: str = ""
     machine_types: dict[str, str] = Field(default_factory=dict)
     images: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -89,13 +87,11 @@ class AgentStep(Step):
         exit_code: None if there was no agent, if it ran out of time, or if its end is not known.
         timed_out: whether it ran out of time.
         problem: why its end is not known; empty otherwise.
-        files: the SHA-256 of the agent's files; empty if there was no agent.
     """
 
     exit_code: int | None = None
     timed_out: bool = False
     problem: str = ""
-    files: str = ""
 
 
 class ScoreStep(Step):
@@ -131,12 +127,16 @@ class EndStep(Step):
         score_log_entries: how many there were, before score_log was bounded; None if it could not be read, or in steps
             of earlier versions.
         recording: the hash of its sealed logs; empty if there is none.
+        family_version, agent_files, images: as its last record says, which was sealed; empty if it cannot be read.
     """
 
     trouble: str = ""
     score_log: ScoreLog = ()
     score_log_entries: int | None = Field(default=None, ge=0, le=2**53)
     recording: str = ""
+    family_version: str = ""
+    agent_files: str = ""
+    images: dict[str, str] = Field(default_factory=dict)
 
 
 def interruption(reason: str) -> Failure:

@@ -19,6 +19,7 @@ SCHEMA = 1
 # What comes from a machine is bounded where it is read; these bound what programs have to read of us.
 MAXIMUM_STRING_CHARACTERS = 16 << 20
 MAXIMUM_DEPTH = 100
+MAXIMUM_NAMES_CHARACTERS = 2000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -113,6 +114,11 @@ def streams(stdout: str, stderr: str, stdout_size: StreamSize, stderr_size: Stre
         "stderr_bytes": stderr_size.total_bytes,
         "stderr_cut_bytes": stderr_size.cut_bytes,
     }
+
+
+def names_in_line(names: Iterable[str]) -> str:
+    """Returns names, which a family may have chosen, as part of a line of bounded length."""
+    return beginning(", ".join(names), MAXIMUM_NAMES_CHARACTERS)
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

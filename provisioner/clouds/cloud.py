@@ -1,4 +1,4 @@
-"""The interface of a cloud: what each cloud defines. What only some clouds have lies in defaults.py.
+"""The interface of a cloud: what each cloud defines. defaults.py has what only some clouds have, but for `fallback`.
 
 No cloud imports the registry that lists it.
 """

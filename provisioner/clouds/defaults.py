@@ -60,7 +60,7 @@ class Requirements:
 
 
 class Sizing:
-    """Which machines an environment gets, and what they cost."""
+    """What machines cost, and for how many there is room."""
 
     scarcity: Scarcity | None = None
     """What `capacity` counts; None, as by default, if nothing is scarce."""
@@ -123,13 +123,17 @@ class Sizing:
 
 
 class Images:
-    """Where machines' images come from and how long they stay."""
+    """Images that are found, kept as layers, or consist of more than their directories."""
 
     keeps_layers: bool = False
     """Whether `keep_layer` can be called, and machines may get files of the family after they have booted."""
 
     def keep_layer(self, environment: Environment, destination: Path) -> None:
-        """Does the same with a copy of a running builder's disk. Raises CapacityError where there is no room for it."""
+        """Turns a copy of a running builder's disk into an image, described in the directory `destination`.
+
+        Raises:
+            CapacityError: there is no room for it.
+        """
         raise UnavailableError("Only the local cloud keeps layers of images.")
 
     def has_image(self, image: Path) -> bool:
@@ -235,7 +239,7 @@ class Stacks:
 
 
 class Machines:
-    """Machines from their boot to their end."""
+    """Machines that are up: who may log in to them, and what the cloud says of them."""
 
     def harden(self, environment: Environment, connections: Mapping[Role, Connection]) -> None:
         """Makes the last changes to machines that are up, before anything of the task runs in them.
@@ -317,7 +321,7 @@ class Snapshots:
 
 
 class CleanUp:
-    """What really exists, whatever Terraform and the records say, and its removal."""
+    """Where the cloud is searched for what exists, and what it captured of machines' cards."""
 
     def open_regions(self, tell: Callable[[str], None]) -> list[str] | None:
         """Lists the regions in which these credentials may look. By default None: there are no regions.

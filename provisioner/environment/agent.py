@@ -224,7 +224,10 @@ class _Following:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
 
         directory = self._agent.directory.resolve()
-        files = digest_directory(directory)
+        try:
+            files = digest_directory(directory)
+        except OSError as error:
+            raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
 
         def fill(archive: tarfile.TarFile) -> None:
             archive.add(directory, arcname=TOP)

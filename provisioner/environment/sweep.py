@@ -93,7 +93,7 @@ def _judge_record(record: Environment, at: datetime) -> str | None:
         return f"its time to live ended {format_duration(at - record.expires_at)} ago"
     if record.status == "unverified":
         return "the cloud never confirmed its end"
-    if record.status != "ready" or record.attended:
+    if record.needs_command:
         return "the command that managed it has ended"
     return None
 
@@ -129,7 +129,7 @@ def find(session: Session, regions: Sequence[str] | None, older_than: timedelta)
         if not name or name in in_other_clouds or (name in damaged and not _is_over(damaged[name], at)):
             continue
         record = records.get(name)
-        attended = is_locked(store.lease(name)) or is_locked(store.lock(name))
+        attended = store.is_attended(name)
         identity = session.home.identity
         reason = orphan_reason(found, record, attended=attended, home=identity, at=at, older_than=older_than)
         if reason:

@@ -7,6 +7,7 @@ lead to the same file in the machine.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterable
@@ -52,17 +53,17 @@ def list_files(root: Path, directory: Path | None = None) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _walk(root: Path, directory: Path, *, everything: bool = False) -> Iterable[Path]:
+def _walk(root: Path, directory: Path) -> Iterable[Path]:
     def refuse(error: OSError) -> None:
         raise TaskFamilyError(f"{shown(str(error.filename))} cannot be read: {error.strerror}.") from error
 
     for parent, directories, files in os.walk(directory, onerror=refuse):
         here = Path(parent)
-        kept = [name for name in directories if everything or not is_skipped((here / name).relative_to(root))]
+        kept = [name for name in directories if not is_skipped((here / name).relative_to(root))]
         links = [name for name in kept if (here / name).is_symlink()]
         directories[:] = [name for name in kept if name not in links]
         for name in files + links:
-            if everything or not is_skipped((here / name).relative_to(root)):
+            if not is_skipped((here / name).relative_to(root)):
                 yield here / name
 
 
@@ -109,14 +110,17 @@ def digest_files(root: Path, files: Iterable[str]) -> str:
     Raises:
         TaskFamilyError: a file cannot be read.
     """
+    try:
+        return _digest(root, files)
+    except OSError as error:
+        name = Path(os.fsdecode(error.filename)).relative_to(root).as_posix()
+        raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
+
+
+def _digest(root: Path, files: Iterable[str]) -> str:
     whole = sha256()
     for name in files:
-        path = root / name
-        try:
-            fields = _fields(path)
-        except OSError as error:
-            raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
-        for field in (os.fsencode(name), *fields):
+        for field in (os.fsencode(name), *_fields(root / name)):
             # Each field is preceded by its length, so that no two lists of fields hash alike.
             whole.update(len(field).to_bytes(8, "big") + field)
     return whole.hexdigest()
@@ -126,10 +130,15 @@ def digest_directory(root: Path) -> str:
     """Returns the SHA-256, in hex, of all files and links below a directory, as digest_files has it.
 
     Raises:
-        TaskFamilyError: a file or directory cannot be read.
+        OSError: a file or directory cannot be read.
     """
-    paths = [path for path in _walk(root, root, everything=True) if path.is_symlink() or path.is_file()]
-    return digest_files(root, sorted(path.relative_to(root).as_posix() for path in paths))
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = (Path(parent, name) for parent, *named in os.walk(root, onerror=refuse) for name in itertools.chain(*named))
+    files = sorted(path.relative_to(root).as_posix() for path in found if path.is_symlink() or path.is_file())
+    return _digest(root, files)
 
 
 def _fields(path: Path) -> tuple[bytes, bytes]:

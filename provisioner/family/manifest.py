@@ -100,7 +100,9 @@ class Manifest(_Section):
         max_length=MAXIMUM_GLOBS,
         description="globs of the files that `install()` [sees](#what-install-sees); default: all files",
     )
-    version: str | None = Field(None, description="the family's version, which [Inspect's logs](inspect.md) show")
+    version: str | None = Field(
+        None, description="the family's version, which results and [Inspect's logs](inspect.md) name"
+    )
     meta: Annotated[object, Field(exclude=True, repr=False, description="anything of yours; not kept")] = None
 
     @field_validator("meta")

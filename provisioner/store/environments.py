@@ -79,6 +79,10 @@ class EnvironmentStore:
         """Returns the file that a command locks while it looks after the environment."""
         return self._home.locks / f"lease-{environment_id}"
 
+    def is_attended(self, environment_id: str) -> bool:
+        """Whether a running process looks after the environment, or changes it."""
+        return is_locked(self.lease(environment_id)) or is_locked(self.lock(environment_id))
+
     def save(self, environment: Environment) -> Environment:
         """Writes the record atomically and creates the environment's directory if it does not exist yet."""
         directory = self.directory(environment.id)

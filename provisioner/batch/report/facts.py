@@ -92,7 +92,7 @@ def how_it_ran(
 def agents(suite: Suite, rows: Sequence[Row]) -> list[tuple[str, str, Markup]]:
     """Returns the agents with their commands and the submissions with their texts: name, what it is, and that.
 
-    The hash of an agent's files stands beside its command: with another one, another agent has run.
+    The hash of an agent's files stands beside its command.
     """
     names = [agent.name for agent in suite.agents]
     files = {name: _different(row.agent_files for row in rows if row.agent == name) for name in names}

@@ -12,16 +12,13 @@ import typer
 from provisioner.cli.command import command
 from provisioner.cli.completion import task_names
 from provisioner.cli.options import EnvFileOption, FamilyArgument, parse_path, parse_task_name
-from provisioner.cli.output import Result
+from provisioner.cli.output import Result, names_in_line
 from provisioner.errors import UsageError
 from provisioner.family.checks.family_check import Checked, check_family
 from provisioner.family.checks.finding import Finding
 from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import load_family, refuse_env_file_inside
-from provisioner.printable import beginning
 from provisioner.validation import shown
-
-MAXIMUM_NEEDS_CHARACTERS = 2000
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +74,7 @@ def _text(finding: Finding, family: Path) -> str:
 def _needs(checked: Checked) -> list[str]:
     if not checked.written.needs:
         return []
-    return [f"Its tasks need --env-file with: {beginning(', '.join(checked.written.needs), MAXIMUM_NEEDS_CHARACTERS)}."]
+    return [f"Its tasks need --env-file with: {names_in_line(checked.written.needs)}."]
 
 
 def _unknown(checked: Checked, task: str | None) -> list[str]:

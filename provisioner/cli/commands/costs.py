@@ -15,7 +15,7 @@ from provisioner.cli.command import command
 from provisioner.cli.commands.actual_costs import actual_costs
 from provisioner.cli.family_sessions import destinations, family_session
 from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, TaskArgument
-from provisioner.cli.output import Result, table
+from provisioner.cli.output import Result, names_in_line, table
 from provisioner.cli.sessions import session, shared_database
 from provisioner.clock import now
 from provisioner.clouds.registry import CLOUDS, Where, not_priced
@@ -92,7 +92,7 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
     if estimate.has_aux_vm is None:
         lines.append("  aux VM: not known until the family's image is built")
     if estimate.needs:
-        lines.append(f"  variables: {', '.join(estimate.needs)} not set; `run` wants them in --env-file")
+        lines.append(f"  variables: {names_in_line(estimate.needs)} not set; `run` wants them in --env-file")
     if not estimate.lines:
         return "\n".join([*lines, "", f"Costs nothing: the machines are your own. Time to live {ttl}."])
     rows = [

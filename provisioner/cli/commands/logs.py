@@ -83,7 +83,7 @@ def logs(
                 )
         paths = [path for path in paths if path.stem in only]
     if follow:
-        _follow(opened, environment, only or (), 10 if tail is None else tail)
+        _follow(opened, environment, frozenset(only or ()), 10 if tail is None else tail)
         return Result({})
     return shown_logs(environment.id, paths, tail)
 
@@ -131,11 +131,11 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
         texts[path.stem] = text
         if not is_whole:
             whole_bytes[path.stem] = sizes[path]
-        if text:
+        if sizes[path]:
             shown += [f"==> {heading} <==", _in_words(path.stem, text).rstrip(), ""]
         else:
             empty.append(path.stem)
-    if empty and tail != 0:
+    if empty:
         shown.append(f"Empty: {', '.join(empty)}.")
     return Result({"environment": environment, "logs": texts, "cut": whole_bytes}, "\n".join(shown) or "No logs.")
 
@@ -148,9 +148,9 @@ def _in_words(name: str, text: str) -> str:
 def _message(line: re.Match[str]) -> str:
     try:
         message = json.loads(line[0])
-        detail = str((message.get("diagnostic") or {}).get("detail", ""))
-        return "\n".join(filter(None, (str(message["@message"]), detail)))
-    except (AttributeError, KeyError, RecursionError, ValueError):
+        said, detail = message["@message"], message.get("diagnostic", {}).get("detail")
+        return f"{said}\n{detail}" if detail else f"{said}"
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return line[0]
 
 

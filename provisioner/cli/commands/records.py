@@ -33,11 +33,12 @@ def list_environments() -> Result:
     """Lists all live environments and image builders."""
     store = EnvironmentStore(default_home())
     readable, unreadable = store.readable(), store.unreadable()
+    orphans = [e.id for e in readable if e.needs_command and not store.is_attended(e.id)]
     rows = [
         [
             e.id,
             e.kind,
-            e.status,
+            f"{e.status}, orphan" if e.id in orphans else e.status,
             e.family,
             e.task or "-",
             e.cloud,
@@ -49,10 +50,13 @@ def list_environments() -> Result:
         for e in readable
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK", "FOR"], rows)
+    if orphans:
+        text += "\nThe commands that managed the orphans have ended: `provisioner sweep` removes them."
     for error in unreadable.values():
         progress().note(f"{error.message} {error.hint or ''}".rstrip())
     data = {
         "environments": [environment_data(environment) for environment in readable],
+        "orphans": orphans,
         "unreadable": sorted(unreadable),
     }
     return Result(data, text, InfrastructureError.exit_code if unreadable else 0)

@@ -16,17 +16,22 @@ import pytest
 from provisioner import signals
 from provisioner.batch import attempts, settlement
 from provisioner.batch.attempts import Attempt
+from provisioner.batch.results import as_jsonl
+from provisioner.batch.steps import Costs, Failure, UpStep
 from provisioner.batch.suite import Run, Suite
+from provisioner.batch.workflow import AttemptResult, build_row
 from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle, planning
-from provisioner.errors import BudgetError, MachineLostError, SubmissionError, TaskError
+from provisioner.errors import AgentError, BudgetError, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
 from provisioner.machines.destroy import _marked
 from provisioner.machines.logs import keep_logs
+from provisioner.machines.recordings import sealed
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
+from provisioner.recording.published import check_results
 from provisioner.session import Session
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
@@ -399,3 +404,30 @@ def test_the_end_of_what_is_gone_keeps_its_score_log(
     assert (cloud.cleared, attempt.session.ledger.entries(unsettled=True)) == ([attempt.id], [])
     [kept] = attempt.end(came_up=True).score_log
     assert (kept.score, kept.message, kept.elapsed_seconds, remains.exists()) == (0.5, {"n": 1}, 7, False)
+
+
+@pytest.mark.parametrize("fails", ["up", "agent"])
+def test_the_row_of_a_run_that_failed_agrees_with_the_seal(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+) -> None:
+    facts: dict[str, Any] = {"environment": attempt.id, "cloud": "moon", "region": "crater"}
+    up = UpStep(at=now(), begun_at=now(), **facts)
+    known = recorded(attempt, family_version="2", agent_files="a" * 64 if fails == "agent" else "", started_at=None)
+    agent_step = None
+    if fails == "agent":
+        monkeypatch.setattr(agent, "run_agent", raising(AgentError("It switched its machine off.")))
+        agent_step = attempt.agent()
+    else:
+        up = up.model_copy(update={"failure": Failure(outcome="task_failed", message="start() failed.")})
+
+    def destroy(session: Session, environment: Environment, _: object) -> None:
+        session.environments.archive(sealed(session, environment))
+
+    monkeypatch.setattr(lifecycle, "destroy", destroy)
+    end = attempt.end()
+    row = build_row(RUN, [AttemptResult(up=up, agent=agent_step, end=end)], Costs(at=now()), "1")
+    assert (row.family_version, row.agent_files, row.images) == ("2", known.agent_files, {"primary": "i"})
+    (tmp_path / "results.jsonl").write_text(as_jsonl([row]))
+    logs = attempt.session.environments.archived_logs(attempt.id)
+    [checked] = check_results(tmp_path / "results.jsonl", lambda _: [logs])
+    assert (checked.problems, checked.head) == ((), row.recording)

@@ -40,7 +40,7 @@ def test_results_go_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None:
     listed, wrong = run("list --json", tmp_path), run("show ../x --json", tmp_path)
     assert (listed.returncode, json.loads(listed.stdout), listed.stderr) == (
         0,
-        {"schema": 1, "ok": True, "environments": [], "unreadable": []},
+        {"schema": 1, "ok": True, "environments": [], "orphans": [], "unreadable": []},
         "",
     )
     assert (wrong.returncode, json.loads(wrong.stdout)["error"]["kind"]) == (2, "UsageError")

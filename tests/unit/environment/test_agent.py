@@ -57,9 +57,27 @@ def test_the_hash_of_an_agents_files_is_recorded(
     first = recorded("exit 1")
     assert re.fullmatch("[0-9a-f]{64}", first)
     assert (recorded("exit 2") == first, recorded("exit 1") == first) == (False, True)
-    (tmp_path / "agent" / "run.sh").chmod(0o755)
-    (tmp_path / "agent" / ".venv" / "more").touch()
+    program, more = tmp_path / "agent" / "run.sh", tmp_path / "agent" / ".venv" / "more"
+    program.chmod(0o755)
     assert recorded("exit 1") != first
+    program.chmod(0o644)
+    assert recorded("exit 1") == first
+    more.symlink_to("a")
+    linked = recorded("exit 1")
+    more.unlink()
+    more.symlink_to("b")
+    assert len({first, linked, recorded("exit 1")}) == 3
+
+
+def test_an_agents_file_that_cannot_be_read_is_named(
+    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(root: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(root / "secret"))
+
+    monkeypatch.setattr(module, "digest_directory", refuse)
+    with pytest.raises(UsageError, match=r"agent/secret cannot be read: Permission denied\."):
+        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
 
 
 def test_a_second_agent_replaces_the_first_ones_files(

@@ -88,11 +88,12 @@ def test_every_altered_byte_of_the_results_is_noticed(published: Path) -> None:
         ({"task": "other"}, ("env-1", "the results", "task is 'other', and was sealed as 'main'")),
         ({"agent_files": ""}, ("env-1", "the results", f"agent_files is '', and was sealed as '{'a' * 64}'")),
         ({"family_version": "2"}, ("env-1", "the results", "family_version is '2', and was sealed as null")),
+        ({"images": ""}, ("env-1", "the results", "images is '', and was sealed as a mapping of 1")),
         ({"recording": "0" * 64}, ("env-1", "manifest.json", "it is not the one whose hash was published")),
         ({"recording": ""}, ("env-1", "the results", "they carry no hash of its recording")),
         ({"environment": "env-2"}, ("env-2", "manifest.json", "its sealed logs are not here")),
     ],
-    ids=["score", "no-score", "task", "agent", "version", "head", "no-head", "environment"],
+    ids=["score", "no-score", "task", "agent", "version", "images", "head", "no-head", "environment"],
 )
 def test_an_altered_row_is_noticed_without_a_seal(
     published: Path, changes: dict[str, Any], problem: tuple[str, str, str]

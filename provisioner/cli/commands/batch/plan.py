@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from provisioner.batch.context import TaskForecast
 from provisioner.batch.suite import Suite
-from provisioner.cli.output import Result, table
+from provisioner.cli.output import Result, names_in_line, table
 from provisioner.clouds.findings import Scarcity
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.environment.estimate import Forecast
@@ -25,7 +25,7 @@ def plan_result(
         capacity: for how many environments there is room at once; None if that is not known.
         scarcity: what limits `capacity`, such as memory or a quota; None if that is not known.
     """
-    # Until its image is built, a family's tasks may be unknown, and so are their aux VMs.
+    # Until its image is built, a family's tasks may be unknown, and so may their aux VMs.
     unbuilt = sorted({task.family for task in tasks if task.forecast is None or task.forecast.image is None})
     complete = all(task.forecast for task in tasks)
     runs = sum(task.runs or 0 for task in tasks)
@@ -54,12 +54,18 @@ def plan_result(
         lines.append(too_many(at_once, capacity, scarcity))
     if suite.budget is not None:
         lines.append(f"The budget of {suite.budget} USD is never exceeded: runs that do not fit wait, or are refused.")
-    needed = {task.family: task.forecast.needs for task in tasks if task.forecast and task.forecast.needs}
-    lines += [f"{family} needs {', '.join(names)}: `env_file` has to set them." for family, names in needed.items()]
+    needed: dict[str, dict[str, None]] = {}
+    for task in tasks:
+        needed.setdefault(task.family, {}).update(dict.fromkeys(task.forecast.needs if task.forecast else ()))
+    lines += [
+        f"{family} needs {names_in_line(names)}: `env_file` has to set them."
+        for family, names in needed.items()
+        if names
+    ]
     if unbuilt:
         lines.append(
-            f"Not built yet: {', '.join(unbuilt)}. Their internet access ({UNKNOWN}), aux VMs, and the tasks that "
-            "no manifest names are known once `batch run` or `provisioner image build` has built their images."
+            f"Not built yet: {', '.join(unbuilt)}. Their internet access ({UNKNOWN}), and tasks and aux VMs "
+            "that their text does not tell, are known once `batch run` or `image build` has built the images."
             + (f" Each image costs up to {dollars(builder)} more." if builder else "")
         )
     return Result(data, "\n".join(lines))

@@ -76,6 +76,10 @@ def test_several_logs_are_chosen_and_shown_in_their_order(provisioner: CommandLi
     assert provisioner(*chosen, "--follow").stdout == "\n==> agent <==\nagent 4\n\n==> start <==\nstart 4\n"
 
 
+def test_no_lines_of_a_log_are_its_heading_alone(provisioner: CommandLine, ended: Environment) -> None:
+    assert provisioner("logs", ended.id, "--only", "agent", "--tail", "0").stdout == "==> agent <==\n\n"
+
+
 def test_empty_logs_are_named_in_one_line(
     provisioner: CommandLine, ended: Environment, store: EnvironmentStore
 ) -> None:
@@ -87,12 +91,13 @@ def test_empty_logs_are_named_in_one_line(
 def test_terraforms_messages_are_shown_without_its_json(
     provisioner: CommandLine, ended: Environment, store: EnvironmentStore
 ) -> None:
+    nested = f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'
     error = '{"@message": "Error: no", "diagnostic": {"detail": "There is no such key."}}'
-    written = f'{{"@message": "Plan: 2 to add"}}\n{error}\n{{not JSON}}\n{{"a": 1}}\n{"[" * 100_000}\nplain\n'
+    written = f'{{"@message": "Plan: 2 to add"}}\n{error}\n{{not JSON}}\n{{"a": 1}}\n{nested}\nplain\n'
     (store.logs(ended.id) / "terraform.log").write_text(written)
     shown = provisioner("logs", ended.id, "--only", "terraform")
-    assert shown.stdout.splitlines()[1:5] == ["Plan: 2 to add", "Error: no", "There is no such key.", "{not JSON}"]
-    assert shown.stdout.splitlines()[-1] == "plain"
+    said = ["Plan: 2 to add", "Error: no", "There is no such key."]
+    assert shown.stdout.splitlines()[1:] == [*said, "{not JSON}", '{"a": 1}', nested, "plain"]
     assert provisioner("logs", ended.id, "--json").json["logs"]["terraform"] == written
 
 

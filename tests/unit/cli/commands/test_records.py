@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from provisioner.models import (
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
+from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine, nothing_was_created
 
 FAMILY = Path(__file__).parent / "families" / "echo"  # what its text tells is refused before an image is asked
@@ -96,6 +98,19 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     assert listed.keys() == fields
     assert shown.keys() == fields | {"schema", "ok", "exists", "parts"}
     assert shown["exists"] is True
+
+
+def test_list_names_what_no_running_command_manages(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    killed = store.save(environment("killed-1").model_copy(update={"status": "creating"}))
+    managed = store.save(environment("managed-1").model_copy(update={"status": "creating"}))
+    store.save(environment("up-1").model_copy(update={"status": "ready"}))
+    with locked(store.lease(managed.id)):
+        listed = provisioner("list")
+        assert provisioner("list", "--json").json["orphans"] == [killed.id]
+    assert re.search(r"^killed-1 +task +creating, orphan ", listed.stdout, re.MULTILINE)
+    assert (listed.stdout.count("orphan,"), listed.stdout.count(", orphan")) == (0, 1)
+    assert listed.stdout.endswith("`provisioner sweep` removes them.\n")
+    assert "sweep" not in provisioner("show", "up-1").stdout
 
 
 @pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
