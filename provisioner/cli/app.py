@@ -28,56 +28,44 @@ if [[ $funcstack[1] == _%(prog_name)s ]]; then
 fi
 """
 
+_PACKAGE = "provisioner.cli.commands."
 COMMANDS = {
-    "provisioner.cli.commands.tasks": {
-        "tasks": "List a family's tasks, from its image.",
-    },
-    "provisioner.cli.commands.check": {
-        "new": "Write a small family that works, to begin with.",
-        "check": "Find a family's mistakes before anything is built.",
-    },
-    "provisioner.cli.commands.doctor": {"doctor": "Show what this machine lacks, and how to install it."},
-    "provisioner.cli.commands.environments": {
-        "run": "Do a whole run: create, start, agent or submission, score, destroy.",
-        "up": "Bring an environment up, ready for an agent.",
-        "score": "Score an environment.",
-        "test": "Run the family's own pytest tests in an environment.",
-        "destroy": "Destroy environments, until the cloud confirms that they are gone.",
-    },
-    "provisioner.cli.commands.dev": {"dev": "Keep an environment up to date with the family's files, until Ctrl-C."},
-    "provisioner.cli.commands.logs": {"logs": "Show an environment's logs, even after its end."},
-    "provisioner.cli.commands.recordings": {
-        "replay": "Replay an environment's recorded terminals, or show its calls and its network.",
-        "verify": "Check sealed logs, and results that carry their hashes, byte for byte.",
-    },
-    "provisioner.cli.commands.records": {
-        "list": "List all live environments and image builders.",
-        "show": "Show an environment's record, even after its end.",
-    },
-    "provisioner.cli.commands.ttl": {
-        "extend": "Extend an environment's time to live.",
-        "sweep": "Remove orphans: environments whose command has died, or whose time to live is over.",
-    },
-    "provisioner.cli.commands.costs": {
-        "plan": "Show the machines and the cost of a task's environment. Creates nothing.",
-        "costs": "Show the reserved and actual costs of launches.",
-    },
-    "provisioner.cli.commands.machines": {
-        "exec": "Run a command in a machine and end with its exit code.",
-        "ssh": "Open a shell in a machine.",
-        "cp": "Copy a file or directory; write ENV:PATH for the machine's side.",
-        "agent": "Copy an agent into the primary machine and run it there as user agent.",
-    },
-    "provisioner.cli.commands.forward": {"forward": "Forward a machine's port to this host's loopback, until Ctrl-C."},
-    "provisioner.cli.commands.snapshots": {
-        "freeze": "Freeze a running environment, to bring up copies of it later.",
-        "snapshot": "Frozen environments: list, remove.",
-    },
-    "provisioner.cli.commands.images": {"image": "Machine images: build, list, prune."},
-    "provisioner.cli.commands.batch.group": {"batch": "Run many tasks with many agents, many times."},
-    "provisioner.cli.commands.aws": {"aws": "Set up an AWS account for provisioner."},
+    "doctor": (f"{_PACKAGE}doctor", "Show what this machine lacks, and how to install it."),
+    # Writing a family.
+    "new": (f"{_PACKAGE}check", "Write a small family that works, to begin with."),
+    "check": (f"{_PACKAGE}check", "Find a family's mistakes before anything is built."),
+    "plan": (f"{_PACKAGE}costs", "Show a task's machines and costs. Creates nothing."),
+    "tasks": (f"{_PACKAGE}tasks", "List a family's tasks, from its image."),
+    "dev": (f"{_PACKAGE}dev", "Keep an environment as the family's files are now."),
+    "test": (f"{_PACKAGE}environments", "Run the family's own pytest tests in an environment."),
+    # Running it.
+    "run": (f"{_PACKAGE}environments", "Do a whole run: create, start, work, score, destroy."),
+    "batch": (f"{_PACKAGE}batch.group", "Run many tasks with many agents, many times."),
+    # One step at a time.
+    "up": (f"{_PACKAGE}environments", "Bring an environment up, ready for an agent."),
+    "agent": (f"{_PACKAGE}machines", "Run an agent in the primary machine, as user agent."),
+    "exec": (f"{_PACKAGE}machines", "Run a command in a machine."),
+    "ssh": (f"{_PACKAGE}machines", "Open a shell in a machine."),
+    "cp": (f"{_PACKAGE}machines", "Copy a file or directory to or from a machine."),
+    "forward": (f"{_PACKAGE}forward", "Bring a machine's port to this host's loopback."),
+    "score": (f"{_PACKAGE}environments", "Score an environment."),
+    "destroy": (f"{_PACKAGE}environments", "Destroy environments, until the cloud confirms it."),
+    # Seeing what is there, and what came of it.
+    "list": (f"{_PACKAGE}records", "List all live environments and image builders."),
+    "show": (f"{_PACKAGE}records", "Show an environment's record, even after its end."),
+    "logs": (f"{_PACKAGE}logs", "Show an environment's logs, even after its end."),
+    "replay": (f"{_PACKAGE}recordings", "Replay terminals, or show recorded calls and packets."),
+    "verify": (f"{_PACKAGE}recordings", "Check results and sealed logs, byte for byte."),
+    "costs": (f"{_PACKAGE}costs", "Show the reserved and actual costs of launches."),
+    # Keeping order.
+    "extend": (f"{_PACKAGE}ttl", "Extend an environment's time to live."),
+    "sweep": (f"{_PACKAGE}ttl", "Remove orphans, which no running command manages."),
+    "image": (f"{_PACKAGE}images", "Machine images: build, list, prune."),
+    "freeze": (f"{_PACKAGE}snapshots", "Freeze a running environment, to copy it later."),
+    "snapshot": (f"{_PACKAGE}snapshots", "Frozen environments: list, remove."),
+    "aws": (f"{_PACKAGE}aws", "Set up an AWS account for provisioner."),
 }
-"""Module -> its commands, each with its line in the help. Imported when used, so that short commands start at once."""
+"""Name -> the module that registers it, and its line in the help, which lists them in this order."""
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,22 +17,21 @@ from typer.main import get_group
 
 
 def lazy_app(
-    modules: Mapping[str, Mapping[str, str]], callback: Callable[..., None] = lambda: None, **settings: Any
+    commands: Mapping[str, tuple[str, str]], callback: Callable[..., None] = lambda: None, **settings: Any
 ) -> typer.Typer:
     """Makes a Typer application whose commands are imported when they are used.
 
     Args:
-        modules: a module's full name -> the names of its commands and groups -> their lines in the help. The module's
-            function `register` adds them to a Typer application.
+        commands: the name of a command or group -> the full name of a module, whose function `register` adds it to a
+            Typer application, and the command's line in the help.
         settings: passed to Typer.
     """
 
     class Group(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            for module, lines in modules.items():
-                for name, line in lines.items():
-                    self.add_command(_LazyCommand(module, name, line))
+            for name, (module, line) in commands.items():
+                self.add_command(_LazyCommand(module, name, line))
 
     # Typer makes a group only if there is a callback or the application has commands of its own.
     return typer.Typer(cls=Group, callback=callback, rich_markup_mode=None, **settings)

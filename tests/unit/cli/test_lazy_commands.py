@@ -35,7 +35,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[typer.Typer
     (tmp_path / f"{MODULE}.py").write_text(COMMANDS)
     (tmp_path / f"{PARKING}.py").write_text(PARKING_COMMANDS)
     monkeypatch.syspath_prepend(tmp_path)
-    yield lazy_app({MODULE: {"zoo": "Keep animals.", "close": "Close the gates."}, PARKING: {"park": "Park the car."}})
+    commands = {"zoo": "Keep animals.", "park": "Park the car.", "close": "Close the gates."}
+    yield lazy_app({name: (PARKING if name == "park" else MODULE, line) for name, line in commands.items()})
     for module in (MODULE, PARKING):
         sys.modules.pop(module, None)
 
@@ -56,6 +57,8 @@ def test_its_commands_run_and_its_help_lists_them_in_their_order(app: typer.Type
     shown = run(app, "zoo", "--help").stdout
     assert "Keep animals." in shown
     assert shown.index("feed   Feed the animals.") < shown.index("count  Count the animals.")
+    listed = run(app, "--help").stdout
+    assert listed.index("zoo ") < listed.index("park ") < listed.index("close ")
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(app: typer.Typer) -> None:
