@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pytest
+from paramiko import pipe as pipes
 from paramiko.pipe import PosixPipe
 
 from provisioner.copying.transfer import download, upload
@@ -145,7 +146,13 @@ def test_a_listeners_exception_is_no_lost_connection(connection: Connection, err
 def test_output_during_a_close_breaks_no_connection(
     server: Sshd, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_closing, has_arrived = threading.Event(), threading.Event()
+    has_pipe, is_closing, has_arrived = threading.Event(), threading.Event(), threading.Event()
+
+    def make_pipe() -> Any:
+        has_pipe.set()
+        return real_pipe()
+
+    real_pipe = pipes.make_pipe
 
     def close_slowly(pipe: PosixPipe) -> None:
         os.close(pipe.fileno())
@@ -155,12 +162,14 @@ def test_output_during_a_close_breaks_no_connection(
         pipe._closed = True  # type: ignore[attr-defined]
 
     def program(call: Call) -> None:
+        has_pipe.wait(BOUND_SECONDS)  # what arrives before the client waits for output needs none
         call.say(b"one")
         is_closing.wait(BOUND_SECONDS)
         call.say(b"two")
         call.channel.get_transport().global_request("answered after all that came before")
         has_arrived.set()
 
+    monkeypatch.setattr(pipes, "make_pipe", make_pipe)
     monkeypatch.setattr(PosixPipe, "close", close_slowly)
     server.program = program
 
