@@ -19,6 +19,19 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
     return 128 + signal.Signals[name]
 
 
+def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
+    """Returns the interruption that an error is, or that it wraps; None if there is none.
+
+    Python 3.11 wraps what `__set_name__` raises in a RuntimeError, also a KeyboardInterrupt while a class is made.
+    """
+    cause: BaseException | None = error
+    while cause:
+        if isinstance(cause, KeyboardInterrupt):
+            return cause
+        cause = cause.__cause__
+    return None
+
+
 class Interrupts:
     """Handles the process's signals. Must be created in the main thread.
 

@@ -20,7 +20,7 @@ from provisioner.cli.streams import stderr
 from provisioner.clouds.registry import Where
 from provisioner.errors import Interrupted, ProvisionerError
 from provisioner.printable import printable_lines
-from provisioner.signals import Interrupts, exit_code
+from provisioner.signals import Interrupts, exit_code, interrupt_in
 
 if TYPE_CHECKING:
     from provisioner.cli.terminal import TerminalProgress
@@ -73,8 +73,11 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
                 arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
             try:
                 code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
-            except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
-                code = exit_code(another)
+            except (KeyboardInterrupt, Exception) as another:  # while an error was shown
+                interrupt = interrupt_in(another)
+                if interrupt is None:
+                    raise
+                code = exit_code(interrupt)  # Typer takes each for a Ctrl-C
             raise typer.Exit(code)
 
         signature = inspect.signature(function, eval_str=True)
@@ -132,13 +135,13 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
             _stop_progress()
     except BrokenPipeError:
         return 1
-    except KeyboardInterrupt as interrupt:
-        interrupted = Interrupted("Interrupted.", hint=_what_still_exists())
-        interrupted.exit_code = exit_code(interrupt)
-        return _fail(interrupted, as_json=as_json, debug=debug)
     except ProvisionerError as error:
         return _fail(error, as_json=as_json, debug=debug)
-    except Exception as problem:
+    except (KeyboardInterrupt, Exception) as problem:
+        if interrupt := interrupt_in(problem):
+            interrupted = Interrupted("Interrupted.", hint=_what_still_exists())
+            interrupted.exit_code = exit_code(interrupt)
+            return _fail(interrupted, as_json=as_json, debug=debug)
         unexpected = ProvisionerError(
             f"Unexpected {type(problem).__name__}: {problem}",
             hint="This is a bug or a problem of this host; --debug shows a traceback.",

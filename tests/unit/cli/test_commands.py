@@ -330,6 +330,20 @@ def test_a_signal_while_an_error_is_shown_ends_the_command(
 
 
 @pytest.mark.parametrize(
+    "where", ["provisioner.cli.command._fail", "provisioner.store.environments.EnvironmentStore.find"]
+)
+def test_a_signal_while_a_class_is_made_ends_the_command(
+    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt("SIGTERM")
+
+    monkeypatch.setattr(where, interrupted)
+    ended = provisioner("show", "nothing")
+    assert (ended.code, "Traceback" in ended.stderr) == (143, False)
+
+
+@pytest.mark.parametrize(
     ("error", "code", "says"),
     [(None, 7, ""), (errors.BudgetError("Too dear."), 8, "Too dear."), (KeyboardInterrupt(), 130, "Interrupted"),
      (KeyboardInterrupt("SIGTERM"), 143, "Interrupted")],
