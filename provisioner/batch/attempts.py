@@ -41,7 +41,6 @@ from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.environment import agent as environment_agent
 from provisioner.environment import lifecycle, planning
-from provisioner.environment.run import recording_of
 from provisioner.environment.selection import destroy_damaged
 from provisioner.errors import (
     AgentError,
@@ -190,7 +189,6 @@ class Attempt:
                     problem = describe(error)
                     if pause is not None:
                         time.sleep(pause)
-            recording = recording_of(self.session, self.id)
             sealed = self._sealed()
         phases_done = tuple(phases.finished)
         return EndStep(
@@ -199,16 +197,19 @@ class Attempt:
             trouble=problem,
             score_log=score_log,
             score_log_entries=entries,
-            recording=recording,
             **sealed,
         )
 
     def _sealed(self) -> dict[str, Any]:
-        """Returns what the row of results says of the environment, and its sealed facts say as well."""
+        """Returns the hash of the sealed logs, and what their facts say that the row of results says as well."""
         with best_effort(self.session.progress, f"Reading the record of {self.id}"):
             if record := self.session.environments.record(self.id):
-                images = {role: machine.image for role, machine in record.machines.items()}
-                return {"family_version": record.family_version, "agent_files": record.agent_files, "images": images}
+                return {
+                    "recording": record.recording,
+                    "family_version": record.family_version,
+                    "agent_files": record.agent_files,
+                    "images": {role: machine.image for role, machine in record.machines.items()},
+                }
         return {}
 
     def _score_log(self) -> tuple[tuple[LoggedScore, ...], int | None]:

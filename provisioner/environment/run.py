@@ -106,12 +106,12 @@ def run(
         agent_exit_code=exit_code,
         score_log=environment.score_log,
         phases=tuple(phases.finished),
-        recording=recording_of(session, environment.id),
+        recording=_recording_of(session, environment.id),
         warnings=environment.setup.warnings,
     )
 
 
-def recording_of(session: Session, identity: str) -> str:
+def _recording_of(session: Session, identity: str) -> str:
     """Returns the hash of the sealed logs of an environment that was destroyed; empty if there is none."""
     with best_effort(session.progress, f"Reading the seal of {identity}"):
         record = session.environments.record(identity)

@@ -33,7 +33,7 @@ def list_environments() -> Result:
     """Lists all live environments and image builders."""
     store = EnvironmentStore(default_home())
     readable, unreadable = store.readable(), store.unreadable()
-    orphans = [e.id for e in readable if e.needs_command and not store.is_attended(e.id)]
+    orphans = [environment.id for environment in readable if _is_orphan(store, environment)]
     rows = [
         [
             e.id,
@@ -62,6 +62,10 @@ def list_environments() -> Result:
     return Result(data, text, InfrastructureError.exit_code if unreadable else 0)
 
 
+def _is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
+    return environment.needs_command and not store.is_attended(environment.id)
+
+
 def _age(environment: Environment) -> str:
     minutes = int((now() - environment.created_at).total_seconds() // 60)
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
@@ -77,14 +81,17 @@ def show(env: PastEnvironmentArgument) -> Result:
     store = EnvironmentStore(default_home())
     environment = store.find(env, archived=True)
     exists = store.directory(environment.id).exists()
+    orphan = exists and _is_orphan(store, environment)
     parts = parts_of(store.logs(environment.id)).names
-    data = {**environment_data(environment), "exists": exists, "parts": parts}
+    data = {**environment_data(environment), "exists": exists, "orphan": orphan, "parts": parts}
     lines = [
-        f"{environment.id}  {environment.status if exists else 'gone'}",
+        f"{environment.id}  {environment.status if exists else 'gone'}{', orphan' if orphan else ''}",
         f"  family {environment.family}, {_purpose(environment)}, cloud {environment.cloud}",
         f"  created {environment.created_at:%Y-%m-%d %H:%M:%S} UTC"
         + (f", ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest" if exists else ""),
     ]
+    if orphan:
+        lines.append("  the command that managed it has ended: `provisioner sweep` removes it")
     if environment.snapshot:
         lines.append(f"  copied from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():

@@ -150,7 +150,9 @@ def _written(source: FamilySource | None) -> Written:
         spec = literal_aux_vm(source)
     except TaskFamilyError:  # the findings name it
         spec = None
-    has_aux_vm = True if spec else False if source.lacks("get_aux_vm_spec") else None
+    has_aux_vm = None
+    if spec or source.lacks("get_aux_vm_spec"):
+        has_aux_vm = spec is not None
     return Written(None if tasks is None else tuple(tasks), tuple(missing_variables(source, {})), spec, has_aux_vm)
 
 

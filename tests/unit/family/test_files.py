@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.errors import TaskFamilyError
 from provisioner.family import files
-from provisioner.family.files import digest_files, is_skipped, list_files
+from provisioner.family.files import digest_directory, digest_files, is_skipped, list_files
 
 
 def write(root: Path, *names: str) -> Path:
@@ -135,3 +135,8 @@ def test_the_digest_is_of_what_is_named_and_nothing_else(tmp_path: Path) -> None
 def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(TaskFamilyError, match="'gone' cannot be read: No such file"):
         digest_files(tmp_path, ("gone",))
+
+
+def test_a_directory_that_is_gone_has_no_digest(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        digest_directory(tmp_path / "gone")

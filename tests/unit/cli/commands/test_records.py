@@ -96,20 +96,25 @@ def test_list_and_show_give_the_whole_record(provisioner: CommandLine, store: En
     [listed] = provisioner("list", "--json").json["environments"]
     shown = provisioner("show", "234", "--json").json
     assert listed.keys() == fields
-    assert shown.keys() == fields | {"schema", "ok", "exists", "parts"}
+    assert shown.keys() == fields | {"schema", "ok", "exists", "orphan", "parts"}
     assert shown["exists"] is True
 
 
-def test_list_names_what_no_running_command_manages(provisioner: CommandLine, store: EnvironmentStore) -> None:
+def test_list_and_show_tell_orphans(provisioner: CommandLine, store: EnvironmentStore) -> None:
     killed = store.save(environment("killed-1").model_copy(update={"status": "creating"}))
     managed = store.save(environment("managed-1").model_copy(update={"status": "creating"}))
     store.save(environment("up-1").model_copy(update={"status": "ready"}))
     with locked(store.lease(managed.id)):
         listed = provisioner("list")
         assert provisioner("list", "--json").json["orphans"] == [killed.id]
+        orphans = [provisioner("show", name, "--json").json["orphan"] for name in (killed.id, managed.id, "up-1")]
+        assert orphans == [True, False, False]
     assert re.search(r"^killed-1 +task +creating, orphan ", listed.stdout, re.MULTILINE)
     assert (listed.stdout.count("orphan,"), listed.stdout.count(", orphan")) == (0, 1)
     assert listed.stdout.endswith("`provisioner sweep` removes them.\n")
+    shown = provisioner("show", "killed-1").stdout
+    assert shown.startswith("killed-1  creating, orphan\n")
+    assert "the command that managed it has ended: `provisioner sweep` removes it\n" in shown
     assert "sweep" not in provisioner("show", "up-1").stdout
 
 
