@@ -24,6 +24,9 @@ from provisioner.ttl import format_duration
 MAX_RUNS_SHOWN = 20
 # Of the last line that a run's machines have said.
 SAID_CHARACTERS = 200
+# How long there may be no new line where there is no live table. Then one says what the active runs are doing.
+SILENCE = timedelta(minutes=1)
+RUNS_NAMED = 5
 
 
 def time_left(
@@ -110,6 +113,7 @@ class BatchView:
         self._batch = batch
         self._ended = set(ended)
         self._attempts: dict[str, int] = {}
+        self._noted_at = now()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         if self._live:
             self._live.start()
@@ -144,9 +148,12 @@ class BatchView:
                 self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(row)}")
         if self._live:
             self._live.update(self._table(states, rows, active_runs, costs))
+        elif active_runs and now() - self._noted_at >= SILENCE:
+            self.note(f"still running: {_doing(states, active_runs)}")
 
     def note(self, text: str) -> None:
         """Prints one line."""
+        self._noted_at = now()
         self._console.print(Text.assemble((f"{now():%H:%M:%S}", "dim"), " ", printable(text)))
 
     def stop(self) -> None:
@@ -167,9 +174,7 @@ class BatchView:
         for column in ("key", "phase", "duration", "said"):
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if column == "said" else None)
         for active_run in active_runs[:MAX_RUNS_SHOWN]:
-            key = _without_batch(active_run.key)
-            state = states.get(key)
-            duration = format_duration(now() - state.started_at) if state and state.started_at else ""
+            key, duration = _without_batch(active_run.key), _duration(states, active_run)
             shown = (printable(key), printable(active_run.phase), duration, last_said(active_run.output))
             table.add_row(*map(Text, shown))
         if len(active_runs) > MAX_RUNS_SHOWN:
@@ -193,6 +198,22 @@ def last_said(output: str) -> str:
     """Returns the last line of a machine's output that is not blank, made printable and bounded."""
     said = [line for line in printable_lines(output).splitlines() if line.strip()]
     return beginning(said[-1].strip(), SAID_CHARACTERS) if said else ""
+
+
+def _doing(states: Mapping[str, RunState], active_runs: Sequence[ActiveRun]) -> str:
+    """Returns what the first active runs are doing, and for how long they have been running."""
+    parts = []
+    for active_run in active_runs[:RUNS_NAMED]:
+        details = ", ".join(filter(None, (active_run.phase, _duration(states, active_run))))
+        parts.append(f"{_without_batch(active_run.key)} ({details})")
+    if len(active_runs) > RUNS_NAMED:
+        parts.append(f"and {len(active_runs) - RUNS_NAMED} more")
+    return ", ".join(parts)
+
+
+def _duration(states: Mapping[str, RunState], active_run: ActiveRun) -> str:
+    state = states.get(_without_batch(active_run.key))
+    return format_duration(now() - state.started_at) if state and state.started_at else ""
 
 
 def _without_batch(key: str) -> str:

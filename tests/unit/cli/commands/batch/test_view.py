@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +15,16 @@ from provisioner.batch.live_status import LiveStatus, RunProgress
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Row
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
-from provisioner.cli.commands.batch.view import SAID_CHARACTERS, BatchView, last_said, row_line, summary, time_left
+from provisioner.cli.commands.batch import view as module
+from provisioner.cli.commands.batch.view import (
+    RUNS_NAMED,
+    SAID_CHARACTERS,
+    BatchView,
+    last_said,
+    row_line,
+    summary,
+    time_left,
+)
 from provisioner.clock import now
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -108,6 +118,35 @@ def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
         "fam/main/guess/1: begins again (attempt 2)",
         "[1/4] fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)",
     ]
+
+
+def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    at = BEGIN
+    monkeypatch.setattr(module, "now", lambda: at)
+    view = BatchView(Console(file=text, width=200), batch())
+    live_status = LiveStatus()
+    states = {KEYS[0]: RunState(key=KEYS[0], state="running", started_at=BEGIN - timedelta(minutes=3))}
+    with contextlib.ExitStack() as runs:
+        first = runs.enter_context(live_status.track(f"s-1/{KEYS[0]}"))
+        first.phase = "agent"
+        for _ in range(2):
+            view.show(states, [], live_status.active_runs(), [], (0, 0))
+        for number in range(RUNS_NAMED):
+            runs.enter_context(live_status.track(f"s-1/other/{number}"))
+        for seconds in (59, 60, 61):
+            at = BEGIN + timedelta(seconds=seconds)
+            view.show(states, [], live_status.active_runs()[:1], [], (0, 0))
+        at += timedelta(hours=1)
+        view.show(states, [], live_status.active_runs(), [], (0, 0))
+        at += timedelta(minutes=1)
+        view.show(states, [], live_status.active_runs(), [], (0, 0))
+        view.show(states, [row(0)], [], [], (0, 0))
+    lines = text.getvalue().splitlines()
+    assert lines[:2] == [f"00:00:00 {KEYS[0]}: begins", f"00:01:00 still running: {KEYS[0]} (agent, 4m)"]
+    said = f"still running: {KEYS[0]} (agent, 1h5m1s), other/0 (queued), other/1 (queued), other/2 (queued), "
+    assert lines[-2] == f"01:02:01 {said}other/3 (queued), and 1 more"
+    assert len(lines) == 3 + RUNS_NAMED + 1
 
 
 def test_on_a_terminal_it_is_a_live_picture() -> None:
