@@ -44,8 +44,9 @@ def final_result(home: Home, batch: Batch, rows: Sequence[Row], costs: tuple[int
         "csv": str(directory / "results.csv"),
         "report": str(page),
     }
+    spent = f", {dollars(costs[1])} spent" if costs[1] else ""
     lines = [
-        _score_table(rows), "", f"{batch.id}: {dollars(costs[1])} spent.", f"results: {directory / 'results.csv'}",
+        _score_table(rows), "", f"batch:   {batch.id}{spent}", f"results: {directory / 'results.csv'}",
         f"report:  {page}",
     ]  # fmt: skip
     return Result(data, "\n".join(lines), exit_code)

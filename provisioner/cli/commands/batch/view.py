@@ -68,17 +68,20 @@ def row_line(row: Row) -> str:
     """Returns one line about a run that has ended."""
     is_told = row.outcome == "scored" or _is_scored_late(row)
     score = "" if row.score is None else f"{'' if is_told else ', score'} {row.score:g}"
-    duration = f"{format_duration(row.ended_at - row.started_at)}, " if row.started_at and row.ended_at else ""
-    cost = f"{row.cost_micro_usd / MICRO:.4f} USD"
-    attempt = f", attempt {row.attempts}" if row.attempts > 1 else ""
+    facts = [
+        format_duration(row.ended_at - row.started_at) if row.started_at and row.ended_at else "",
+        f"{row.cost_micro_usd / MICRO:.4f} USD" if row.cost_micro_usd else "",
+        f"attempt {row.attempts}" if row.attempts > 1 else "",
+    ]
+    details = f" ({', '.join(filter(None, facts))})" if any(facts) else ""
     message = f": {row.message}" if row.message else ""
-    return f"{row.key}: {outcome_words(row)}{score} ({duration}{cost}{attempt}){message}"
+    return f"{row.key}: {outcome_words(row)}{score}{details}{message}"
 
 
-def summary(
-    batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]
-) -> tuple[str, str]:
-    """Describes the whole batch in two lines: how far it has come, and what it costs and how long it will take.
+def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]) -> list[str]:
+    """Describes the whole batch in one or two lines: how far it has come, and what it costs and how long it will take.
+
+    Costs are left out where there are none, as on the local cloud.
 
     Args:
         costs: what is reserved and what is spent, each in millionths of a US dollar.
@@ -91,13 +94,13 @@ def summary(
     progress = f"{len(rows)}/{len(batch.runs)} ended ({how}), {len(running)} running, {queued} queued"
     reserved, spent = costs
     budget = f" of {batch.suite.budget} USD" if batch.suite.budget is not None else ""
-    money = f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"
-    if not queued + len(running):
-        return progress, money
-    # A run's duration has its wait in it, so all that are up count.
-    since = [state.started_at for state in running if state.started_at]
-    left = time_left(rows, queued, since, batch.suite.concurrency, now())
-    return progress, f"{money}, {f'about {format_duration(left)} left' if left else 'time left not known yet'}"
+    rest = [f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"] if any(costs) or budget else []
+    if queued or running:
+        # A run's duration has its wait in it, so all that are up count.
+        since = [state.started_at for state in running if state.started_at]
+        left = time_left(rows, queued, since, batch.suite.concurrency, now())
+        rest.append(f"about {format_duration(left)} left" if left else "time left not known yet")
+    return [progress, *([", ".join(rest)] if rest else [])]
 
 
 class BatchView:
@@ -183,8 +186,8 @@ class BatchView:
         failures = Counter(
             OUTCOMES[row.outcome] for row in rows if row.outcome != "scored" and not _is_scored_late(row)
         )
-        progress, money = summary(self._batch, states, rows, costs)
-        heads = (f"{self._batch.id}: {progress}", money)
+        progress, *rest = summary(self._batch, states, rows, costs)
+        heads = (f"{self._batch.id}: {progress}", *rest)
         lines: list[Text | Table] = [*(Text(head, style="bold") for head in heads), table]
         if late:
             lines.append(Text(f"{late} timed out with a score", style="yellow"))

@@ -79,15 +79,29 @@ def test_the_summary_counts_and_says_what_it_costs() -> None:
     states = {key: RunState(key=key, state="queued") for key in KEYS}
     states[KEYS[0]] = RunState(key=KEYS[0], state="done")
     states[KEYS[1]] = RunState(key=KEYS[1], state="running")
-    assert summary(batch(), states, [row(0, outcome="agent_failed")], (100_000, 20_000)) == (
+    assert summary(batch(), states, [row(0, outcome="agent_failed")], (100_000, 20_000)) == [
         "1/4 ended (1 failed), 1 running, 2 queued",
         "0.0200 USD spent + 0.1000 USD reserved of 5 USD, about 1m30s left",
-    )
+    ]
     # An agent that ran out of time may have left something that was scored.
     late = [row(0, outcome="timed_out"), row(1, outcome="timed_out", score=None)]
     assert summary(batch(), states, late, (0, 0))[0] == (
         "2/4 ended (1 failed, 1 timed out with a score), 1 running, 1 queued"
     )
+
+
+def test_costs_are_left_out_where_there_are_none() -> None:
+    free = batch().model_copy(update={"suite": batch().suite.model_copy(update={"budget": None})})
+    running = {KEYS[0]: RunState(key=KEYS[0], state="running")}
+    assert summary(free, running, [], (0, 0)) == [
+        "0/4 ended (0 failed), 1 running, 3 queued",
+        "time left not known yet",
+    ]
+    assert summary(free, {}, [row(number) for number in range(4)], (0, 0)) == [
+        "4/4 ended (0 failed), 0 running, 0 queued"
+    ]
+    assert row_line(row(0, cost_micro_usd=0)) == "fam/main/guess/1: scored 0.5 (1m30s)"
+    assert row_line(row(0, cost_micro_usd=0, started_at=None)) == "fam/main/guess/1: scored 0.5"
 
 
 def test_a_row_is_one_line() -> None:
