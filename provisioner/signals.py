@@ -24,10 +24,12 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
 
     Python 3.11 wraps what `__set_name__` raises in a RuntimeError, also a KeyboardInterrupt while a class is made.
     """
+    seen: set[int] = set()  # an exception may be its own cause
     cause: BaseException | None = error
-    while cause:
+    while cause and id(cause) not in seen:
         if isinstance(cause, KeyboardInterrupt):
             return cause
+        seen.add(id(cause))
         cause = cause.__cause__
     return None
 

@@ -201,7 +201,7 @@ class Attempt:
         )
 
     def _sealed(self) -> dict[str, Any]:
-        """Returns the hash of the sealed logs, and what their facts say that the row of results says as well."""
+        """Returns those fields of EndStep that its last record has, which was sealed; none if it cannot be read."""
         with best_effort(self.session.progress, f"Reading the record of {self.id}"):
             if record := self.session.environments.record(self.id):
                 return {

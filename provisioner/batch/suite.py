@@ -189,6 +189,11 @@ class Suite(Part):
     env_file: NotEmpty | None = None
     """The file with the tasks' secrets, relative to the suite file, and outside of families and agents."""
 
+    @property
+    def is_billed(self) -> bool:
+        """Whether its machines cost anything: those of the local cloud are the operator's own."""
+        return self.cloud != "local"
+
     @model_validator(mode="before")
     @classmethod
     def _drops_a_former_key(cls, value: object) -> object:

@@ -1,4 +1,4 @@
-"""The program: its commands with their lines in the help, its own options, and its exit codes."""
+"""The program: its commands with their help, its own options, and its exit codes."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ COMMANDS = {
     "check": (f"{_PACKAGE}check", "Find a family's mistakes before anything is built."),
     "plan": (f"{_PACKAGE}costs", "Show a task's machines and costs. Creates nothing."),
     "tasks": (f"{_PACKAGE}tasks", "List a family's tasks, from its image."),
-    "dev": (f"{_PACKAGE}dev", "Keep an environment as the family's files are now. Lasts until Ctrl-C."),
+    "dev": (f"{_PACKAGE}dev", "Keep an environment up to date with a family's files. Runs until Ctrl-C."),
     "test": (f"{_PACKAGE}environments", "Run the family's own pytest tests in an environment."),
     # Running it.
     "run": (f"{_PACKAGE}environments", "Do a whole run: create, start, work, score, destroy."),
     "batch": (f"{_PACKAGE}batch.group", "Run many tasks with many agents, many times."),
     # One step at a time.
     "up": (f"{_PACKAGE}environments", "Bring an environment up, ready for an agent."),
-    "agent": (f"{_PACKAGE}machines", "Run an agent in the primary machine, as user agent. Copies it there."),
-    "exec": (f"{_PACKAGE}machines", "Run a command in a machine. Ends with the command's exit code."),
+    "agent": (
+        f"{_PACKAGE}machines",
+        "Run an agent in the primary machine, as user agent. Copies its directory there first.",
+    ),
+    "exec": (f"{_PACKAGE}machines", "Run a command in a machine. Exits with the command's exit code."),
     "ssh": (f"{_PACKAGE}machines", "Open a shell in a machine."),
-    "cp": (f"{_PACKAGE}machines", "Copy a file or directory to or from a machine. Its side is ENV:PATH."),
-    "forward": (f"{_PACKAGE}forward", "Bring a machine's port to this host's loopback. Lasts until Ctrl-C."),
+    "cp": (
+        f"{_PACKAGE}machines",
+        "Copy a file or directory to or from a machine. Write the machine's side as ENV:PATH.",
+    ),
+    "forward": (f"{_PACKAGE}forward", "Bring a machine's port to this host's loopback. Runs until Ctrl-C."),
     "score": (f"{_PACKAGE}environments", "Score an environment."),
     "destroy": (f"{_PACKAGE}environments", "Destroy environments, until the cloud confirms it."),
     # Seeing what is there, and what came of it.
@@ -59,13 +65,16 @@ COMMANDS = {
     "costs": (f"{_PACKAGE}costs", "Show the reserved and actual costs of launches."),
     # Keeping order.
     "extend": (f"{_PACKAGE}ttl", "Extend an environment's time to live."),
-    "sweep": (f"{_PACKAGE}ttl", "Remove orphans, which no running command manages. What has expired goes too."),
+    "sweep": (
+        f"{_PACKAGE}ttl",
+        "Remove orphans: environments whose command has ended. Also removes those past their time to live.",
+    ),
     "image": (f"{_PACKAGE}images", "Machine images: build, list, prune."),
     "freeze": (f"{_PACKAGE}snapshots", "Freeze a running environment, to copy it later."),
     "snapshot": (f"{_PACKAGE}snapshots", "Frozen environments: list, remove."),
     "aws": (f"{_PACKAGE}aws", "Set up an AWS account for provisioner."),
 }
-"""Name -> the module that registers it, and its help. The program's help lists them so, each by its first sentence."""
+"""Name -> the module that registers it, and its help. `provisioner --help` lists each with its first sentence."""
 
 
 def _print_version(wanted: bool) -> None:

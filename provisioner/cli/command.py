@@ -73,11 +73,11 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
                 arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
             try:
                 code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
-            except (KeyboardInterrupt, Exception) as another:  # while an error was shown
+            except (KeyboardInterrupt, Exception) as another:  # while an error was shown; Typer takes each for a Ctrl-C
                 interrupt = interrupt_in(another)
                 if interrupt is None:
                     raise
-                code = exit_code(interrupt)  # Typer takes each for a Ctrl-C
+                code = exit_code(interrupt)
             raise typer.Exit(code)
 
         signature = inspect.signature(function, eval_str=True)

@@ -1,6 +1,6 @@
 """Defers the import of commands' modules until the commands are used.
 
-The program's help and the shell's completion list the commands by the names and help lines given here.
+The program's help and the shell's completion list the commands by the names and the help given here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def lazy_app(
 
     Args:
         commands: the name of a command or group -> the full name of a module, whose function `register` adds it to a
-            Typer application, and the command's line in the help.
+            Typer application, and the command's help. The program's help shows its first sentence.
         settings: passed to Typer.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.signals import wait
+from provisioner.signals import interrupt_in, wait
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +102,11 @@ def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
         wait(60, check)
     wait(0, check)
     assert len(calls) == 2
+
+
+def test_an_interruption_is_found_in_what_wraps_it() -> None:
+    interrupt = KeyboardInterrupt("SIGTERM")
+    wrapped, twice, other = RuntimeError("Error calling __set_name__"), ImportError("fam"), OSError("no")
+    wrapped.__cause__, twice.__cause__, other.__cause__ = interrupt, wrapped, other
+    assert [interrupt_in(error) for error in (interrupt, wrapped, twice)] == [interrupt] * 3
+    assert [interrupt_in(error) for error in (other, ValueError("no"))] == [None, None]

@@ -76,7 +76,7 @@ def how_it_ran(
         "time limits": f"agent {format_duration(suite.limits.agent_limit)}, environment {suite.limits.ttl}",
         "at once": str(suite.concurrency),
         "retries": str(suite.retries),
-        "budget": f"{suite.budget} USD" if suite.budget is not None and _is_billed(suite, rows) else "",
+        "budget": f"{suite.budget} USD" if suite.budget is not None and suite.is_billed else "",
         "cloud": suite.cloud + (", spot instances first" if suite.spot else ""),
         "regions": _different(places) or ", ".join(suite.regions),
         "machine types": _different(types),
@@ -103,10 +103,6 @@ def agents(suite: Suite, rows: Sequence[Row]) -> list[tuple[str, str, Markup]]:
         ),
         *((entry.name, "submission", first_part(entry.text, COMMAND_BYTES)) for entry in suite.submissions),
     ]
-
-
-def _is_billed(suite: Suite, rows: Sequence[Row]) -> bool:
-    return suite.cloud != "local" or any(row.cost_micro_usd for row in rows)
 
 
 def _internet(evidence: Mapping[str, Evidence], suite: Suite) -> str:

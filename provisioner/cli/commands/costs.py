@@ -92,7 +92,7 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
     if estimate.has_aux_vm is None:
         lines.append("  aux VM: not known until the family's image is built")
     if estimate.needs:
-        lines.append(f"  variables: {names_in_line(estimate.needs)} not set; the file of --env-file has to set them")
+        lines.append(f"  variables: {names_in_line(estimate.needs)} not set; set them in the file of --env-file")
     if not estimate.lines:
         return "\n".join([*lines, "", f"Costs nothing: the machines are your own. Time to live {ttl}."])
     rows = [

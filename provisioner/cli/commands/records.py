@@ -51,7 +51,10 @@ def list_environments() -> Result:
     ]
     text = table(["ENV", "KIND", "STATUS", "FAMILY", "TASK", "CLOUD", "AGE", "LEFT", "NETWORK", "FOR"], rows)
     if orphans:
-        text += "\nThe commands that managed the orphans have ended: `provisioner sweep` removes them."
+        text += (
+            "\nThe commands that managed the orphans have ended: `provisioner destroy ENV` removes one, "
+            "`provisioner sweep` all of a cloud."
+        )
     for error in unreadable.values():
         progress().note(f"{error.message} {error.hint or ''}".rstrip())
     data = {
@@ -91,7 +94,7 @@ def show(env: PastEnvironmentArgument) -> Result:
         + (f", ends at {environment.expires_at:%Y-%m-%d %H:%M:%S} UTC at the latest" if exists else ""),
     ]
     if orphan:
-        lines.append("  the command that managed it has ended: `provisioner sweep` removes it")
+        lines.append(f"  the command that managed it has ended: `provisioner destroy {environment.id}` removes it")
     if environment.snapshot:
         lines.append(f"  copied from the snapshot {environment.snapshot}")
     for role, machine in environment.machines.items():

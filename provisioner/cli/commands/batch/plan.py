@@ -12,7 +12,8 @@ from provisioner.costs.prices import MICRO, dollars
 from provisioner.environment.estimate import Forecast
 from provisioner.models import MachineSize
 
-COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES", "EACH AT MOST", "ALL AT MOST"]
+COLUMNS = ["FAMILY", "TASK", "RUNS", "INTERNET", "MACHINES"]
+COSTS = ["EACH AT MOST", "ALL AT MOST"]
 UNKNOWN = "?"
 
 
@@ -48,7 +49,9 @@ def plan_result(
         "budget_usd": None if suite.budget is None else float(suite.budget),
         "images_to_build": unbuilt,
     }
-    lines = [table(COLUMNS, [_row(task) for task in tasks]), "", " ".join(_summary(suite, runs, worst, complete))]
+    columns = COLUMNS + (COSTS if suite.is_billed else [])
+    rows = [_row(task)[: len(columns)] for task in tasks]
+    lines = [table(columns, rows), "", " ".join(_summary(suite, runs, worst, complete))]
     lines.append(_room(at_once, memory_gib, complete and not unbuilt))
     if scarcity and capacity is not None and capacity < at_once:
         lines.append(too_many(at_once, capacity, scarcity))

@@ -24,7 +24,7 @@ from provisioner.ttl import format_duration
 MAX_RUNS_SHOWN = 20
 # Of the last line that a run's machines have said.
 SAID_CHARACTERS = 200
-# How long there may be no new line where there is no live table. Then one says what the active runs are doing.
+# How long there may be no new line where there is no live table. Then one says how far the batch is.
 SILENCE = timedelta(minutes=1)
 RUNS_NAMED = 5
 
@@ -81,7 +81,7 @@ def row_line(row: Row) -> str:
 def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]) -> list[str]:
     """Describes the whole batch in one or two lines: how far it has come, and what it costs and how long it will take.
 
-    Costs are left out where there are none, as on the local cloud.
+    What the local cloud's machines cost is left out.
 
     Args:
         costs: what is reserved and what is spent, each in millionths of a US dollar.
@@ -94,7 +94,7 @@ def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], c
     progress = f"{len(rows)}/{len(batch.runs)} ended ({how}), {len(running)} running, {queued} queued"
     reserved, spent = costs
     budget = f" of {batch.suite.budget} USD" if batch.suite.budget is not None else ""
-    rest = [f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"] if any(costs) or budget else []
+    rest = [f"{dollars(spent)} spent + {dollars(reserved)} reserved{budget}"] if batch.suite.is_billed else []
     if queued or running:
         # A run's duration has its wait in it, so all that are up count.
         since = [state.started_at for state in running if state.started_at]
@@ -129,7 +129,7 @@ class BatchView:
         notes: Sequence[tuple[str, str]],
         costs: tuple[int, int],
     ) -> None:
-        """Prints what is new, and updates the live table.
+        """Prints what is new, and updates the live table. Without one, a line after a silent minute says how far it is.
 
         Args:
             states: the states of the batch's runs, by key.
@@ -151,8 +151,9 @@ class BatchView:
                 self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(row)}")
         if self._live:
             self._live.update(self._table(states, rows, active_runs, costs))
-        elif active_runs and now() - self._noted_at >= SILENCE:
-            self.note(f"still running: {_doing(states, active_runs)}")
+        elif now() - self._noted_at >= SILENCE:
+            progress, *_ = summary(self._batch, states, rows, costs)
+            self.note("; ".join([progress, *_doing(states, active_runs)]))
 
     def note(self, text: str) -> None:
         """Prints one line."""
@@ -203,15 +204,16 @@ def last_said(output: str) -> str:
     return beginning(said[-1].strip(), SAID_CHARACTERS) if said else ""
 
 
-def _doing(states: Mapping[str, RunState], active_runs: Sequence[ActiveRun]) -> str:
-    """Returns what the first active runs are doing, and for how long they have been running."""
+def _doing(states: Mapping[str, RunState], active_runs: Sequence[ActiveRun]) -> list[str]:
+    """Returns what each of the first active runs is doing, and for how long it has been running."""
     parts = []
     for active_run in active_runs[:RUNS_NAMED]:
-        details = ", ".join(filter(None, (active_run.phase, _duration(states, active_run))))
-        parts.append(f"{_without_batch(active_run.key)} ({details})")
+        duration = _duration(states, active_run)
+        facts = (active_run.phase, f"running for {duration}" if duration else "")
+        parts.append(": ".join(filter(None, (_without_batch(active_run.key), ", ".join(filter(None, facts))))))
     if len(active_runs) > RUNS_NAMED:
         parts.append(f"and {len(active_runs) - RUNS_NAMED} more")
-    return ", ".join(parts)
+    return parts
 
 
 def _duration(states: Mapping[str, RunState], active_run: ActiveRun) -> str:

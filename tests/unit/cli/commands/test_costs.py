@@ -71,7 +71,7 @@ def test_what_surely_fails_has_no_plan(provisioner: CommandLine, tmp_path: Path)
     assert (planned.code, "KEY" in planned.stderr) == (2, True), planned.stderr
     planned = provisioner("plan", str(family), "main")  # without an env file its secrets do not matter yet
     assert planned.code == 0, planned.stderr
-    assert "variables: KEY not set; the file of --env-file has to set them" in planned.stdout
+    assert "variables: KEY not set; set them in the file of --env-file" in planned.stdout
     suite = tmp_path / "suite.yaml"
     suite.write_text("name: s\nfamilies: [{path: fam}]\nagents: [{name: a, directory: ., command: ls}]\n")
     assert "fam needs KEY: `env_file` has to set them." in provisioner("batch", "plan", str(suite)).stdout

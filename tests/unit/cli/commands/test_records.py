@@ -6,6 +6,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
@@ -111,11 +112,11 @@ def test_list_and_show_tell_orphans(provisioner: CommandLine, store: Environment
         assert orphans == [True, False, False]
     assert re.search(r"^killed-1 +task +creating, orphan ", listed.stdout, re.MULTILINE)
     assert (listed.stdout.count("orphan,"), listed.stdout.count(", orphan")) == (0, 1)
-    assert listed.stdout.endswith("`provisioner sweep` removes them.\n")
+    assert listed.stdout.endswith("`provisioner destroy ENV` removes one, `provisioner sweep` all of a cloud.\n")
     shown = provisioner("show", "killed-1").stdout
     assert shown.startswith("killed-1  creating, orphan\n")
-    assert "the command that managed it has ended: `provisioner sweep` removes it\n" in shown
-    assert "sweep" not in provisioner("show", "up-1").stdout
+    assert "the command that managed it has ended: `provisioner destroy killed-1` removes it\n" in shown
+    assert "destroy" not in provisioner("show", "up-1").stdout
 
 
 @pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
@@ -179,10 +180,12 @@ def test_what_is_gone_is_shown_and_gone_twice_is_no_mistake(
     provisioner: CommandLine,
     store: EnvironmentStore,
 ) -> None:
-    saved = store.save(environment("echo-main-bcd234"))
+    saved = store.save(environment("echo-main-bcd234").model_copy(update={"status": "destroying"}))
     (store.logs(saved.id) / "start.log").write_bytes(b"hello \xff\x1b[2J\n")
     store.archive(saved)
-    assert provisioner("show", saved.id, "--json").json["exists"] is False
+    shown = provisioner("show", saved.id, "--json").json
+    assert (shown["exists"], shown["orphan"]) == (False, False)
+    assert provisioner("show", saved.id).stdout.startswith(f"{saved.id}  gone\n")
     assert provisioner("logs", saved.id, "--json").json["logs"] == {"start": "hello \ufffd\x1b[2J\n"}
     destroyed = provisioner("destroy", saved.id, "--json").json
     assert (destroyed["destroyed"], destroyed["already_gone"]) == ([], [saved.id])
@@ -352,3 +355,19 @@ def test_a_record_that_cannot_be_read_hides_no_other(provisioner: CommandLine) -
     assert (destroyed.code, destroyed.json["destroyed"]) == (0, ["damaged-bcd234"])
     assert not directory.exists()
     assert provisioner("image", "prune").code == 0
+
+
+def test_an_interruption_ends_a_destroy_of_several(
+    provisioner: CommandLine, store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def interrupted(_: object, found: Environment) -> NoReturn:
+        tried.append(found.id)
+        # As Python 3.11 wraps one that comes while a class is made.
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt("SIGTERM")
+
+    monkeypatch.setattr("provisioner.environment.lifecycle.destroy", interrupted)
+    for name in ("one-main-aaa222", "two-main-bbb333"):
+        store.save(environment(name))
+    assert (provisioner("destroy", "--all").code, len(tried)) == (143, 1)

@@ -51,6 +51,7 @@ def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> No
     result = final_result(home, BATCH, [row("scored"), row("scored"), row("task_failed")], (10_000, 20_000))
     assert "1.00  0.34 to 1.00  2 scored, 1 task_failed" in result.text
     assert "batch:   b-1, 0.0200 USD spent\n" in result.text
+    assert "batch:   b-1\n" in final_result(home, BATCH, [row("scored")], (0, 0)).text
     assert (result.data["reserved_usd"], result.data["spent_usd"], result.data["ended"]) == (0.01, 0.02, 3)
     assert Path(result.data["report"]).exists()
 

@@ -40,10 +40,10 @@ def row(number: int, **changes: object) -> Row:
     return Row.model_validate(values | changes)
 
 
-def batch() -> Batch:
+def batch(cloud: str = "aws") -> Batch:
     suite = Suite(
         name="s", families=(FamilyEntry(path="fam"),), submissions=(Submission(name="guess", text="1"),),
-        concurrency=2, budget=Decimal(5),
+        concurrency=2, budget=Decimal(5), cloud=cloud,
     )  # fmt: skip
     runs = tuple(Run(key=key, family="/fam", task="main", agent="guess", repetition=1) for key in KEYS)
     return Batch(id="s-1", suite=suite, suite_file="/s.yaml", shared=False, created_at=BEGIN, version="1", runs=runs)
@@ -90,16 +90,14 @@ def test_the_summary_counts_and_says_what_it_costs() -> None:
     )
 
 
-def test_costs_are_left_out_where_there_are_none() -> None:
-    free = batch().model_copy(update={"suite": batch().suite.model_copy(update={"budget": None})})
-    running = {KEYS[0]: RunState(key=KEYS[0], state="running")}
-    assert summary(free, running, [], (0, 0)) == [
-        "0/4 ended (0 failed), 1 running, 3 queued",
-        "time left not known yet",
-    ]
-    assert summary(free, {}, [row(number) for number in range(4)], (0, 0)) == [
-        "4/4 ended (0 failed), 0 running, 0 queued"
-    ]
+def test_costs_are_left_out_where_machines_cost_nothing() -> None:
+    local, running = batch("local"), {KEYS[0]: RunState(key=KEYS[0], state="running")}
+    told = summary(local, running, [], (0, 0))
+    assert told == ["0/4 ended (0 failed), 1 running, 3 queued", "time left not known yet"]
+    costs = "0.0000 USD spent + 0.0000 USD reserved of 5 USD, time left not known yet"
+    assert summary(batch(), running, [], (0, 0)) == [told[0], costs]
+    all_ended = summary(local, {}, [row(number) for number in range(4)], (0, 0))
+    assert all_ended == ["4/4 ended (0 failed), 0 running, 0 queued"]
     assert row_line(row(0, cost_micro_usd=0)) == "fam/main/guess/1: scored 0.5 (1m30s)"
     assert row_line(row(0, cost_micro_usd=0, started_at=None)) == "fam/main/guess/1: scored 0.5"
 
@@ -146,8 +144,8 @@ def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.M
         first.phase = "agent"
         for _ in range(2):
             view.show(states, [], live_status.active_runs(), [], (0, 0))
-        for number in range(RUNS_NAMED):
-            runs.enter_context(live_status.track(f"s-1/other/{number}"))
+        others = [runs.enter_context(live_status.track(f"s-1/other/{number}")) for number in range(RUNS_NAMED)]
+        others[3].phase = ""  # as of a run whose environment is on another host
         for seconds in (59, 60, 61):
             at = BEGIN + timedelta(seconds=seconds)
             view.show(states, [], live_status.active_runs()[:1], [], (0, 0))
@@ -155,12 +153,18 @@ def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.M
         view.show(states, [], live_status.active_runs(), [], (0, 0))
         at += timedelta(minutes=1)
         view.show(states, [], live_status.active_runs(), [], (0, 0))
+        at += timedelta(minutes=1)
+        view.show(states, [], [], [], (0, 0))
         view.show(states, [row(0)], [], [], (0, 0))
     lines = text.getvalue().splitlines()
-    assert lines[:2] == [f"00:00:00 {KEYS[0]}: begins", f"00:01:00 still running: {KEYS[0]} (agent, 4m)"]
-    said = f"still running: {KEYS[0]} (agent, 1h5m1s), other/0 (queued), other/1 (queued), other/2 (queued), "
-    assert lines[-2] == f"01:02:01 {said}other/3 (queued), and 1 more"
-    assert len(lines) == 3 + RUNS_NAMED + 1
+    progress = "0/4 ended (0 failed), 1 running, 3 queued"
+    assert lines[:2] == [f"00:00:00 {KEYS[0]}: begins", f"00:01:00 {progress}; {KEYS[0]}: agent, running for 4m"]
+    assert lines[-3] == (
+        f"01:02:01 {progress}; {KEYS[0]}: agent, running for 1h5m1s; other/0: queued; other/1: queued; "
+        "other/2: queued; other/3; and 1 more"
+    )
+    assert lines[-2] == f"01:03:01 {progress}"
+    assert len(lines) == 3 + RUNS_NAMED + 2
 
 
 def test_on_a_terminal_it_is_a_live_picture() -> None:
