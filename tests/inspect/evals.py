@@ -14,7 +14,7 @@ from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from inspect_ai.util import CheckpointConfig, Manual, SandboxEnvironmentSpec, checkpointer, sandbox
 
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.inspect.configuration import Configuration, Machine
@@ -81,6 +81,24 @@ def fail_at_first() -> Solver:
         if not flag.exists():
             flag.touch()
             raise RuntimeError("not yet")
+        return state
+
+    return solve
+
+
+@solver
+def work_in_two_parts() -> Solver:
+    """Does half of its work, and fails after a checkpoint. A retry finds that half, and does the rest."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async with checkpointer() as checkpoints:
+            if checkpoints.attempt == "initial":
+                first = "mkdir /srv/work && cd /srv/work && printf first > part && chmod 640 part && ln -s part link"
+                assert (await sandbox().exec(["sh", "-c", first])).success
+                await checkpoints.checkpoint()
+                raise RuntimeError("on purpose")
+            second = "cd /srv/work && printf ' second' >> link && stat -c %a part && cat part"
+            state.output.completion = (await sandbox().exec(["sh", "-c", second])).stdout
         return state
 
     return solve
@@ -153,6 +171,14 @@ def fails_at_first() -> Task:
     return _task(
         fail_at_first(), Configuration(machines=(Machine(name="box", files=(("/srv/greeting", str(source)),)),))
     )
+
+
+@task
+def continues_from_a_checkpoint() -> Task:
+    """Fails after a checkpoint of the machine's files, and continues from it when it is retried."""
+    done = _task(work_in_two_parts())
+    done.checkpoint = CheckpointConfig(trigger=Manual(), sandbox_paths={"default": ["/srv/work"]})
+    return done
 
 
 @task

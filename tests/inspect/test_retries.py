@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
+from inspect_ai.util._restic import resolver
 
 from provisioner.store.home import Home
 from tests.command_line import ROOT
@@ -98,3 +100,43 @@ def test_an_interrupted_eval_is_retried_elsewhere(home: Home, tmp_path: Path) ->
     assert sample.scores is not None
     assert sample.scores["score_metr_task"].value == 0.0  # no guess was made
     assert_nothing_left(home)
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "FilterError"), reason="Inspect's checkpoints need Python 3.11.4")
+def test_a_retried_eval_continues_from_its_checkpoint(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _provide_restic(tmp_path)
+    # Not the working directory: Inspect would write its checkpoints to the root directory.
+    logs, again = tmp_path / "logs", tmp_path / "again"
+    output = said(started(tmp_path, "continues_from_a_checkpoint", "--log-dir", str(logs)))
+    [written] = logs.glob("*.eval")
+    failed = read_eval_log(str(written))
+    assert (failed.status, failed.error and failed.error.message) == ("error", "RuntimeError('on purpose')"), output
+    assert_nothing_left(home, output)
+    retried = command("eval-retry", str(written), "--display", "plain", "--log-dir", str(again))
+    done = subprocess.run(retried, cwd=tmp_path, capture_output=True, text=True, check=False)
+    [written] = again.glob("*.eval")
+    log = read_eval_log(str(written))
+    assert log.status == "success", done.stdout + done.stderr
+    [sample] = log.samples or []
+    assert sample.output.completion == "640\nfirst second"
+    assert_nothing_left(home)
+
+
+def _provide_restic(tmp_path: Path) -> None:
+    """Puts Debian 13's restic where Inspect keeps the one that it downloads from GitHub. Debian 12's is too old."""
+    apt = tmp_path / "apt"
+    (apt / "lists" / "partial").mkdir(parents=True)
+    key = "/usr/share/keyrings/debian-archive-trixie-stable.gpg"
+    (apt / "sources.list").write_text(f"deb [signed-by={key}] http://deb.debian.org/debian trixie main\n")
+    settings = [f"Dir::Etc::SourceList={apt}/sources.list", f"Dir::State::Lists={apt}/lists", f"Dir::Cache={apt}"]
+    options = [f"--option={setting}" for setting in (*settings, "Dir::Etc::SourceParts=/dev/null")]
+    for arguments in (["update"], ["download", "restic"]):
+        subprocess.run(["apt-get", *options, *arguments], cwd=apt, capture_output=True, check=True)
+    [package] = apt.glob("restic_*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, apt / "restic"], check=True)
+    wanted = resolver.cache_path("linux_amd64")
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    (apt / "restic" / "usr" / "bin" / "restic").rename(wanted)

@@ -48,6 +48,7 @@ def test_a_plan_says_what_would_run_and_creates_nothing(provisioner: CommandLine
     assert shown.code == 0
     assert "12 runs on local, 2 at once" in shown.stdout
     assert "Costs nothing" in shown.stdout
+    assert "USD" not in shown.stdout
     # Its image is not built yet, so it may have aux VMs.
     assert "At most 2 environments exist at once, with at least" in shown.stdout
 
