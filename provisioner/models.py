@@ -280,7 +280,7 @@ class Environment(Record):
         addresses_of: the environment from whose id its private addresses follow; empty for its own.
         started_at: when start() succeeded. In a copy, the time in which it was frozen does not count.
         agent_at: when an agent began, of a batch or of Inspect, which happens only once in each environment.
-        agent_files: the SHA-256 of names and contents in its directory before the copy, in hex; empty with Inspect.
+        agent_files: the SHA-256 of the last agent's files and links, as they were sent, in hex; empty with Inspect.
         agent_ended_at, agent_exit_code: of the last agent; the code is None if its time ran out or if it is not known.
         outcome: of the last scoring at the end.
         breakdown: why it was cleared away before its end.

@@ -212,7 +212,9 @@ def _forms_of(value: str) -> Iterator[str]:
 def _quoted_forms(text: str) -> Iterator[str]:
     data = text.encode("utf-8", "surrogatepass")
     yield from (text, repr(text)[1:-1], shlex.quote(text).removeprefix("'").removesuffix("'"))
-    yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    yield from (json.dumps(text)[1:-1], plain := json.dumps(text, ensure_ascii=False)[1:-1])
+    # Go's encoding/json, and so Terraform, escapes these, too.
+    yield re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", plain)
     # They differ in what they leave unencoded: nothing, the slashes of paths, or as in form data.
     yield from (quote(data, safe=""), quote(data), quote_plus(data))
 

@@ -10,30 +10,33 @@ import contextlib
 import json
 import secrets
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.clouds.guest_files import SENT
 from provisioner.copying.copy_program import TOP
-from provisioner.copying.transfer import send_archive
+from provisioner.copying.transfer import send_input
 from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.driver.output_tee import OutputTee
 from provisioner.environment.verdicts import attributing_loss, primary_runs
 from provisioner.errors import (
     CommandTimeoutError,
+    HostError,
     InfrastructureError,
     LivenessLostError,
     MachineLostError,
     TaskError,
     UsageError,
 )
-from provisioner.family.files import digest_directory
+from provisioner.family.files import digest_archive
 from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
@@ -222,18 +225,10 @@ class _Following:
 
     def _copy(self, connection: Connection) -> None:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
-
-        directory = self._agent.directory.resolve()
         try:
-            files = digest_directory(directory)
-        except OSError as error:
-            raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
-
-        def fill(archive: tarfile.TarFile) -> None:
-            archive.add(directory, arcname=TOP)
-
-        try:
-            sent = send_archive(connection, fill, "replace", SCAFFOLDING, user="agent")
+            with tempfile.TemporaryFile() as spool:
+                files = self._pack(spool)
+                sent = send_input(connection, spool, "replace", SCAFFOLDING, user="agent")
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
         if sent.exit_code != 0:
@@ -245,6 +240,21 @@ class _Following:
         self._is_new, self._is_copied = False, True
         self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
+
+    def _pack(self, spool: IO[bytes]) -> str:
+        """Packs the agent's directory, and returns the hash of the files that are in the archive."""
+        try:
+            with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                archive.add(self._agent.directory.resolve(), arcname=TOP)
+        except OSError as error:
+            if error.filename is None:  # of the archive, as on a full disk
+                raise HostError(f"The agent's files cannot be packed: {error.strerror}.") from error
+            raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
+        spool.seek(0)
+        with tarfile.open(fileobj=spool, mode="r:") as archive:
+            files = digest_archive(archive, TOP)
+        spool.seek(0)
+        return files
 
     def _record_beginning(self, files: str) -> Environment:
         """Records that an agent begins. The copy may have taken an hour, in which others may have changed the record.

@@ -13,7 +13,6 @@ from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task
 from provisioner.images import build
 from provisioner.models import (
-    MAXIMUM_VERSION_CHARACTERS,
     Destination,
     Distribution,
     Environment,
@@ -122,7 +121,7 @@ def new_environment(session: Session, planned: Plan, identity: str) -> Environme
         stack=identity,
         family=planned.family.name,
         task=planned.task,
-        family_version=(planned.family.manifest.version or "")[:MAXIMUM_VERSION_CHARACTERS],
+        family_version=planned.family.manifest.version or "",
         status="creating",
         shared_ledger=bool(session.database),
         attended=True,

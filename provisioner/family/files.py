@@ -7,12 +7,13 @@ lead to the same file in the machine.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
+import tarfile
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 from provisioner.errors import TaskFamilyError
 from provisioner.validation import shown
@@ -110,43 +111,53 @@ def digest_files(root: Path, files: Iterable[str]) -> str:
     Raises:
         TaskFamilyError: a file cannot be read.
     """
-    try:
-        return _digest(root, files)
-    except OSError as error:
-        name = Path(os.fsdecode(error.filename)).relative_to(root).as_posix()
-        raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
-
-
-def _digest(root: Path, files: Iterable[str]) -> str:
-    whole = sha256()
+    described = []
     for name in files:
-        for field in (os.fsencode(name), *_fields(root / name)):
+        try:
+            described.append((name, *_fields(root / name)))
+        except OSError as error:
+            raise TaskFamilyError(f"{shown(name)} cannot be read: {error.strerror}.") from error
+    return _digest(described)
+
+
+def digest_archive(archive: tarfile.TarFile, root: str) -> str:
+    """Returns the SHA-256, in hex, of the files and links of an archive, as digest_files has it, sorted by name.
+
+    Args:
+        root: the member that all others lie in.
+    """
+    described = []
+    for member in archive:
+        name = member.name.removeprefix(f"{root}/")
+        if member.issym():
+            described.append((name, b"link", os.fsencode(member.linkname)))
+        elif file := archive.extractfile(member):  # a hard link has the contents of what it leads to
+            described.append((name, _kind_of_file(member.mode), _contents(file)))
+    return _digest(sorted(described))
+
+
+def _digest(described: Iterable[tuple[str, bytes, bytes]]) -> str:
+    whole = sha256()
+    for name, *fields in described:
+        for field in (os.fsencode(name), *fields):
             # Each field is preceded by its length, so that no two lists of fields hash alike.
             whole.update(len(field).to_bytes(8, "big") + field)
     return whole.hexdigest()
 
 
-def digest_directory(root: Path) -> str:
-    """Returns the SHA-256, in hex, of all files and links below a directory, as digest_files has it.
-
-    Raises:
-        OSError: a file or directory cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    found = (Path(parent, name) for parent, *named in os.walk(root, onerror=refuse) for name in itertools.chain(*named))
-    files = sorted(path.relative_to(root).as_posix() for path in found if path.is_symlink() or path.is_file())
-    return _digest(root, files)
-
-
 def _fields(path: Path) -> tuple[bytes, bytes]:
     if path.is_symlink():
         return b"link", os.fsencode(path.readlink())
-    kind = b"program" if path.stat().st_mode & stat.S_IXUSR else b"file"
-    contents = sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            contents.update(block)
-    return kind, contents.digest()
+        return _kind_of_file(path.stat().st_mode), _contents(file)
+
+
+def _kind_of_file(mode: int) -> bytes:
+    return b"program" if mode & stat.S_IXUSR else b"file"
+
+
+def _contents(file: IO[bytes]) -> bytes:
+    contents = sha256()
+    while block := file.read(1 << 20):
+        contents.update(block)
+    return contents.digest()

@@ -11,7 +11,7 @@ from provisioner import strict_yaml
 from provisioner.errors import TaskFamilyError
 from provisioner.family.explained import MANIFEST, explained
 from provisioner.family.globs import MAXIMUM_GLOBS, check_glob
-from provisioner.models import PrimaryDistribution
+from provisioner.models import MAXIMUM_VERSION_CHARACTERS, PrimaryDistribution
 from provisioner.validation import lines_of, listed
 
 FILE_NAMES = ("manifest.yaml", "manifest.yml")
@@ -101,7 +101,9 @@ class Manifest(_Section):
         description="globs of the files that `install()` [sees](#what-install-sees); default: all files",
     )
     version: str | None = Field(
-        None, description="the family's version, which results and [Inspect's logs](inspect.md) name"
+        None,
+        max_length=MAXIMUM_VERSION_CHARACTERS,
+        description="the family's version, which results and [Inspect's logs](inspect.md) name; up to 200 characters",
     )
     meta: Annotated[object, Field(exclude=True, repr=False, description="anything of yours; not kept")] = None
 
@@ -109,6 +111,13 @@ class Manifest(_Section):
     @classmethod
     def _drop(cls, value: object) -> None:
         return None
+
+    @field_validator("version")
+    @classmethod
+    def _is_printable(cls, value: str | None) -> str | None:
+        if value is not None and not value.isprintable():
+            raise ValueError("it has characters that cannot be printed")
+        return value
 
     @field_validator("install_inputs")
     @classmethod

@@ -98,4 +98,4 @@ def test_each_command_of_the_tutorial_does_what_it_says(home: Home, tmp_path: Pa
         assert score.metrics["accuracy"].value == accuracy, log.eval.task
     escape = logs[3].samples or []
     assert "uid=0(root)" in "".join(message.text for message in escape[0].messages if message.role == "tool")
-    assert [log.eval.dataset.samples for log in logs] == [2, 1, 1, 1, 2]
+    assert [log.eval.dataset.samples for log in logs] == [2, 1, 1, 1, 1]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from provisioner.redaction import LEFT_OUT, Redactor
 
-SECRET = "p@ss 'w\"rd\\/é+?"
+SECRET = "p@ss 'w\"rd\\/é+?<&"
 KEY = "-----BEGIN A KEY-----\nMIIEowIBAAKCAQEAx+/7\nshort\nKzq9fQ2aVb81LmN0pQ==\n-----END A KEY-----\n"
 
 FORMS = {
     "itself": SECRET,
     "JSON": json.dumps(SECRET),
     "JSON in Unicode": json.dumps(SECRET, ensure_ascii=False),
+    "Go's JSON": json.dumps(SECRET, ensure_ascii=False).replace("<", "\\u003c").replace("&", "\\u0026"),
     "repr": repr(SECRET),
     "shell": shlex.quote(SECRET),
     "URL": quote(SECRET, safe=""),

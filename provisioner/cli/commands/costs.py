@@ -69,6 +69,14 @@ def plan(
     return Result(data, _plan_text(estimate, allowlist))
 
 
+# Of a family whose image is not built yet: whether a task has an aux VM, as far as that is known.
+_AUX_VM = {
+    True: "as the family's text has it",
+    False: "none, as far as the family's text tells",
+    None: "not known until the family's image is built",
+}
+
+
 def _plan_text(estimate: Forecast, allowlist: str) -> str:
     today = now().date()
     internet = {True: "full", False: "none", None: "not known until the family's image is built"}[
@@ -89,8 +97,8 @@ def _plan_text(estimate: Forecast, allowlist: str) -> str:
         lines.append(f"  room: {estimate.room}")
     if allowlist:
         lines.append(f"  allowlist: {allowlist}")
-    if estimate.has_aux_vm is None:
-        lines.append("  aux VM: not known until the family's image is built")
+    if not estimate.image:
+        lines.append(f"  aux VM: {_AUX_VM[estimate.has_aux_vm]}")
     if estimate.needs:
         lines.append(f"  variables: {names_in_line(estimate.needs)} not set; set them in the file of --env-file")
     if not estimate.lines:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import textwrap
 import time
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -149,7 +150,8 @@ def _message(line: re.Match[str]) -> str:
     try:
         message = json.loads(line[0])
         said, detail = message["@message"], message.get("diagnostic", {}).get("detail")
-        return f"{said}\n{detail}" if detail else f"{said}"
+        # Indented, so that no text inside looks like the heading of another log.
+        return textwrap.indent(f"{said}\n{detail}" if detail else f"{said}", "  ").removeprefix("  ")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return line[0]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import tarfile
 import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,7 +17,8 @@ from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.verdicts import primary_runs
-from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
+from provisioner.errors import AgentError, HostError, MachineLostError, ProvisionerError, TaskError, UsageError
+from provisioner.family.files import digest_files
 from provisioner.models import Environment
 from provisioner.session import Session
 from tests.unit.fakes.clock import WaitingClock
@@ -67,16 +69,38 @@ def test_the_hash_of_an_agents_files_is_recorded(
     more.unlink()
     more.symlink_to("b")
     assert len({first, linked, recorded("exit 1")}) == 3
+    more.unlink()
+    more.hardlink_to(program)
+    names = [".venv/more", os.fsdecode(b".venv/\xff"), "link", "run.sh"]
+    assert recorded("exit 1") == digest_files(tmp_path / "agent", names)
 
 
-def test_an_agents_file_that_cannot_be_read_is_named(
-    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            PermissionError(13, "Permission denied", "agent/run.sh"),
+            UsageError,
+            "file agent/run.sh cannot be read: Perm",
+        ),
+        (OSError(28, "No space left on device"), HostError, "files cannot be packed: No space left on device"),
+    ],
+    ids=["a file", "the archive"],
+)
+def test_an_agent_that_cannot_be_packed_is_named(
+    session: Session,
+    env: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    kind: type[ProvisionerError],
+    message: str,
 ) -> None:
-    def refuse(root: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(root / "secret"))
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
 
-    monkeypatch.setattr(module, "digest_directory", refuse)
-    with pytest.raises(UsageError, match=r"agent/secret cannot be read: Permission denied\."):
+    monkeypatch.setattr(tarfile.TarFile, "addfile", refuse)
+    with pytest.raises(kind, match=message):
         run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
 
 

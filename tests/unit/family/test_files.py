@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from provisioner.errors import TaskFamilyError
 from provisioner.family import files
-from provisioner.family.files import digest_directory, digest_files, is_skipped, list_files
+from provisioner.family.files import digest_files, is_skipped, list_files
 
 
 def write(root: Path, *names: str) -> Path:
@@ -137,6 +138,12 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
         digest_files(tmp_path, ("gone",))
 
 
-def test_a_directory_that_is_gone_has_no_digest(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="gone"):
-        digest_directory(tmp_path / "gone")
+def test_a_file_whose_disk_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "bad")
+
+    def fail(_: object) -> NoReturn:
+        raise OSError(5, "Input/output error")  # as a failing read does, without a name
+
+    monkeypatch.setattr(files, "_contents", fail)
+    with pytest.raises(TaskFamilyError, match="'bad' cannot be read: Input/output error"):
+        digest_files(tmp_path, ["bad"])

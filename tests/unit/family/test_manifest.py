@@ -71,6 +71,13 @@ def test_a_manifest_with_another_mistake_is_told_no_shape() -> None:
     assert "right form" not in caught.value.message
 
 
+@pytest.mark.parametrize("version", ["1.0\\e[31m", "\\ud800", "1" * 201])
+def test_a_version_is_printable_and_short(version: str) -> None:
+    with pytest.raises(TaskFamilyError, match=r"- version: "):
+        parse_manifest(f'tasks: {{}}\nversion: "{version}"'.encode())
+    assert parse_manifest(b'tasks: {}\nversion: "1.0 (\xc3\xa9)"').version == "1.0 (\u00e9)"
+
+
 def test_a_family_without_a_manifest_has_an_empty_one(tmp_path: Path) -> None:
     assert load_manifest(tmp_path) == Manifest(tasks={})
 
