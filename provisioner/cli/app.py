@@ -120,7 +120,8 @@ def main() -> int:
         context = getattr(wrong, "ctx", None)
         hint = f"`{context.command_path} --help` shows what it takes." if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
-        _render_error(UsageError(wrong.format_message(), hint=hint), as_json="--json" in before_dashes)
+        message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
+        _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)
         return UsageError.exit_code
     except OSError as error:  # commands handle their own: this is the help, the version, or an error under --json
         silence(sys.stdout)

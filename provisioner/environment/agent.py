@@ -118,6 +118,16 @@ class Agent:
     identity: str | None = None
 
 
+def require_directory(agent: Path) -> None:
+    """Raises UsageError if an agent's directory does not exist, or is none."""
+    if not agent.is_dir():
+        problem = "is not a directory" if agent.exists() else "does not exist"
+        raise UsageError(
+            f"The agent's directory {agent} {problem}.",
+            hint="Its files are copied; --command says how it starts there.",
+        )
+
+
 def run_agent(session: Session, environment: Environment, agent: Agent) -> AgentResult:
     """Copies an agent to /home/agent/scaffolding and runs it there as user agent, by `bash -lc COMMAND`.
 
@@ -125,13 +135,12 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
     output that the machine still has.
 
     Raises:
-        UsageError: the directory does not exist, or the environment was destroyed while the agent was copied.
+        UsageError: there is no such directory, or the environment was destroyed while the agent was copied.
         TaskError: the agent could not be copied.
         AgentError: after it had begun, its machine was switched off from within, or could no longer be reached.
         MachineLostError: the machine was lost, and the agent is not to blame.
     """
-    if not agent.directory.is_dir():
-        raise UsageError(f"The agent's directory {agent.directory} does not exist.")
+    require_directory(agent.directory)
     log = session.environments.logs(environment.id) / "agent.log"
     with (
         attributing_loss(session, environment),

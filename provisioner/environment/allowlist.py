@@ -44,6 +44,9 @@ class AllowedDestination:
     is_name: bool
 
 
+FORM_HINT = "Give one destination at a time, without https:// and path: example.org:443."
+
+
 def parse_destination(text: str) -> AllowedDestination:
     """Parses HOST:PORT, ADDRESS:PORT or CIDR:PORT.
 
@@ -52,8 +55,8 @@ def parse_destination(text: str) -> AllowedDestination:
     """
     target, colon, port_text = text.rpartition(":")
     where = f"The destination {shown(text)}"
-    if not colon or not target:
-        raise UsageError(f"{where} must have the form HOST:PORT or CIDR:PORT.")
+    if not colon or not target or set("/,") & set(port_text) or set(",@") & set(target) or "://" in text:
+        raise UsageError(f"{where} must have the form HOST:PORT or CIDR:PORT.", hint=FORM_HINT)
     if ":" in target:
         raise UsageError(f"{where} is IPv6; only IPv4 addresses and host names can be allowed.")
     if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 1 <= int(port_text) <= 65535:

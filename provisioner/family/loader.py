@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError
@@ -21,6 +23,8 @@ from provisioner.validation import shown
 __all__ = ["TaskFamily", "check_build_steps", "family_digest", "load_family", "refuse_env_file_inside"]
 
 MAXIMUM_NAME_CHARACTERS = 64
+# Of a directory in which a family may be meant that a path does not name.
+ENTRIES_LOOKED_AT = 1000
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -84,14 +88,37 @@ def locate_family(path: Path) -> tuple[Path, str, tuple[str, ...]]:
     path = path.resolve() if ".." in path.parts else path.absolute()
     if not path.is_dir():
         problem = "is not a directory" if path.exists() else "does not exist"
-        raise TaskFamilyError(f"{path} {problem}: a task family is a directory NAME with a file NAME.py.")
+        near = _family_near(path)
+        hint = f"Perhaps {near}?" if near else None
+        raise TaskFamilyError(f"{path} {problem}: a task family is a directory NAME with a file NAME.py.", hint=hint)
     with explained(FILES):
         name = family_name(path)
         directory = path.resolve()
         files = list_files(directory)  # first, so that whatever is read below is a regular file or a link to one
         if not (directory / f"{name}.py").is_file():
-            raise TaskFamilyError(f"{path} has no {name}.py, the module that a family of this name needs.")
+            inside = _families_in(path)
+            hint = f"There are families in it, such as {inside[0]}." if inside else None
+            raise TaskFamilyError(f"{path} has no {name}.py, the module that a family of this name needs.", hint=hint)
         return directory, name, files
+
+
+def _family_near(path: Path) -> Path | None:
+    """Returns the family that a path may mean: the one that holds it, or one beside it with a similar name."""
+    if _is_family(path.parent):
+        return path.parent
+    names = [each.name for each in _families_in(path.parent)]
+    return next((path.parent / name for name in get_close_matches(path.name, names, n=1)), None)
+
+
+def _families_in(directory: Path) -> list[Path]:
+    try:
+        return sorted(filter(_is_family, islice(directory.iterdir(), ENTRIES_LOOKED_AT)))
+    except OSError:
+        return []
+
+
+def _is_family(path: Path) -> bool:
+    return (path / f"{path.name}.py").is_file()
 
 
 def family_name(path: Path) -> str:

@@ -72,7 +72,9 @@ def _parse(source: bytes, name: str) -> ast.Module:
             f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).",
             hint=f"Correct the line, or one above it, for Python {'.'.join(map(str, _MACHINE_PYTHON))}.",
         ) from None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except ValueError as error:  # NUL bytes
+        raise TaskFamilyError(f"{name} is not Python, but binary: {error}.") from None
+    except (RecursionError, MemoryError) as error:
         raise TaskFamilyError(f"{name} cannot be parsed as Python ({type(error).__name__}).") from None
 
 

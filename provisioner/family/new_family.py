@@ -43,7 +43,8 @@ def write_family(path: Path, *, aux: bool, intermediate: bool) -> tuple[str, ...
             f"{shown(str(path))} exists already.", hint="Give a directory that does not exist: nothing is overwritten."
         ) from None
     except OSError as error:
-        raise TaskFamilyError(f"{shown(str(path))} cannot be created: {error.strerror}.") from error
+        hint = "" if path.parent.exists() else f"Create {shown(str(path.parent))} first."
+        raise TaskFamilyError(f"{shown(str(path))} cannot be created: {error.strerror}.", hint=hint or None) from error
     try:
         for file, text in texts.items():
             (path / file).parent.mkdir(exist_ok=True)

@@ -135,10 +135,13 @@ def costs(
     profile: Annotated[
         str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
     ] = None,
+    as_json: bool = False,
 ) -> Result:
     """Shows the ledgers of this home and of the database that PROVISIONER_DATABASE names."""
     if cloud is not None and cloud not in CLOUDS:
         raise UsageError(f"There is no cloud {shown(cloud)}.", hint=f"The clouds are {' and '.join(CLOUDS)}.")
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of one table: give one.")
     if actual_bill and (as_csv or cloud is None or by is not Group.environment):
         raise UsageError("--actual compares environments with a cloud's bill.", hint="Give --cloud aws, and no other.")
     entries = session().ledger.entries()

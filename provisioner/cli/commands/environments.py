@@ -36,6 +36,7 @@ from provisioner.cli.sessions import damaged_session, environment_session, sessi
 from provisioner.cli.submissions import SubmissionFileOption, SubmissionOption, read_submission
 from provisioner.clouds.registry import Where
 from provisioner.environment import lifecycle, selection, snapshots
+from provisioner.environment.agent import require_directory
 from provisioner.environment.run import AgentCommand
 from provisioner.environment.run import run as run_task
 from provisioner.environment.run import run_tests as run_task_tests
@@ -156,8 +157,8 @@ def run(
         raise UsageError("Use either --agent DIR --command CMD, --submission -, or --submission-file FILE.")
     if agent_command is not None and not agent_command.strip():
         raise UsageError("--command must not be empty.")
-    if agent and not agent.is_dir():
-        raise UsageError(f"The agent's directory {agent} does not exist.")
+    if agent:
+        require_directory(agent)
     answer = read_submission(submission, submission_file)
     launch = replace(launch, templates=not no_template, record=not no_record)
     opened, loaded = checked_session(family, task, env_file, where, launch)

@@ -172,7 +172,15 @@ def _checked(what: str) -> list[published.Checked]:
             raise UsageError(f"{what} cannot be checked: {error}.") from error
     if what and (path / MANIFEST).is_file():
         return [published.check_directory(what, path)]
-    environment = store.find(what, archived=True)
+    try:
+        environment = store.find(what, archived=True)
+    except UsageError as error:
+        if not path.exists():
+            raise
+        raise UsageError(
+            f"The directory {what} holds no sealed logs: it has no {MANIFEST}.",
+            hint="Give a directory of an environment's logs, a results.jsonl, or an environment's id.",
+        ) from error
     if store.exists(environment.id):
         raise UsageError(f"{environment.id} is sealed once it is destroyed.")
     said = {"record": record_hash(environment)}

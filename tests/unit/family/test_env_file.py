@@ -52,6 +52,18 @@ def test_an_error_shows_no_part_of_what_may_be_a_secret(tmp_path: Path, text: st
     assert caught.value.__cause__ is None
 
 
+def test_all_bad_lines_are_in_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "env"
+    path.write_text("A B=1\nGOOD=1\n\n1X='2'\nUNSET\n")
+    with pytest.raises(UsageError) as refused:
+        load_env_file(path)
+    assert refused.value.message == (
+        f"The env file {path} has lines that are not valid:\n  - line 1: not a line of the form NAME=value.\n"
+        "  - line 4: a variable's name must be a letter or _, followed by letters, digits and _.\n"
+        "  - line 5: UNSET has no value. Write UNSET= for an empty one."
+    )
+
+
 def test_only_the_required_variables_are_handed_out() -> None:
     assert select_required({"A": "1", "B": "2"}, ("B",)) == {"B": "2"}
 
