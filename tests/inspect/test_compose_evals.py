@@ -65,7 +65,7 @@ def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -
     ask = "exec 3<>/dev/tcp/keeper/7000; echo A word, please. >&3; id -un; cat <&3"
     script = ("--solver", str(EXAMPLES / "scripted.py"), "-S", f"command={ask}")
     sandbox = ("--sandbox", f"provisioner:{tmp_path / 'provisioner.yaml'}")
-    output = said(started(tmp_path, str(EXAMPLES / "two_containers.py"), *sandbox, *script), 2400)
+    output = said(started(tmp_path, f"{EXAMPLES}/two_containers.py@two_containers", *sandbox, *script), 2400)
     [written] = tmp_path.glob("*.eval")
     log = read_eval_log(str(written))
     assert log.status == "success", output
