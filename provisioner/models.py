@@ -268,7 +268,7 @@ class Environment(Record):
         status: `unverified` after a destroy that the cloud could not confirm.
         attended: whether it belongs to a running command, and is an orphan once that command has ended.
         shared_ledger: whether its reservation is in the database that workers share, not in the home's ledger.
-        family_version: as the family's manifest has it, up to a bound; empty if it has none.
+        family_version: as the family's manifest has it; empty if it has none.
         placement: its place in the cloud, in the cloud's own terms (region, zone, machine types).
         batch: the batch that it belongs to; empty for none.
         label: whose it is, in the words of the program that uses it; empty for none.

@@ -201,7 +201,7 @@ class Attempt:
         )
 
     def _sealed(self) -> dict[str, Any]:
-        """Returns those fields of EndStep that its last record has, which was sealed; none if it cannot be read."""
+        """Returns recording, family_version, agent_files and images of its last record; nothing if it is unreadable."""
         with best_effort(self.session.progress, f"Reading the record of {self.id}"):
             if record := self.session.environments.record(self.id):
                 return {

@@ -39,7 +39,7 @@ class Row(Record):
     Args:
         key: the run's, see suite.Run.
         family_version: as the family's manifest has it; empty if it has none.
-        agent_files: the SHA-256 of the files in the agent's directory; empty for a submission.
+        agent_files: the SHA-256 of the agent's files and links, as they were sent; empty for a submission.
         score: None without a number.
         message: why it has this outcome, and what went wrong beside it.
         agent_exit_code: None if a submission stood in for the agent, or if the agent never ended by itself.

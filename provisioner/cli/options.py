@@ -35,6 +35,20 @@ def parse_text(text: str) -> str:
     return text
 
 
+def parse_region(text: str) -> str:
+    """Parses the name of one region."""
+    if not text.strip() or "," in text:
+        raise typer.BadParameter("give it once for each region, in the order of preference.")
+    return text
+
+
+def parse_profile(text: str) -> str:
+    """Parses the name of a profile, which must not be empty."""
+    if not text.strip():
+        raise typer.BadParameter("a profile must not be empty; without --profile, the settings' is used.")
+    return text
+
+
 def parse_task_name(text: str) -> str:
     """Parses the name of a task, which must not be empty."""
     if not text:
@@ -144,12 +158,21 @@ WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "region": (
         Annotated[
             list[str] | None,
-            typer.Option("--region", help="AWS region; repeatable: the others are tried if the first lacks capacity."),
+            typer.Option(
+                "--region",
+                help="AWS region; repeatable: the others are tried if the first lacks capacity.",
+                parser=parse_region,
+            ),
         ],
         None,
     ),
     "profile": (
-        Annotated[str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)],
+        Annotated[
+            str | None,
+            typer.Option(
+                "--profile", help="Profile of the AWS configuration.", show_default=False, parser=parse_profile
+            ),
+        ],
         None,
     ),
     "spot": (Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")], False),

@@ -98,10 +98,6 @@ def open_cloud(home: Home, settings: Settings, where: Where) -> Cloud:
     if where.cloud not in CLOUDS:
         raise UsageError(f"There is no cloud {where.cloud!r}.", hint=f"Known: {', '.join(sorted(CLOUDS))}.")
     entry = CLOUDS[where.cloud]
-    if "" in (where.profile, where.state, *where.regions):
-        raise UsageError("--region, --profile and --state must not be empty.", hint="Leave them out for the defaults.")
-    if any("," in region for region in where.regions):
-        raise UsageError("--region names one region.", hint="Give it once for each region, in the order of preference.")
     if not entry.has_places and (where.regions or where.profile or where.spot or where.state):
         raise UsageError(f"--region, --profile, --spot and --state are for --cloud {clouds_with_places()}.")
     return entry.open(home, settings, where)

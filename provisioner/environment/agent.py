@@ -12,7 +12,7 @@ import secrets
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -119,7 +119,7 @@ class Agent:
 
 
 def require_directory(agent: Path) -> None:
-    """Raises UsageError if an agent's directory does not exist, or is none."""
+    """Raises UsageError if an agent's directory does not exist or is not a directory."""
     if not agent.is_dir():
         problem = "is not a directory" if agent.exists() else "does not exist"
         raise UsageError(
@@ -235,8 +235,7 @@ class _Following:
     def _copy(self, connection: Connection) -> None:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
         try:
-            with tempfile.TemporaryFile() as spool:
-                files = self._pack(spool)
+            with self._packed() as (spool, files):
                 sent = send_input(connection, spool, "replace", SCAFFOLDING, user="agent")
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
@@ -250,19 +249,36 @@ class _Following:
         self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
 
+    @contextlib.contextmanager
+    def _packed(self) -> Iterator[tuple[IO[bytes], str]]:
+        """Packs the agent's directory; yields the archive, and the hash of the files that are in it."""
+        spool = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            yield spool, self._pack(spool)
+        finally:
+            with contextlib.suppress(OSError):  # on a full disk, it would write again what did not fit
+                spool.close()
+
     def _pack(self, spool: IO[bytes]) -> str:
-        """Packs the agent's directory, and returns the hash of the files that are in the archive."""
+        packing = ""
+
+        def note(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            nonlocal packing
+            packing = member.name.removeprefix(f"{TOP}/")
+            return member
+
         try:
             with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
-                archive.add(self._agent.directory.resolve(), arcname=TOP)
+                archive.add(self._agent.directory.resolve(), arcname=TOP, filter=note)
+            spool.seek(0)
+            with tarfile.open(fileobj=spool, mode="r:") as archive:
+                files = digest_archive(archive, TOP)
+            spool.seek(0)
         except OSError as error:
-            if error.filename is None:  # of the archive, as on a full disk
-                raise HostError(f"The agent's files cannot be packed: {error.strerror}.") from error
-            raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
-        spool.seek(0)
-        with tarfile.open(fileobj=spool, mode="r:") as archive:
-            files = digest_archive(archive, TOP)
-        spool.seek(0)
+            if error.filename is not None:
+                raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
+            # The disk of the file fails, the file was cut off meanwhile, or the disk of the archive is full.
+            raise HostError(f"The agent's file {packing} cannot be packed: {error.strerror or error}.") from error
         return files
 
     def _record_beginning(self, files: str) -> Environment:

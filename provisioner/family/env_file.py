@@ -14,7 +14,6 @@ from dotenv.parser import Binding, parse_stream
 
 from provisioner.errors import MissingVariablesError, UsageError
 from provisioner.models import TaskSetup
-from provisioner.validation import listed
 
 # Supplied by us to a task that lists them and has an aux VM (Task Standard, "Auxiliary virtual machines").
 AUX_VM_VARIABLES = ("VM_SSH_USERNAME", "VM_SSH_PRIVATE_KEY", "VM_IP_ADDRESS")
@@ -37,7 +36,7 @@ def load_env_file(path: Path) -> dict[str, str]:
     pass the controller's own environment to the task.
 
     Raises:
-        UsageError: the file cannot be read, or lines are not a variable with a value; the message names all of them.
+        UsageError: the file cannot be read, or a line is not a variable with a value.
     """
     try:
         with path.open("rb") as file:
@@ -51,36 +50,25 @@ def load_env_file(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise UsageError(f"The env file {path} is not UTF-8 text: see byte {error.start}.") from None
     bindings = (binding for binding in parse_stream(io.StringIO(text)) if binding.key is not None or binding.error)
-    variables, problems = {}, []
-    for binding in bindings:
-        # The parser counts from the end of the last line, so it includes blank lines.
-        blank = binding.original.string[: -len(binding.original.string.lstrip()) or None].count("\n")
-        try:
-            name, value = _variable(binding)
-            variables[name] = value
-        except ValueError as error:
-            problems.append(f"line {binding.original.line + blank}: {error}")
-    if len(problems) == 1:
-        raise UsageError(f"The env file {path}, {problems[0]}")
-    if problems:
-        raise UsageError(f"The env file {path} has lines that are not valid:{listed(problems)}")
-    return variables
+    return dict(_variable(binding, path) for binding in bindings)
 
 
-def _variable(binding: Binding) -> tuple[str, str]:
-    """Returns a variable's name and value. Raises ValueError if it has none that can be used."""
+def _variable(binding: Binding, path: Path) -> tuple[str, str]:
+    # The parser counts from the end of the last line, so it includes blank lines.
+    blank = binding.original.string[: -len(binding.original.string.lstrip()) or None].count("\n")
+    where = f"The env file {path}, line {binding.original.line + blank}"
     if binding.error or binding.key is None:
         quote = " (is a quote left open?)" if set("\"'") & set(binding.original.string) else ""
-        raise ValueError(f"not a line of the form NAME=value{quote}.")
+        raise UsageError(f"{where}: not a line of the form NAME=value{quote}.")
+    # The "name" may be a piece of a secret that was pasted without one: it is not shown, unless it has a value.
     if not is_variable_name(binding.key):
-        # The "name" may be a piece of a secret that was pasted without one: it is not shown.
-        raise ValueError("a variable's name must be a letter or _, followed by letters, digits and _.")
+        raise UsageError(f"{where}: a variable's name must be a letter or _, followed by letters, digits and _.")
     if binding.value is None:
-        raise ValueError(f"{binding.key} has no value. Write {binding.key}= for an empty one.")
+        raise UsageError(f"{where}: the variable has no value. Write NAME= for an empty one.")
     if "\0" in binding.value:
-        raise ValueError(f"the value of {binding.key} contains a NUL character.")
+        raise UsageError(f"{where}: the value of {binding.key} contains a NUL character.")
     if len(binding.value.encode()) >= MAXIMUM_VALUE_BYTES:
-        raise ValueError(f"the value of {binding.key} must be shorter than {MAXIMUM_VALUE_BYTES} bytes.")
+        raise UsageError(f"{where}: the value of {binding.key} must be shorter than {MAXIMUM_VALUE_BYTES} bytes.")
     return binding.key, binding.value
 
 

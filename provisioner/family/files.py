@@ -121,19 +121,20 @@ def digest_files(root: Path, files: Iterable[str]) -> str:
 
 
 def digest_archive(archive: tarfile.TarFile, root: str) -> str:
-    """Returns the SHA-256, in hex, of the files and links of an archive, as digest_files has it, sorted by name.
+    """Returns the SHA-256, in hex, of an archive's files and links: paths, executable bits, link targets and contents.
 
     Args:
         root: the member that all others lie in.
     """
-    described = []
+    fields: dict[str, tuple[bytes, bytes]] = {}
     for member in archive:
-        name = member.name.removeprefix(f"{root}/")
         if member.issym():
-            described.append((name, b"link", os.fsencode(member.linkname)))
-        elif file := archive.extractfile(member):  # a hard link has the contents of what it leads to
-            described.append((name, _kind_of_file(member.mode), _contents(file)))
-    return _digest(sorted(described))
+            fields[member.name] = b"link", os.fsencode(member.linkname)
+        elif member.islnk():  # tarfile would look through all members for the file that it leads to
+            fields[member.name] = _kind_of_file(member.mode), fields[member.linkname][1]
+        elif file := archive.extractfile(member):
+            fields[member.name] = _kind_of_file(member.mode), _contents(file)
+    return _digest(sorted((name.removeprefix(f"{root}/"), *described) for name, described in fields.items()))
 
 
 def _digest(described: Iterable[tuple[str, bytes, bytes]]) -> str:

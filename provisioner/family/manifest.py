@@ -102,8 +102,8 @@ class Manifest(_Section):
     )
     version: str | None = Field(
         None,
-        max_length=MAXIMUM_VERSION_CHARACTERS,
-        description="the family's version, which results and [Inspect's logs](inspect.md) name; up to 200 characters",
+        description="the family's version, which results and [Inspect's logs](inspect.md) name; up to 200 printable "
+        "characters",
     )
     meta: Annotated[object, Field(exclude=True, repr=False, description="anything of yours; not kept")] = None
 
@@ -115,8 +115,8 @@ class Manifest(_Section):
     @field_validator("version")
     @classmethod
     def _is_printable(cls, value: str | None) -> str | None:
-        if value is not None and not value.isprintable():
-            raise ValueError("it has characters that cannot be printed")
+        if value is not None and not (value.isprintable() and len(value) <= MAXIMUM_VERSION_CHARACTERS):
+            raise ValueError(f"it may have up to {MAXIMUM_VERSION_CHARACTERS} printable characters")
         return value
 
     @field_validator("install_inputs")
@@ -179,8 +179,8 @@ def parse_manifest(data: bytes, name: str = FILE_NAMES[0]) -> Manifest:
         return Manifest.model_validate(value)
     except ValidationError as error:
         lines = lines_of(error, _known_keys)
-        numbers = any(line.partition(":")[0].endswith("version") for line in lines)
-        hint = "A version is a string: write it in quotes." if numbers else None
+        not_text = {finding["loc"][-1] for finding in error.errors() if finding["type"] == "string_type"}
+        hint = "A version is a string: write it in quotes." if "version" in not_text else None
         shape = any(finding["type"] in _SHAPES and "gpu" not in finding["loc"] for finding in error.errors())
         form = f"\nThe right form is, for example, `{EXAMPLE}`." if shape else ""
         raise TaskFamilyError(f"{name} is not valid:{listed(lines)}{form}", hint=hint) from None

@@ -71,8 +71,8 @@ def plan(
 
 # Of a family whose image is not built yet: whether a task has an aux VM, as far as that is known.
 _AUX_VM = {
-    True: "as the family's text has it",
-    False: "none, as far as the family's text tells",
+    True: "as the module has it",
+    False: "none in the module; certain once the image is built",
     None: "not known until the family's image is built",
 }
 

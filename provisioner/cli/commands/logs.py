@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import textwrap
 import time
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -42,6 +41,7 @@ OVERLAP_BYTES = 4096
 PIECE_BYTES = 64 << 10
 
 _OBJECT = re.compile(r"^\{.*\}$", re.MULTILINE)
+_HEADING = re.compile("^==>", re.MULTILINE)
 
 
 def register(app: typer.Typer) -> None:
@@ -150,8 +150,8 @@ def _message(line: re.Match[str]) -> str:
     try:
         message = json.loads(line[0])
         said, detail = message["@message"], message.get("diagnostic", {}).get("detail")
-        # Indented, so that no text inside looks like the heading of another log.
-        return textwrap.indent(f"{said}\n{detail}" if detail else f"{said}", "  ").removeprefix("  ")
+        # No line of it may look like the heading of another log.
+        return _HEADING.sub("  ==>", f"{said}\n{detail}" if detail else f"{said}")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return line[0]
 

@@ -175,7 +175,7 @@ def _checked(what: str) -> list[published.Checked]:
     try:
         environment = store.find(what, archived=True)
     except UsageError as error:
-        if not path.exists():
+        if not what or not path.is_dir():
             raise
         raise UsageError(
             f"The directory {what} holds no sealed logs: it has no {MANIFEST}.",

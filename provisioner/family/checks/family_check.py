@@ -192,12 +192,10 @@ def _invalid_files(directory: Path, name: str) -> Iterator[Finding]:
         try:
             read()
         except TaskFamilyError as error:
-            head, *items = error.message.split("\n  - ")
-            for what in [f"{head} {item}" for item in items] or [head]:
-                match = _LINE.search(what)
-                # A hint is for one of several mistakes, and does not say for which.
-                fix = error.hint if len(items) < 2 else None
-                yield Finding(
-                    "error", "invalid-file", file, int(match[1]) if match else None, what.replace("\n", " "),
-                    "provisioner cannot read the family.", fix or f"Correct it. {FILES} says what a family may hold.",
-                )  # fmt: skip
+            match = _LINE.search(error.message)
+            line = int(match[1]) if match else None
+            what = error.message.replace(":\n  - ", ": ", 1).replace("\n  - ", "; ").replace("\n", " ")
+            yield Finding(
+                "error", "invalid-file", file, line, what, "provisioner cannot read the family.",
+                error.hint or f"Correct it. {FILES} says what a family may hold.",
+            )  # fmt: skip

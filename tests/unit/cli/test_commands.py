@@ -165,7 +165,7 @@ MISTAKES = [
     (["up", FAMILY, "main", "--allow", "https://a.example"], "one destination at a time"),
     (["up", FAMILY, "main", "--allow", "a.example:443/path"], "one destination at a time"),
     (["up", FAMILY, "main", "--cloud", "aws", "--region", "us-east-1,us-west-2"], "once for each region"),
-    (["up", FAMILY, "main", "--region", ""], "must not be empty"),
+    (["up", FAMILY, "main", "--region", ""], "once for each region"),
     (["up", FAMILY, "main", "--profile", ""], "must not be empty"),
     (["verify", "provisioner"], "The directory provisioner holds no sealed logs"),
     (["aws", "refresh-prices", "--region", "../x"], "not the name of an AWS region"),

@@ -40,3 +40,8 @@ def test_an_environments_record_says_where_it_is() -> None:
     placement = {"region": "eu-west-1", "zone": "eu-west-1a", "profile": "work", "state": ""}
     assert Where.of("aws", placement) == Where("aws", ("eu-west-1",), "work", state="")
     assert Where.of("local", {}) == Where("local")
+
+
+def test_a_record_without_profile_and_state_is_a_place(tmp_path: Path) -> None:
+    where = Where.of("aws", {"region": "eu-west-1", "profile": "", "state": ""})
+    assert open_cloud(Home(tmp_path), Settings(), where).region == "eu-west-1"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tarfile
+import tempfile
 import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -78,16 +80,12 @@ def test_the_hash_of_an_agents_files_is_recorded(
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (
-            PermissionError(13, "Permission denied", "agent/run.sh"),
-            UsageError,
-            "file agent/run.sh cannot be read: Perm",
-        ),
-        (OSError(28, "No space left on device"), HostError, "files cannot be packed: No space left on device"),
+        (PermissionError(13, "Permission denied", "agent/run.sh"), UsageError, "run.sh cannot be read: Permission"),
+        (OSError("unexpected end of data"), HostError, "file run.sh cannot be packed: unexpected end of data"),
     ],
-    ids=["a file", "the archive"],
+    ids=["refused", "cut off"],
 )
-def test_an_agent_that_cannot_be_packed_is_named(
+def test_an_agents_file_that_cannot_be_packed_is_named(
     session: Session,
     env: Environment,
     tmp_path: Path,
@@ -96,11 +94,30 @@ def test_an_agent_that_cannot_be_packed_is_named(
     kind: type[ProvisionerError],
     message: str,
 ) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise error
+    add = tarfile.TarFile.addfile
+
+    def refuse(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Any = None) -> None:
+        if file:
+            raise error
+        add(archive, member)
 
     monkeypatch.setattr(tarfile.TarFile, "addfile", refuse)
     with pytest.raises(kind, match=message):
+        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+
+
+def test_an_agent_for_which_the_disk_has_no_room_is_told(
+    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(HostError, match="cannot be packed: No space left on device"):
         run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
 
 

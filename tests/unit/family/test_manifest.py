@@ -73,8 +73,9 @@ def test_a_manifest_with_another_mistake_is_told_no_shape() -> None:
 
 @pytest.mark.parametrize("version", ["1.0\\e[31m", "\\ud800", "1" * 201])
 def test_a_version_is_printable_and_short(version: str) -> None:
-    with pytest.raises(TaskFamilyError, match=r"- version: "):
+    with pytest.raises(TaskFamilyError, match=r"- version: it may have up to 200 printable characters") as refused:
         parse_manifest(f'tasks: {{}}\nversion: "{version}"'.encode())
+    assert refused.value.hint != "A version is a string: write it in quotes."
     assert parse_manifest(b'tasks: {}\nversion: "1.0 (\xc3\xa9)"').version == "1.0 (\u00e9)"
 
 

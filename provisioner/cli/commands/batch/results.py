@@ -44,7 +44,7 @@ def final_result(home: Home, batch: Batch, rows: Sequence[Row], costs: tuple[int
         "csv": str(directory / "results.csv"),
         "report": str(page),
     }
-    spent = f", {dollars(costs[1])} spent" if costs[1] else ""
+    spent = f", {dollars(costs[1])} spent" if batch.suite.is_billed else ""
     lines = [
         _score_table(rows), "", f"batch:   {batch.id}{spent}", f"results: {directory / 'results.csv'}",
         f"report:  {page}",

@@ -81,7 +81,7 @@ def row_line(row: Row) -> str:
 def summary(batch: Batch, states: Mapping[str, RunState], rows: Sequence[Row], costs: tuple[int, int]) -> list[str]:
     """Describes the whole batch in one or two lines: how far it has come, and what it costs and how long it will take.
 
-    What the local cloud's machines cost is left out.
+    Omits costs for the local cloud.
 
     Args:
         costs: what is reserved and what is spent, each in millionths of a US dollar.
@@ -129,7 +129,7 @@ class BatchView:
         notes: Sequence[tuple[str, str]],
         costs: tuple[int, int],
     ) -> None:
-        """Prints what is new, and updates the live table. Without one, a line after a silent minute says how far it is.
+        """Prints what is new, and updates the live table. Without one, prints the progress after a minute of silence.
 
         Args:
             states: the states of the batch's runs, by key.

@@ -85,8 +85,11 @@ def test_an_aux_vm_that_the_text_tells_is_part_of_the_plan(provisioner: CommandL
     (family / "fam.py").write_text(NEEDS_A_KEY + aux)
     planned = provisioner("plan", str(family), "main").stdout
     assert "aux: 3 vCPU, 2 GiB" in planned
-    assert "aux VM: as the family's text has it\n" in planned
+    assert "aux VM: as the module has it\n" in planned
     (family / "fam.py").write_text(NEEDS_A_KEY)
-    assert "aux VM: none, as far as the family's text tells\n" in provisioner("plan", str(family), "main").stdout
+    assert (
+        "aux VM: none in the module; certain once the image is built\n"
+        in provisioner("plan", str(family), "main").stdout
+    )
     (family / "fam.py").write_text(NEEDS_A_KEY + aux.replace("return", "return spec or"))
     assert "aux VM: not known until the family's image is built" in provisioner("plan", str(family), "main").stdout

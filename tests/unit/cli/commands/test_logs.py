@@ -96,7 +96,7 @@ def test_terraforms_messages_are_shown_without_its_json(
     written = f'{{"@message": "Plan: 2 to add"}}\n{error}\n{{not JSON}}\n{{"a": 1}}\n{nested}\nplain\n'
     (store.logs(ended.id) / "terraform.log").write_text(written)
     shown = provisioner("logs", ended.id, "--only", "terraform")
-    said = ["Plan: 2 to add", "Error: no", "  There is no such key.", "  ==> score <=="]
+    said = ["Plan: 2 to add", "Error: no", "There is no such key.", "  ==> score <=="]
     assert shown.stdout.splitlines()[1:] == [*said, "{not JSON}", '{"a": 1}', nested, "plain"]
     assert provisioner("logs", ended.id, "--json").json["logs"]["terraform"] == written
 

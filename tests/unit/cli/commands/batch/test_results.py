@@ -15,7 +15,9 @@ from provisioner.errors import UsageError
 from provisioner.store.home import Home
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
-SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
+SUITE = Suite.model_validate(
+    {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}], "cloud": "aws"}
+)
 RUN = Run(key="fam/main/one/1", family="/fam", task="main", agent="one", repetition=1)
 BATCH = Batch(id="b-1", suite=SUITE, suite_file="/s.yaml", shared=False, created_at=AT, version="1", runs=(RUN,))
 
@@ -51,7 +53,8 @@ def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> No
     result = final_result(home, BATCH, [row("scored"), row("scored"), row("task_failed")], (10_000, 20_000))
     assert "1.00  0.34 to 1.00  2 scored, 1 task_failed" in result.text
     assert "batch:   b-1, 0.0200 USD spent\n" in result.text
-    assert "batch:   b-1\n" in final_result(home, BATCH, [row("scored")], (0, 0)).text
+    local = BATCH.model_copy(update={"suite": SUITE.model_copy(update={"cloud": "local"})})
+    assert "batch:   b-1\n" in final_result(home, local, [row("scored")], (0, 0)).text
     assert (result.data["reserved_usd"], result.data["spent_usd"], result.data["ended"]) == (0.01, 0.02, 3)
     assert Path(result.data["report"]).exists()
 
