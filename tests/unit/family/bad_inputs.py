@@ -365,7 +365,7 @@ VARIABLES = [
     Bad("an env file that is a directory", lambda path: load_env_file(path), "cannot be read: Is a directory"),
     Bad("bytes", env(b"A=\xff"), "is not UTF-8 text: see byte 2"),
     Bad("too large", env("A=" + "x" * (1 << 20)), "is larger than 1048576 bytes"),
-    Bad("a name alone", env("\n# c\n\nKEY\n"), "line 4: KEY has no value"),
+    Bad("a name alone", env("\n# c\n\nKEY\n"), "line 4: the variable has no value"),
     Bad("an open quote", env("A=1\nB='x\n"), "line 2: not a line of the form NAME=value"),
     Bad("a bad name", env("my-key=1\n"), "line 1: a variable's name must be"),
     Bad("NUL in a value", env("A=x\0y\n"), "the value of A contains a NUL"),
