@@ -38,7 +38,7 @@ def parse_text(text: str) -> str:
 def parse_region(text: str) -> str:
     """Parses the name of one region."""
     if not text.strip() or "," in text:
-        raise typer.BadParameter("give it once for each region, in the order of preference.")
+        raise typer.BadParameter("give the name of one region; where several may be given, the option is repeated.")
     return text
 
 
@@ -147,6 +147,10 @@ LAUNCH_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False, parser=parse_profile),
+]
 WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "cloud": (
         Annotated[
@@ -167,12 +171,7 @@ WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "profile": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--profile", help="Profile of the AWS configuration.", show_default=False, parser=parse_profile
-            ),
-        ],
+        ProfileOption,
         None,
     ),
     "spot": (Annotated[bool, typer.Option("--spot", help="Try AWS spot instances first.")], False),

@@ -7,6 +7,7 @@ The controller's own clock ends an agent, too, should the machine not do so.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import secrets
 import tarfile
@@ -252,7 +253,10 @@ class _Following:
     @contextlib.contextmanager
     def _packed(self) -> Iterator[tuple[IO[bytes], str]]:
         """Packs the agent's directory; yields the archive, and the hash of the files that are in it."""
-        spool = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            spool = tempfile.TemporaryFile()  # noqa: SIM115
+        except OSError as error:
+            raise HostError(f"The agent's files cannot be packed: {error.strerror or error}.") from error
         try:
             yield spool, self._pack(spool)
         finally:
@@ -277,8 +281,9 @@ class _Following:
         except OSError as error:
             if error.filename is not None:
                 raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
-            # The disk of the file fails, the file was cut off meanwhile, or the disk of the archive is full.
-            raise HostError(f"The agent's file {packing} cannot be packed: {error.strerror or error}.") from error
+            # The disk of the archive is full, that of the file fails, or the file was cut off meanwhile.
+            what = "files" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"file {packing}"
+            raise HostError(f"The agent's {what} cannot be packed: {error.strerror or error}.") from error
         return files
 
     def _record_beginning(self, files: str) -> Environment:

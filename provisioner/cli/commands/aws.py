@@ -11,6 +11,7 @@ import typer
 
 from provisioner.cli.command import command
 from provisioner.cli.commands.aws_check import check
+from provisioner.cli.options import ProfileOption
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clouds.aws import setup as account_setup
@@ -49,9 +50,7 @@ def _region(name: str) -> str:
 
 
 def setup(
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
-    ] = None,
+    profile: ProfileOption = None,
 ) -> Result:
     """Makes the roles, or corrects them."""
     settings = load_settings() if profile is None else checked(profile=profile)

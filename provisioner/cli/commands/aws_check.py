@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from provisioner.cli.command import progress
+from provisioner.cli.options import ProfileOption, parse_region
 from provisioner.cli.output import Result
 from provisioner.cli.sessions import session
 from provisioner.clock import now
@@ -35,11 +36,10 @@ def check(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Begin without asking.")] = False,
     region: Annotated[
-        str | None, typer.Option("--region", help="Region to test. Default: as for `up`.", show_default=False)
+        str | None,
+        typer.Option("--region", help="Region to test. Default: as for `up`.", show_default=False, parser=parse_region),
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
-    ] = None,
+    profile: ProfileOption = None,
 ) -> Result:
     """Tests on this account what provisioner does there, step by step, usually for less than a dollar.
 

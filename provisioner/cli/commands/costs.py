@@ -14,7 +14,7 @@ import typer
 from provisioner.cli.command import command
 from provisioner.cli.commands.actual_costs import actual_costs
 from provisioner.cli.family_sessions import destinations, family_session
-from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, TaskArgument
+from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, ProfileOption, TaskArgument
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.cli.sessions import session, shared_database
 from provisioner.clock import now
@@ -132,9 +132,7 @@ def costs(
     actual_bill: Annotated[
         bool, typer.Option("--actual", help="Compare with AWS's bill; with --cloud aws. Each question costs 0.01 USD.")
     ] = False,
-    profile: Annotated[
-        str | None, typer.Option("--profile", help="Profile of the AWS configuration.", show_default=False)
-    ] = None,
+    profile: ProfileOption = None,
     as_json: bool = False,
 ) -> Result:
     """Shows the ledgers of this home and of the database that PROVISIONER_DATABASE names."""

@@ -23,7 +23,7 @@ from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
 from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
-from provisioner.printable import PrintableStream
+from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session
 from provisioner.store.files import read_end
 
@@ -151,7 +151,7 @@ def _message(line: re.Match[str]) -> str:
         message = json.loads(line[0])
         said, detail = message["@message"], message.get("diagnostic", {}).get("detail")
         # No line of it may look like the heading of another log.
-        return _HEADING.sub("  ==>", f"{said}\n{detail}" if detail else f"{said}")
+        return _HEADING.sub("  ==>", printable_lines(f"{said}\n{detail}" if detail else f"{said}"))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return line[0]
 

@@ -114,10 +114,11 @@ def test_an_agent_for_which_the_disk_has_no_room_is_told(
             raise OSError(28, "No space left on device")
 
         def close(self) -> None:
+            super().close()
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
-    with pytest.raises(HostError, match="cannot be packed: No space left on device"):
+    with pytest.raises(HostError, match=r"^The agent's files cannot be packed: No space left on device\.$"):
         run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
 
 

@@ -186,3 +186,20 @@ def test_an_orphan_that_fails_keeps_no_other_alive(
     orphans = sweep(session, session_of, None)
     assert {each.environment: each.problem for each in orphans} == {"one": "TypeError unforeseen", "two": ""}
     assert cloud.existing() == ["one/primary"]
+
+
+def test_an_interruption_ends_a_sweep(session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.environment.sweep.PASS_SECONDS", 0.0)
+    monkeypatch.setattr(cloud, "survey", lambda _: [])
+    created(session, environment("one"))
+    created(session, environment("two"))
+    tried = []
+
+    def session_of(environment: Environment) -> Session:
+        tried.append(environment.id)
+        # As Python 3.11 wraps one that comes while a class is made.
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    with pytest.raises(RuntimeError, match="set_name"):
+        sweep(session, session_of, None)
+    assert len(tried) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -92,11 +93,12 @@ def test_terraforms_messages_are_shown_without_its_json(
     provisioner: CommandLine, ended: Environment, store: EnvironmentStore
 ) -> None:
     nested = f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'
-    error = '{"@message": "Error: no", "diagnostic": {"detail": "There is no such key.\\n==> score <=="}}'
+    detail = "There is no such key.\r==> score <==\n\x1b[0m==> x <=="
+    error = json.dumps({"@message": "Error: no", "diagnostic": {"detail": detail}})
     written = f'{{"@message": "Plan: 2 to add"}}\n{error}\n{{not JSON}}\n{{"a": 1}}\n{nested}\nplain\n'
     (store.logs(ended.id) / "terraform.log").write_text(written)
     shown = provisioner("logs", ended.id, "--only", "terraform")
-    said = ["Plan: 2 to add", "Error: no", "There is no such key.", "  ==> score <=="]
+    said = ["Plan: 2 to add", "Error: no", "There is no such key.", "  ==> score <==", "  ==> x <=="]
     assert shown.stdout.splitlines()[1:] == [*said, "{not JSON}", '{"a": 1}', nested, "plain"]
     assert provisioner("logs", ended.id, "--json").json["logs"]["terraform"] == written
 

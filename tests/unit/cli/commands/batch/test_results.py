@@ -54,7 +54,8 @@ def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> No
     assert "1.00  0.34 to 1.00  2 scored, 1 task_failed" in result.text
     assert "batch:   b-1, 0.0200 USD spent\n" in result.text
     local = BATCH.model_copy(update={"suite": SUITE.model_copy(update={"cloud": "local"})})
-    assert "batch:   b-1\n" in final_result(home, local, [row("scored")], (0, 0)).text
+    assert "batch:   b-1\n" in final_result(home, local, [row("scored")], (10_000, 20_000)).text
+    assert "batch:   b-1, 0.0000 USD spent\n" in final_result(home, BATCH, [row("scored")], (0, 0)).text
     assert (result.data["reserved_usd"], result.data["spent_usd"], result.data["ended"]) == (0.01, 0.02, 3)
     assert Path(result.data["report"]).exists()
 
