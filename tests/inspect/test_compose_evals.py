@@ -62,7 +62,8 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
 def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -> None:
     where = {"compose": str(EXAMPLES / "containers" / "compose.yaml"), "registry": registry_of_archives()}
     (tmp_path / "provisioner.yaml").write_text(json.dumps(where))
-    ask = "exec 3<>/dev/tcp/keeper/7000; echo A word, please. >&3; id -un; cat <&3"
+    # No comma: Inspect makes a list of what has one.
+    ask = "exec 3<>/dev/tcp/keeper/7000; echo Please tell me. >&3; id -un; cat <&3"
     script = ("--solver", str(EXAMPLES / "scripted.py"), "-S", f"command={ask}")
     sandbox = ("--sandbox", f"provisioner:{tmp_path / 'provisioner.yaml'}")
     output = said(started(tmp_path, f"{EXAMPLES}/two_containers.py@two_containers", *sandbox, *script), 2400)
