@@ -1,6 +1,6 @@
 """Runs what may fail without harm, such as keeping logs: its failure never prevents a destruction or another ending.
 
-An error there, whatever it is, becomes one bounded line for the operator. Only an interruption passes: during a
+An error there, whatever it is, becomes one bounded line for the operator. Only KeyboardInterrupt passes: during a
 clean-up it means that the operator insists on leaving at once.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from provisioner.errors import ProvisionerError
 from provisioner.printable import beginning
 from provisioner.progress import Progress
-from provisioner.signals import interrupt_in
 
 LINE_CHARACTERS = 300
 # What does not stop a destruction: everything but KeyboardInterrupt.
@@ -29,9 +28,9 @@ def best_effort(progress: Progress, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if interrupt_in(error):
-            raise
         _note(progress, what, error)
 
 

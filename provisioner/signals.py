@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,27 +13,16 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After this many signals during a clean-up the process ends at once, whatever has not been removed yet.
 INSISTENCE = 3
+# Methods in which Python does not let a KeyboardInterrupt pass: 3.11 wraps it in a RuntimeError if it comes from
+# `__set_name__`, while a class is made, and every version prints and drops what `__del__` raises.
+OPAQUE_METHODS = ("__set_name__", "__del__")
+POSTPONED_SECONDS = 0.01
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """Returns the exit code after an interruption: 128 and the signal's number, as shells report it."""
     name = interrupt.args[0] if interrupt.args else signal.SIGINT.name
     return 128 + signal.Signals[name]
-
-
-def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
-    """Returns the interruption that an error is, or that it wraps; None if there is none.
-
-    Python 3.11 wraps what `__set_name__` raises in a RuntimeError, also a KeyboardInterrupt while a class is made.
-    """
-    seen: set[int] = set()  # an exception may be its own cause
-    cause: BaseException | None = error
-    while cause and id(cause) not in seen:
-        if isinstance(cause, KeyboardInterrupt):
-            return cause
-        seen.add(id(cause))
-        cause = cause.__cause__
-    return None
 
 
 class Interrupts:
@@ -51,7 +42,10 @@ class Interrupts:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if _is_opaque(frame):
+            _thread.start_new_thread(_send_again, (number,))  # threading's own locks may be held here
+            return
         if self._shields and self._ignored + 1 < INSISTENCE:
             self._ignored += 1
             left = INSISTENCE - self._ignored
@@ -70,6 +64,20 @@ class Interrupts:
             yield
         finally:
             self._shields -= 1
+
+
+def _send_again(number: int) -> None:
+    time.sleep(POSTPONED_SECONDS)
+    os.kill(os.getpid(), number)
+
+
+def _is_opaque(frame: FrameType | None) -> bool:
+    """Tells whether a KeyboardInterrupt raised in this frame would not arrive as one."""
+    while frame:
+        if frame.f_code.co_name in OPAQUE_METHODS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def no_check() -> None:

@@ -9,15 +9,16 @@ from inspect_ai.tool import ToolCall, bash
 
 
 @solver
-def scripted(command: str) -> Solver:
+def scripted(command: str | list[str]) -> Solver:
     """Returns the solver.
 
     Args:
-        command: for the tool `bash`.
+        command: for the tool `bash`. Inspect's command line makes a list of a text with commas.
     """
+    script = ",".join(command) if isinstance(command, list) else command
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        call = ToolCall(id="scripted", function="bash", arguments={"command": command})
+        call = ToolCall(id="scripted", function="bash", arguments={"command": script})
         message = ChatMessageAssistant(content="I run what the script says.", tool_calls=[call])
         done = await execute_tools([message], [bash(timeout=60)])
         state.messages += [message, *done.messages]

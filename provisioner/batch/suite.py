@@ -191,8 +191,8 @@ class Suite(Part):
 
     @property
     def is_billed(self) -> bool:
-        """Whether its machines cost anything: those of the local cloud are the operator's own."""
-        return self.cloud != "local"
+        """Whether its machines cost anything."""
+        return CLOUDS[self.cloud].is_billed
 
     @model_validator(mode="before")
     @classmethod

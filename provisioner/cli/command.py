@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import logging
@@ -18,9 +19,9 @@ from provisioner.cli.options import LAUNCH_OPTIONS, WHERE_OPTIONS, DebugOption, 
 from provisioner.cli.output import Result, render
 from provisioner.cli.streams import stderr
 from provisioner.clouds.registry import Where
-from provisioner.errors import Interrupted, ProvisionerError
-from provisioner.printable import printable_lines
-from provisioner.signals import Interrupts, exit_code, interrupt_in
+from provisioner.errors import Interrupted, ProvisionerError, UsageError
+from provisioner.printable import beginning, printable_lines
+from provisioner.signals import Interrupts, exit_code
 
 if TYPE_CHECKING:
     from provisioner.cli.terminal import TerminalProgress
@@ -73,11 +74,8 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[
                 arguments["launch"] = Launch(**{option: arguments.pop(option) for option in LAUNCH_OPTIONS})
             try:
                 code = _run(lambda: function(**arguments), as_json=as_json, debug=debug)
-            except (KeyboardInterrupt, Exception) as another:  # while an error was shown; Typer takes each for a Ctrl-C
-                interrupt = interrupt_in(another)
-                if interrupt is None:
-                    raise
-                code = exit_code(interrupt)
+            except KeyboardInterrupt as another:  # while an error was shown; Typer takes each for a Ctrl-C
+                code = exit_code(another)
             raise typer.Exit(code)
 
         signature = inspect.signature(function, eval_str=True)
@@ -137,11 +135,14 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
         return 1
     except ProvisionerError as error:
         return _fail(error, as_json=as_json, debug=debug)
-    except (KeyboardInterrupt, Exception) as problem:
-        if interrupt := interrupt_in(problem):
-            interrupted = Interrupted("Interrupted.", hint=_what_still_exists())
-            interrupted.exit_code = exit_code(interrupt)
-            return _fail(interrupted, as_json=as_json, debug=debug)
+    except KeyboardInterrupt as interrupt:
+        interrupted = Interrupted("Interrupted.", hint=_what_still_exists())
+        interrupted.exit_code = exit_code(interrupt)
+        return _fail(interrupted, as_json=as_json, debug=debug)
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+            too_long = UsageError(f"A name in this path is too long: {beginning(str(problem.filename), 200)}")
+            return _fail(too_long, as_json=as_json, debug=debug)
         unexpected = ProvisionerError(
             f"Unexpected {type(problem).__name__}: {problem}",
             hint="This is a bug or a problem of this host; --debug shows a traceback.",

@@ -44,11 +44,13 @@ class CloudEntry:
     Args:
         open: makes the Cloud.
         has_places: whether there is a choice of regions, profiles, markets and states.
+        is_billed: whether its machines cost anything; the local cloud's are the operator's own.
         not_priced: says what it bills besides what the ledger counts; empty for nothing.
     """
 
     open: Callable[[Home, Settings, Where], Cloud]
     has_places: bool
+    is_billed: bool
     not_priced: Callable[[], str] = str
 
 
@@ -74,8 +76,8 @@ def _not_priced_on_aws() -> str:
 
 
 CLOUDS: dict[str, CloudEntry] = {
-    "local": CloudEntry(_local, has_places=False),
-    "aws": CloudEntry(_aws, has_places=True, not_priced=_not_priced_on_aws),
+    "local": CloudEntry(_local, has_places=False, is_billed=False),
+    "aws": CloudEntry(_aws, has_places=True, is_billed=True, not_priced=_not_priced_on_aws),
 }
 
 

@@ -8,17 +8,17 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from provisioner.copying import copy_program, directories, unpack_program
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.directories import open_destination, working_directory
 from provisioner.copying.tree_reader import TreeError, TreeReader
 from provisioner.copying.tree_writer import FREE_BYTES, DiskFullError, TreeWriter
-from provisioner.errors import HostError, TaskError, UsageError
+from provisioner.errors import HostError, ProvisionerError, TaskError, UsageError
 from provisioner.printable import last_lines
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.exchange import Completed
@@ -57,7 +57,8 @@ def upload(connection: Calls, source: Path, destination: str, user: str = "root"
         the number of regular files copied.
 
     Raises:
-        UsageError: the source does not exist, or the destination cannot be written.
+        UsageError: the source does not exist or cannot be read, or the destination cannot be written.
+        HostError: the source cannot be packed.
         TaskError: the machine did not take it in time.
     """
     if not source.exists():
@@ -87,13 +88,61 @@ def send_archive(connection: Calls, fill: Fill, *arguments: str, user: str) -> C
         user: the user that unpacks it.
 
     Raises:
+        UsageError, HostError: as for `packed`.
         MachineLostError, CommandTimeoutError, TaskError: as for Calls.run.
     """
-    with tempfile.TemporaryFile() as spool:
-        with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            fill(archive)
-        spool.seek(0)
-        return send_input(connection, spool, *arguments, user=user)
+    with packed(fill) as archive:
+        return send_input(connection, archive, *arguments, user=user)
+
+
+@contextlib.contextmanager
+def packed(fill: Fill) -> Iterator[IO[bytes]]:
+    """Packs a tar archive into a temporary file, and yields that.
+
+    Args:
+        fill: called with the open archive; adds the members.
+
+    Raises:
+        UsageError: a file cannot be read.
+        HostError: there is no room for the archive, a file's disk fails, or a file was cut off meanwhile.
+    """
+    with contextlib.ExitStack() as opened:
+        packing = ""
+        try:
+            spool = tempfile.TemporaryFile()  # noqa: SIM115
+            opened.callback(_close, spool)
+            with _Packing(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                try:
+                    fill(archive)
+                finally:
+                    packing = archive.latest
+            spool.seek(0)
+        except OSError as error:
+            raise _packing_error(error, packing) from error
+        yield spool
+
+
+class _Packing(tarfile.TarFile):
+    latest = ""
+
+    def addfile(self, tarinfo: tarfile.TarInfo, fileobj: Any = None) -> None:
+        self.latest = tarinfo.name
+        super().addfile(tarinfo, fileobj)
+
+
+def _close(spool: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, it would write again what did not fit
+        spool.close()
+
+
+def _packing_error(error: OSError, packing: str) -> ProvisionerError:
+    said = error.strerror or error
+    if error.filename is not None:
+        return UsageError(f"{error.filename} cannot be read: {said}.")
+    if not packing or error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"They are packed in {tempfile.gettempdir()}; TMPDIR names another directory."
+        return HostError(f"The files for the machine cannot be packed: {said}.", hint=hint)
+    return HostError(f"{packing.removeprefix(f'{TOP}/')} cannot be packed: {said}.")
 
 
 def send_input(connection: Calls, data: IO[bytes], *arguments: str, user: str) -> Completed:

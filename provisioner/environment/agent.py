@@ -7,30 +7,26 @@ The controller's own clock ends an agent, too, should the machine not do so.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import secrets
 import tarfile
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.clouds.guest_files import SENT
 from provisioner.copying.copy_program import TOP
-from provisioner.copying.transfer import send_input
+from provisioner.copying.transfer import packed, send_input
 from provisioner.driver.agent_frames import AgentEnd, AgentFrames, FrameError
 from provisioner.driver.output_tee import OutputTee
 from provisioner.environment.verdicts import attributing_loss, primary_runs
 from provisioner.errors import (
     CommandTimeoutError,
-    HostError,
     InfrastructureError,
     LivenessLostError,
     MachineLostError,
@@ -236,7 +232,10 @@ class _Following:
     def _copy(self, connection: Connection) -> None:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
         try:
-            with self._packed() as (spool, files):
+            with packed(lambda archive: archive.add(self._agent.directory.resolve(), arcname=TOP)) as spool:
+                with tarfile.open(fileobj=spool, mode="r:") as archive:
+                    files = digest_archive(archive, TOP)
+                spool.seek(0)
                 sent = send_input(connection, spool, "replace", SCAFFOLDING, user="agent")
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error
@@ -249,42 +248,6 @@ class _Following:
         self._is_new, self._is_copied = False, True
         self._reached_at = time.monotonic()
         self._deadline = self._deadline_from(now())
-
-    @contextlib.contextmanager
-    def _packed(self) -> Iterator[tuple[IO[bytes], str]]:
-        """Packs the agent's directory; yields the archive, and the hash of the files that are in it."""
-        try:
-            spool = tempfile.TemporaryFile()  # noqa: SIM115
-        except OSError as error:
-            raise HostError(f"The agent's files cannot be packed: {error.strerror or error}.") from error
-        try:
-            yield spool, self._pack(spool)
-        finally:
-            with contextlib.suppress(OSError):  # on a full disk, it would write again what did not fit
-                spool.close()
-
-    def _pack(self, spool: IO[bytes]) -> str:
-        packing = ""
-
-        def note(member: tarfile.TarInfo) -> tarfile.TarInfo:
-            nonlocal packing
-            packing = member.name.removeprefix(f"{TOP}/")
-            return member
-
-        try:
-            with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
-                archive.add(self._agent.directory.resolve(), arcname=TOP, filter=note)
-            spool.seek(0)
-            with tarfile.open(fileobj=spool, mode="r:") as archive:
-                files = digest_archive(archive, TOP)
-            spool.seek(0)
-        except OSError as error:
-            if error.filename is not None:
-                raise UsageError(f"The agent's file {error.filename} cannot be read: {error.strerror}.") from error
-            # The disk of the archive is full, that of the file fails, or the file was cut off meanwhile.
-            what = "files" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"file {packing}"
-            raise HostError(f"The agent's {what} cannot be packed: {error.strerror or error}.") from error
-        return files
 
     def _record_beginning(self, files: str) -> Environment:
         """Records that an agent begins. The copy may have taken an hour, in which others may have changed the record.

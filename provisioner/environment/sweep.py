@@ -23,7 +23,6 @@ from provisioner.machines.locking import destruction_lock
 from provisioner.machines.stacks import discard_unused_stacks
 from provisioner.models import Environment, Record
 from provisioner.session import Session
-from provisioner.signals import interrupt_in
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
 from provisioner.ttl import MAX_TTL, TEARDOWN, format_duration
@@ -207,8 +206,6 @@ def _destroy(session: Session, session_of: Callable[[Environment], Session], orp
                 session.progress.note(f"Removing {current.id}: {orphan.reason}")
                 clear_away(opened, current)
     except Exception as error:  # the others have to go all the same
-        if interrupt_in(error):
-            raise
         return orphan.model_copy(update={"problem": describe(error)})
     return orphan
 

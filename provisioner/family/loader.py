@@ -118,7 +118,10 @@ def _families_in(directory: Path) -> list[Path]:
 
 
 def _is_family(path: Path) -> bool:
-    return (path / f"{path.name}.py").is_file()
+    try:
+        return (path / f"{path.name}.py").is_file()
+    except OSError:  # such as a name that leaves no room for .py
+        return False
 
 
 def family_name(path: Path) -> str:

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from inspect_ai.log import list_eval_logs, read_eval_log
+from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.util._restic import resolver
 
 from provisioner.store.home import Home
@@ -89,14 +89,7 @@ def test_an_interrupted_eval_is_retried_elsewhere(home: Home, tmp_path: Path) ->
     assert_nothing_left(home, output)
     [written] = tmp_path.glob("*.eval")
     assert read_eval_log(str(written)).status == "cancelled", output
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    retried = command("eval-retry", str(written), "--display", "plain", "--log-dir", str(elsewhere))
-    done = subprocess.run(retried, cwd=elsewhere, capture_output=True, text=True, check=False)
-    [again] = elsewhere.glob("*.eval")
-    log = read_eval_log(str(again))
-    assert log.status == "success", done.stdout + done.stderr
-    [sample] = log.samples or []
+    sample = _retry(written, tmp_path / "elsewhere")
     assert sample.scores is not None
     assert sample.scores["score_metr_task"].value == 0.0  # no guess was made
     assert_nothing_left(home)
@@ -109,20 +102,26 @@ def test_a_retried_eval_continues_from_its_checkpoint(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     _provide_restic(tmp_path)
     # Not the working directory: Inspect would write its checkpoints to the root directory.
-    logs, again = tmp_path / "logs", tmp_path / "again"
+    logs = tmp_path / "logs"
     output = said(started(tmp_path, "continues_from_a_checkpoint", "--log-dir", str(logs)))
     [written] = logs.glob("*.eval")
     failed = read_eval_log(str(written))
     assert (failed.status, failed.error and failed.error.message) == ("error", "RuntimeError('on purpose')"), output
     assert_nothing_left(home, output)
-    retried = command("eval-retry", str(written), "--display", "plain", "--log-dir", str(again))
-    done = subprocess.run(retried, cwd=tmp_path, capture_output=True, text=True, check=False)
-    [written] = again.glob("*.eval")
+    assert _retry(written, tmp_path / "elsewhere").output.completion == "640\nfirst second"
+    assert_nothing_left(home)
+
+
+def _retry(failed: Path, directory: Path) -> EvalSample:
+    """Retries the eval of a log in a new working directory, and returns its one sample."""
+    directory.mkdir()
+    retried = command("eval-retry", str(failed), "--display", "plain", "--log-dir", "logs")
+    done = subprocess.run(retried, cwd=directory, capture_output=True, text=True, check=False)
+    [written] = directory.glob("logs/*.eval")
     log = read_eval_log(str(written))
     assert log.status == "success", done.stdout + done.stderr
     [sample] = log.samples or []
-    assert sample.output.completion == "640\nfirst second"
-    assert_nothing_left(home)
+    return sample
 
 
 def _provide_restic(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.signals import interrupt_in, wait
+from provisioner.signals import wait
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -104,9 +104,36 @@ def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
     assert len(calls) == 2
 
 
-def test_an_interruption_is_found_in_what_wraps_it() -> None:
-    interrupt = KeyboardInterrupt("SIGTERM")
-    wrapped, twice, other = RuntimeError("Error calling __set_name__"), ImportError("fam"), OSError("no")
-    wrapped.__cause__, twice.__cause__, other.__cause__ = interrupt, wrapped, other
-    assert [interrupt_in(error) for error in (interrupt, wrapped, twice)] == [interrupt] * 3
-    assert [interrupt_in(error) for error in (other, ValueError("no"))] == [None, None]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_method_that_hides_errors_is_postponed(number: signal.Signals) -> None:
+    program = f"""
+        import os, signal, time
+        from provisioner.signals import Interrupts
+
+        class Field:
+            def __set_name__(self, owner, name):
+                os.kill(os.getpid(), {int(number)})
+                for _ in range(1000):  # Python handles a signal between two instructions
+                    pass
+
+        class Temporary:
+            def __del__(self):
+                os.kill(os.getpid(), {int(number)})
+                for _ in range(1000):
+                    pass
+
+        def is_told(what):
+            try:
+                what()
+                while True:
+                    time.sleep(0.02)
+            except KeyboardInterrupt as stop:
+                print(stop)
+
+        Interrupts(print).install()
+        is_told(lambda: type("Made", (), {{"field": Field()}}))
+        is_told(Temporary)
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
+    assert (done.stdout.split(), done.stderr) == ([number.name] * 2, "")

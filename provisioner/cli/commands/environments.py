@@ -46,7 +46,6 @@ from provisioner.family.scores import ScoreResult
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.printable import beginning, first_and_last_lines
 from provisioner.session import Session
-from provisioner.signals import interrupt_in
 
 # Of the message and of the details of an intermediate score; --json has all of them.
 SHOWN_SCORE_CHARACTERS = 4000
@@ -297,8 +296,6 @@ def destroy(
         except ProvisionerError as error:
             failures[name] = error
         except Exception as error:
-            if interrupt_in(error):
-                raise
             failures[name] = ProvisionerError(f"Unexpected {describe(error)}")
 
     for environment in selected.live:

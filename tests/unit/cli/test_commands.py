@@ -116,6 +116,8 @@ MISTAKES = [
     (["test", LAB, "pair"], "variables are not set: LAB_TOKEN"),
     (["image", "build", LAB], "variables are not set: LAB_TOKEN"),
     (["check", "/nonexistent/family"], "does not exist"),
+    (["check", "/" + "a" * 256], "is too long"),
+    (["check", "/nonexistent/" + "a" * 253 + "/family"], "does not exist"),
     (["new", "Not-A-Name"], "is not a valid family name"),
     (["new", FAMILY], "exists already"),
     (["check", FAMILY, ""], "a task's name must not be empty"),
@@ -349,24 +351,6 @@ def test_a_signal_while_an_error_is_shown_ends_the_command(
 
     monkeypatch.setattr("provisioner.cli.command._fail", interrupted)
     assert provisioner("show", "nothing").code == code
-
-
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("provisioner.cli.command._fail", ""),
-        ("provisioner.store.environments.EnvironmentStore.find", "Interrupted.\n"),
-    ],
-)
-def test_a_signal_while_a_class_is_made_ends_the_command(
-    provisioner: CommandLine, monkeypatch: pytest.MonkeyPatch, where: str, says: str
-) -> None:
-    def interrupted(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt("SIGTERM")
-
-    monkeypatch.setattr(where, interrupted)
-    ended = provisioner("show", "nothing")
-    assert (ended.code, ended.stderr) == (143, says)
 
 
 @pytest.mark.parametrize(

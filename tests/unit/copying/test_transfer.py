@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +173,44 @@ def test_what_cannot_go_up_is_said_in_one_line(origin: Path, inside: Path) -> No
     assert raised.value.details == "missing: No such file or directory"
     with pytest.raises(UsageError, match="does not exist"):
         upload(origin / "missing", inside)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (PermissionError(13, "Permission denied", "origin/program"), UsageError, r"program cannot be read: Permission"),
+        (OSError("unexpected end of data"), HostError, r"^program cannot be packed: unexpected end of data\.$"),
+    ],
+    ids=["refused", "cut off"],
+)
+def test_a_file_that_cannot_be_packed_is_named(
+    tmp_path: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, kind: type[Exception], message: str
+) -> None:
+    add = tarfile.TarFile.addfile
+
+    def refuse(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Any = None) -> None:
+        if file:
+            raise error
+        add(archive, member)
+
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "program").write_text("#!/bin/sh\n")
+    monkeypatch.setattr(tarfile.TarFile, "addfile", refuse)
+    with pytest.raises(kind, match=message):
+        upload(tmp_path / "source", inside)
+
+
+def test_files_for_which_the_controllers_disk_has_no_room_are_told(
+    origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            super().close()
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    with pytest.raises(HostError, match=r"^The files for the machine cannot be packed: No space left on device\.$"):
+        upload(origin, inside)

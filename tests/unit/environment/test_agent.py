@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
-import tempfile
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +16,7 @@ from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.verdicts import primary_runs
-from provisioner.errors import AgentError, HostError, MachineLostError, ProvisionerError, TaskError, UsageError
+from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
 from provisioner.family.files import digest_files
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -75,51 +72,6 @@ def test_the_hash_of_an_agents_files_is_recorded(
     more.hardlink_to(program)
     names = [".venv/more", os.fsdecode(b".venv/\xff"), "link", "run.sh"]
     assert recorded("exit 1") == digest_files(tmp_path / "agent", names)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (PermissionError(13, "Permission denied", "agent/run.sh"), UsageError, "run.sh cannot be read: Permission"),
-        (OSError("unexpected end of data"), HostError, "file run.sh cannot be packed: unexpected end of data"),
-    ],
-    ids=["refused", "cut off"],
-)
-def test_an_agents_file_that_cannot_be_packed_is_named(
-    session: Session,
-    env: Environment,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: OSError,
-    kind: type[ProvisionerError],
-    message: str,
-) -> None:
-    add = tarfile.TarFile.addfile
-
-    def refuse(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Any = None) -> None:
-        if file:
-            raise error
-        add(archive, member)
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", refuse)
-    with pytest.raises(kind, match=message):
-        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
-
-
-def test_an_agent_for_which_the_disk_has_no_room_is_told(
-    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full(io.BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None:
-            super().close()
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
-    with pytest.raises(HostError, match=r"^The agent's files cannot be packed: No space left on device\.$"):
-        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
 
 
 def test_a_second_agent_replaces_the_first_ones_files(

@@ -140,7 +140,7 @@ def status(
         f"  environment: {environment.id} ({environment.status}), ends at {environment.expires_at:%H:%M} UTC"
         for environment in environments.values()
     ]
-    lines += [f"  {row_line(row)}" for row in rows if row.outcome != "scored"]
+    lines += [f"  {row_line(record.suite, row)}" for row in rows if row.outcome != "scored"]
     data = {
         **summary_data(record, rows, costs),
         "at_work": attended,

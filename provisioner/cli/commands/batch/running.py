@@ -23,7 +23,7 @@ from provisioner.cli.output import Result
 from provisioner.cli.streams import stderr
 from provisioner.config import load_settings
 from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
-from provisioner.signals import exit_code, interrupt_in
+from provisioner.signals import exit_code
 from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
@@ -54,14 +54,13 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str) ->
             worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
-            interrupt = interrupt_in(error)
             with shield():
                 view.note("Stopping: the active runs are cleaning up")
-                cancelled = _stop(home, batch, context, worker, by_operator=interrupt is not None)
-            if interrupt is None:
+                cancelled = _stop(home, batch, context, worker, by_operator=isinstance(error, KeyboardInterrupt))
+            if not isinstance(error, KeyboardInterrupt):
                 raise
             interrupted = _interrupted(batch, worker, cancelled)
-            interrupted.exit_code = exit_code(interrupt)
+            interrupted.exit_code = exit_code(error)
             raise interrupted from None
         finally:
             view.stop()
@@ -101,8 +100,7 @@ def run_worker(home: Home, database: str, offer: Offer) -> Result:
         with shield():
             progress().note("Stopping: the active runs are cleaning up and are queued again")
             worker.stop(requeue=True)
-        interrupt = interrupt_in(error)
-        if interrupt is None:
+        if not isinstance(error, KeyboardInterrupt):
             raise
         problems = _cleanup_problems(worker)
         interrupted = Interrupted(
@@ -110,7 +108,7 @@ def run_worker(home: Home, database: str, offer: Offer) -> Result:
             + (f" Not everything could be removed: {'; '.join(problems)}" if problems else ""),
             hint="`provisioner sweep` removes what remains." if problems else None,
         )
-        interrupted.exit_code = exit_code(interrupt)
+        interrupted.exit_code = exit_code(error)
         raise interrupted from None
     finally:
         with shield():

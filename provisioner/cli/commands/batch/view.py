@@ -16,6 +16,7 @@ from provisioner.batch.live_status import ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.results import Row
+from provisioner.batch.suite import Suite
 from provisioner.clock import now
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.printable import beginning, printable, printable_lines
@@ -64,13 +65,13 @@ def _is_scored_late(row: Row) -> bool:
     return row.outcome == "timed_out" and row.score is not None
 
 
-def row_line(row: Row) -> str:
-    """Returns one line about a run that has ended."""
+def row_line(suite: Suite, row: Row) -> str:
+    """Returns one line about a run that has ended, with its costs where machines cost anything."""
     is_told = row.outcome == "scored" or _is_scored_late(row)
     score = "" if row.score is None else f"{'' if is_told else ', score'} {row.score:g}"
     facts = [
         format_duration(row.ended_at - row.started_at) if row.started_at and row.ended_at else "",
-        f"{row.cost_micro_usd / MICRO:.4f} USD" if row.cost_micro_usd else "",
+        f"{row.cost_micro_usd / MICRO:.4f} USD" if suite.is_billed else "",
         f"attempt {row.attempts}" if row.attempts > 1 else "",
     ]
     details = f" ({', '.join(filter(None, facts))})" if any(facts) else ""
@@ -148,7 +149,7 @@ class BatchView:
         for row in rows:
             if row.key not in self._ended:
                 self._ended.add(row.key)
-                self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(row)}")
+                self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(self._batch.suite, row)}")
         if self._live:
             self._live.update(self._table(states, rows, active_runs, costs))
         elif now() - self._noted_at >= SILENCE:

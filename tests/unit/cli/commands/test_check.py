@@ -122,7 +122,7 @@ def test_a_disk_that_no_host_has_is_refused_before_a_build(
 def test_warnings_are_counted_and_where_to_read_them_said(
     provisioner: CommandLine, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True))
+    monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True, is_billed=False))
     cloud.terraform_fails()
     family = write(tmp_path, changed('    standard_version = "0.5.0"\n', ""))
     called = [family if word == "F" else word for word in command]

@@ -34,7 +34,7 @@ def environments(provisioner: CommandLine) -> list[str]:
 def test_a_failed_build_can_be_examined_as_the_page_says(
     provisioner: CommandLine, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True))
+    monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True, is_billed=False))
     cloud.guest_defaults = {"values": {"install": Fails("no network")}, "says": {"install": "E: no route\n"}}
     directory = str(family(tmp_path).directory)
 

@@ -364,8 +364,7 @@ def test_an_interruption_ends_a_destroy_of_several(
 
     def interrupted(_: object, found: Environment) -> NoReturn:
         tried.append(found.id)
-        # As Python 3.11 wraps one that comes while a class is made.
-        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt("SIGTERM")
+        raise KeyboardInterrupt("SIGTERM")
 
     monkeypatch.setattr("provisioner.environment.lifecycle.destroy", interrupted)
     for name in ("one-main-aaa222", "two-main-bbb333"):

@@ -98,17 +98,21 @@ def test_costs_are_left_out_where_machines_cost_nothing() -> None:
     assert summary(batch(), running, [], (0, 0)) == [told[0], costs]
     all_ended = summary(local, {}, [row(number) for number in range(4)], (0, 0))
     assert all_ended == ["4/4 ended (0 failed), 0 running, 0 queued"]
-    assert row_line(row(0, cost_micro_usd=0)) == "fam/main/guess/1: scored 0.5 (1m30s)"
-    assert row_line(row(0, cost_micro_usd=0, started_at=None)) == "fam/main/guess/1: scored 0.5"
+    assert row_line(local.suite, row(0, cost_micro_usd=0)) == "fam/main/guess/1: scored 0.5 (1m30s)"
+    assert row_line(local.suite, row(0, cost_micro_usd=0, started_at=None)) == "fam/main/guess/1: scored 0.5"
+    spot = row_line(batch().suite, row(0, cost_micro_usd=0))
+    assert spot == "fam/main/guess/1: scored 0.5 (1m30s, 0.0000 USD)"
 
 
 def test_a_row_is_one_line() -> None:
-    assert row_line(row(0)) == "fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)"
-    said = row_line(row(1, outcome="infrastructure_failed", score=None, attempts=3, message="No SSH."))
+    suite = batch().suite
+    assert row_line(suite, row(0)) == "fam/main/guess/1: scored 0.5 (1m30s, 0.0200 USD)"
+    said = row_line(suite, row(1, outcome="infrastructure_failed", score=None, attempts=3, message="No SSH."))
     assert said == "fam/main/guess/2: infrastructure failed (1m30s, 0.0200 USD, attempt 3): No SSH."
-    failed = row_line(row(0, outcome="agent_failed", score=0.0))
+    failed = row_line(suite, row(0, outcome="agent_failed", score=0.0))
     assert failed == "fam/main/guess/1: the agent failed, score 0 (1m30s, 0.0200 USD)"
-    assert row_line(row(0, outcome="timed_out")) == ("fam/main/guess/1: timed out with a score 0.5 (1m30s, 0.0200 USD)")
+    late = row_line(suite, row(0, outcome="timed_out"))
+    assert late == "fam/main/guess/1: timed out with a score 0.5 (1m30s, 0.0200 USD)"
 
 
 def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
