@@ -7,34 +7,27 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.report.page import render
 from tests.batch import report_sample
+from tests.browser import chromium
 
-# Beside emulated machines on two cores, half a minute may not be enough.
-LAUNCH_MS = 180_000
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
 WIDTHS = {"wide": 1100, "phone": 400}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    assert chromium, "Debian's package chromium is missing: scripts/setup dev installs it"
-    with sync_playwright() as playwright:
-        # Chromium refuses to run as root in its sandbox; the page is our own.
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=LAUNCH_MS)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,22 @@ from pathlib import Path
 
 import anyio
 import pytest
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
 from provisioner.inspect.configuration import configuration_of
 from provisioner.store.home import Home
 from tests.homes import cache
+from tests.inspect.epochs import Meeting, beginning
 from tests.inspect.images import DEBIAN, DOCKERFILE, debian_archive, registry_of_archives
 from tests.inspect.mirror import mirror
 from tests.inspect.running import assert_nothing_left, brought_up, ended, said, started
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inspect"
+ASK = "exec 3<>/dev/tcp/keeper/7000; echo Please, tell me. >&3"
 
 pytestmark = [
     pytest.mark.vm,
@@ -62,9 +67,7 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
 def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -> None:
     where = {"compose": str(EXAMPLES / "containers" / "compose.yaml"), "registry": registry_of_archives()}
     (tmp_path / "provisioner.yaml").write_text(json.dumps(where))
-    # No comma: Inspect makes a list of what has one.
-    ask = "exec 3<>/dev/tcp/keeper/7000; echo Please tell me. >&3; id -un; cat <&3"
-    script = ("--solver", str(EXAMPLES / "scripted.py"), "-S", f"command={ask}")
+    script = ("--solver", str(EXAMPLES / "scripted.py"), "-S", f"command={ASK}; id -un; cat <&3")
     sandbox = ("--sandbox", f"provisioner:{tmp_path / 'provisioner.yaml'}")
     output = said(started(tmp_path, f"{EXAMPLES}/two_containers.py@two_containers", *sandbox, *script), 2400)
     [written] = tmp_path.glob("*.eval")
@@ -75,3 +78,38 @@ def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -
     assert sample.scores is not None
     assert sample.scores["includes"].value == "C"
     assert_nothing_left(home, output)
+
+
+@solver
+def ask_in_each_epoch(seen: dict[int, tuple[str, str]]) -> Solver:
+    """Asks the other service, and notes when it was started, while the other epoch's services run."""
+    both = Meeting(2)
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        asked = await sandbox().exec(["bash", "-c", f"{ASK}; test ! -e mark && echo {state.epoch} > mark && cat <&3"])
+        process = await sandbox("keeper").exec(["cat", "/proc/1/stat"])
+        await both.wait()
+        marked = await sandbox().exec(["cat", "mark"])
+        assert marked.stdout.strip() == str(state.epoch)
+        seen[state.epoch] = asked.stdout.strip(), process.stdout.split()[21]
+        return state
+
+    return solve
+
+
+def test_forked_epochs_continue_with_the_same_services(home: Home, tmp_path: Path) -> None:
+    where = {"compose": str(EXAMPLES / "containers" / "compose.yaml"), "registry": registry_of_archives()}
+    (tmp_path / "provisioner.yaml").write_text(json.dumps({**where, "fork": "epochs"}))
+    seen: dict[int, tuple[str, str]] = {}
+    spec = SandboxEnvironmentSpec("provisioner", configuration_of(str(tmp_path / "provisioner.yaml")))
+    task = Task(dataset=[Sample(input="hello", sandbox=spec)], solver=ask_in_each_epoch(seen))
+    [log] = eval(task, model="mockllm/model", epochs=2, max_samples=2, max_sandboxes=2, log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    samples = log.samples or []
+    assert [sample.error for sample in samples] == [None, None]
+    [(answer, began)] = set(seen.values())
+    assert answer == "The word is cormorant."
+    assert int(began) > 0
+    [first] = [each for each in map(beginning, samples) if each["frozen_as"]]
+    assert [each["forked_from"] for each in map(beginning, samples) if each["forked_from"]] == [first["environment"]]
+    assert_nothing_left(home)

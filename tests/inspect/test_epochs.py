@@ -8,12 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.event import InfoEvent
-from inspect_ai.log import EvalSample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
@@ -23,6 +20,7 @@ from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.snapshots import SnapshotStore
+from tests.inspect.epochs import Meeting, beginning
 from tests.inspect.running import assert_nothing_left, command, said, started, wait
 from tests.local.test_interruptions import processes_of
 
@@ -76,27 +74,14 @@ async def _said(command: str, user: str = "root", machine: str | None = None) ->
     return done.stdout.strip()
 
 
-class _Meeting:
-    """Lets epochs continue once all of them have come."""
-
-    def __init__(self, epochs: int = EPOCHS) -> None:
-        self._epochs, self._come, self._all = epochs, 0, anyio.Event()
-
-    async def wait(self) -> None:
-        self._come += 1
-        if self._come == self._epochs:
-            self._all.set()
-        await self._all.wait()
-
-
 @solver
 def compare(home: Home, seen: dict[int, dict[str, Any]]) -> Solver:
     """Looks at what an epoch has of the frozen machine, and changes a file while the other epochs run."""
-    meetings: list[_Meeting] = []
+    meetings: list[Meeting] = []
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         if not meetings:
-            meetings.extend((_Meeting(), _Meeting(), _Meeting()))
+            meetings.extend((Meeting(EPOCHS), Meeting(EPOCHS), Meeting(EPOCHS)))
         await _said("test ! -e /home/agent/mark")
         await _said(f"echo {state.epoch} > /home/agent/mark", user="agent")
         await meetings[0].wait()
@@ -135,7 +120,7 @@ def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Pat
     boots, keys, drawn = zip(*(_parts(each["own"]) for each in seen.values()), strict=True)
     for each in (boots, keys, drawn):
         assert len(set(each)) == EPOCHS
-    began = [_beginning(sample) for sample in samples]
+    began = [beginning(sample) for sample in samples]
     [first] = [each for each in began if each["frozen_as"]]
     assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * (EPOCHS - 1)
     assert "renewal" not in first["phases"]
@@ -148,11 +133,11 @@ def test_three_epochs_start_from_one_and_share_nothing(home: Home, tmp_path: Pat
 @solver
 def visit_each_other(boots: list[str]) -> Solver:
     """Has the two machines of each epoch reach each other by name, while the other epoch's run."""
-    meetings: list[_Meeting] = []
+    meetings: list[Meeting] = []
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         if not meetings:
-            meetings.extend((_Meeting(2), _Meeting(2)))
+            meetings.extend((Meeting(2), Meeting(2)))
         await meetings[0].wait()
         for machine, other in (("left", "right"), ("right", "left")):
             await _said(f"timeout 30 bash -c 'exec 3<>/dev/tcp/{other}/22'", machine=machine)
@@ -176,7 +161,7 @@ def test_forked_machines_reach_each_other_by_name(home: Home, tmp_path: Path) ->
     samples = log.samples or []
     assert [sample.error for sample in samples] == [None, None]
     assert len(set(boots)) == 4
-    began = [_beginning(sample) for sample in samples]
+    began = [beginning(sample) for sample in samples]
     [first] = [each for each in began if each["frozen_as"]]
     assert [each["forked_from"] for each in began if each is not first] == [first["environment"]]
     assert SnapshotStore(home).all() == []
@@ -204,13 +189,6 @@ def test_an_eval_killed_while_it_freezes_an_epoch_leaves_nothing(home: Home, tmp
     assert_nothing_left(home, cleaned.stdout)
     assert list(home.snapshots.iterdir()) == []
     assert processes_of(home) == []
-
-
-def _beginning(sample: EvalSample) -> dict[str, Any]:
-    """Returns the first event of the sample's machines."""
-    infos = [event for event in sample.events if isinstance(event, InfoEvent) and event.source == "provisioner"]
-    assert isinstance(infos[0].data, dict)
-    return infos[0].data
 
 
 def _parts(text: str) -> tuple[str, str, str]:
