@@ -143,7 +143,11 @@ def shown_logs(environment: str, paths: list[Path], tail: int | None = None) -> 
 
 def _in_words(name: str, text: str) -> str:
     """Returns a log with the messages alone where Terraform wrote lines of JSON (its "Machine-Readable UI")."""
-    return _OBJECT.sub(_message, text) if name.startswith("terraform") else text
+    return _OBJECT.sub(_message, text) if _is_of_terraform(name) else text
+
+
+def _is_of_terraform(name: str) -> bool:
+    return name.startswith("terraform")
 
 
 def _message(line: re.Match[str]) -> str:
@@ -257,6 +261,7 @@ class FollowedLogs:
         self._tail = tail
         self._logs: dict[str, tuple[Followed, PrintableStream]] = {}
         self._shown = ""
+        self._begun: dict[str, str] = {}  # the beginning of a line, of logs that are shown by whole lines
 
     def show(self, directory: Path) -> None:
         """Prints what has come since the last call."""
@@ -265,12 +270,24 @@ class FollowedLogs:
                 log, stream = self._logs.setdefault(path.stem, (Followed(self._tail), PrintableStream()))
                 data = log.read(path)
                 for begin in range(0, len(data), PIECE_BYTES):
-                    self._print(path.stem, stream.feed(data[begin : begin + PIECE_BYTES]))
+                    text = stream.feed(data[begin : begin + PIECE_BYTES])
+                    self._print(path.stem, self._whole_lines(path.stem, text))
 
     def end(self) -> None:
         """Prints what was held back: half a character, or half an escape sequence."""
         for name, (_, stream) in self._logs.items():
-            self._print(name, stream.flush())
+            self._print(name, self._begun.pop(name, "") + stream.flush())
+
+    def _whole_lines(self, name: str, text: str) -> str:
+        """Returns what can be shown of a log: of Terraform's, whole lines, whose JSON becomes messages."""
+        if not _is_of_terraform(name):
+            return text
+        begun = self._begun.pop(name, "") + text
+        lines, end, rest = begun.rpartition("\n")
+        if len(rest) > PIECE_BYTES:
+            return begun
+        self._begun[name] = rest
+        return _in_words(name, lines + end)
 
     def _print(self, name: str, text: str) -> None:
         if not text:

@@ -222,6 +222,17 @@ def test_following_ends_with_the_environment(
     assert (done.code, done.stdout) == (0, expected)
 
 
+def test_following_shows_terraforms_messages_once_their_lines_are_whole(
+    provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
+) -> None:
+    path = store.logs(followed.id) / "terraform.log"
+    line = json.dumps({"@level": "info", "@message": "Creating..."}).encode()
+    looks += [partial(append, path, line[:9]), partial(append, path, line[9:] + b"\nplain\nhalf")]
+    looks += [partial(append, path, b" a line"), lambda: store.archive(followed)]
+    done = provisioner("logs", followed.id, "--follow", "--only", "terraform")
+    assert (done.code, done.stdout) == (0, "Creating...\nplain\nhalf a line")
+
+
 def test_following_shows_whole_characters(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
