@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -13,9 +14,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # After this many signals during a clean-up the process ends at once, whatever has not been removed yet.
 INSISTENCE = 3
-# Methods in which Python does not let a KeyboardInterrupt pass: 3.11 wraps it in a RuntimeError if it comes from
-# `__set_name__`, while a class is made, and every version prints and drops what `__del__` raises.
-OPAQUE_METHODS = ("__set_name__", "__del__")
+# How long a signal is postponed where Python would not let a KeyboardInterrupt pass.
 POSTPONED_SECONDS = 0.01
 
 
@@ -36,15 +35,17 @@ class Interrupts:
         self._tell = tell
         self._shields = 0
         self._ignored = 0
+        self._previous_hook = sys.unraisablehook
 
     def install(self) -> None:
         """Installs the signal handlers."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
+        if sys.unraisablehook != self._tell_unraisable:
+            self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._tell_unraisable
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if _is_opaque(frame):
-            _thread.start_new_thread(_send_again, (number,))  # threading's own locks may be held here
+        if _is_in_set_name(frame) and _postpone(number):
             return
         if self._shields and self._ignored + 1 < INSISTENCE:
             self._ignored += 1
@@ -56,6 +57,12 @@ class Interrupts:
             return
         raise KeyboardInterrupt(signal.Signals(number).name)
 
+    def _tell_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Sends a signal again whose KeyboardInterrupt Python dropped: one in a finalizer or a weakref callback."""
+        error = unraisable.exc_value
+        if not (isinstance(error, KeyboardInterrupt) and _postpone(exit_code(error) - 128)):
+            self._previous_hook(unraisable)
+
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
         """Ignores signals while the body runs, unless the operator repeats them several times."""
@@ -66,15 +73,24 @@ class Interrupts:
             self._shields -= 1
 
 
-def _send_again(number: int) -> None:
-    time.sleep(POSTPONED_SECONDS)
-    os.kill(os.getpid(), number)
+def _postpone(number: int) -> bool:
+    """Sends a signal again a moment later; returns whether that is possible."""
+
+    def send() -> None:
+        time.sleep(POSTPONED_SECONDS)
+        os.kill(os.getpid(), number)
+
+    try:
+        _thread.start_new_thread(send, ())  # threading's own locks may be held here
+    except RuntimeError:  # as many threads as there may be, or Python is about to end
+        return False
+    return True
 
 
-def _is_opaque(frame: FrameType | None) -> bool:
-    """Tells whether a KeyboardInterrupt raised in this frame would not arrive as one."""
+def _is_in_set_name(frame: FrameType | None) -> bool:
+    """Tells whether a class is being made. Python 3.11 wraps what `__set_name__` raises in a RuntimeError."""
     while frame:
-        if frame.f_code.co_name in OPAQUE_METHODS:
+        if frame.f_code.co_name == "__set_name__":
             return True
         frame = frame.f_back
     return False

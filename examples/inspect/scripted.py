@@ -13,7 +13,7 @@ def scripted(command: str | list[str]) -> Solver:
     """Returns the solver.
 
     Args:
-        command: for the tool `bash`. Inspect's command line makes a list of a text with commas.
+        command: for the tool `bash`. Inspect's command line reads it as YAML, and makes a list of a text with commas.
     """
     script = ",".join(command) if isinstance(command, list) else command
 

@@ -140,9 +140,9 @@ def _run(function: Callable[[], Result], *, as_json: bool, debug: bool) -> int:
         interrupted.exit_code = exit_code(interrupt)
         return _fail(interrupted, as_json=as_json, debug=debug)
     except Exception as problem:
-        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
-            too_long = UsageError(f"A name in this path is too long: {beginning(str(problem.filename), 200)}")
-            return _fail(too_long, as_json=as_json, debug=debug)
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG and problem.filename:
+            path = beginning(str(problem.filename2 or problem.filename), 200)
+            return _fail(UsageError(f"This path, or a name in it, is too long: {path}"), as_json=as_json, debug=debug)
         unexpected = ProvisionerError(
             f"Unexpected {type(problem).__name__}: {problem}",
             hint="This is a bug or a problem of this host; --debug shows a traceback.",

@@ -58,7 +58,7 @@ def upload(connection: Calls, source: Path, destination: str, user: str = "root"
 
     Raises:
         UsageError: the source does not exist or cannot be read, or the destination cannot be written.
-        HostError: the source cannot be packed.
+        HostError: the source cannot be packed, or there is no room for that.
         TaskError: the machine did not take it in time.
     """
     if not source.exists():
@@ -107,10 +107,13 @@ def packed(fill: Fill) -> Iterator[IO[bytes]]:
         HostError: there is no room for the archive, a file's disk fails, or a file was cut off meanwhile.
     """
     with contextlib.ExitStack() as opened:
-        packing = ""
         try:
             spool = tempfile.TemporaryFile()  # noqa: SIM115
-            opened.callback(_close, spool)
+        except OSError as error:
+            raise _no_room(error) from error
+        opened.callback(_close, spool)
+        packing = ""
+        try:
             with _Packing(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
                 try:
                     fill(archive)
@@ -135,13 +138,19 @@ def _close(spool: IO[bytes]) -> None:
         spool.close()
 
 
+def _no_room(error: OSError) -> HostError:
+    return HostError(
+        f"The files for the machine cannot be packed: {error.strerror or error}.",
+        hint="They are packed in a temporary file; TMPDIR names another directory for it.",
+    )
+
+
 def _packing_error(error: OSError, packing: str) -> ProvisionerError:
     said = error.strerror or error
     if error.filename is not None:
         return UsageError(f"{error.filename} cannot be read: {said}.")
     if not packing or error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = f"They are packed in {tempfile.gettempdir()}; TMPDIR names another directory."
-        return HostError(f"The files for the machine cannot be packed: {said}.", hint=hint)
+        return _no_room(error)
     return HostError(f"{packing.removeprefix(f'{TOP}/')} cannot be packed: {said}.")
 
 

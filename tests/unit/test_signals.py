@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.signals import wait
+from provisioner.signals import SIGNALS, Interrupts, wait
 from tests.waiting import BOUND_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -104,36 +104,64 @@ def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("hidden_in", ["class", "finalizer", "callback"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_method_that_hides_errors_is_postponed(number: signal.Signals) -> None:
+def test_a_signal_where_python_hides_errors_is_postponed(hidden_in: str, number: signal.Signals) -> None:
     program = f"""
-        import os, signal, time
+        import os, signal, sys, time, weakref
         from provisioner.signals import Interrupts
+
+        def send(*_):
+            os.kill(os.getpid(), {int(number)})
+            for _ in range(1000):  # Python handles a signal between two instructions
+                pass
 
         class Field:
             def __set_name__(self, owner, name):
-                os.kill(os.getpid(), {int(number)})
-                for _ in range(1000):  # Python handles a signal between two instructions
-                    pass
+                send()
 
-        class Temporary:
+        class Finalized:
             def __del__(self):
-                os.kill(os.getpid(), {int(number)})
-                for _ in range(1000):
-                    pass
+                send()
 
-        def is_told(what):
-            try:
-                what()
-                while True:
-                    time.sleep(0.02)
-            except KeyboardInterrupt as stop:
-                print(stop)
+        class Referred:
+            pass
 
         Interrupts(print).install()
-        is_told(lambda: type("Made", (), {{"field": Field()}}))
-        is_told(Temporary)
+        try:
+            if sys.argv[1] == "class":
+                type("Made", (), {{"field": Field()}})
+            elif sys.argv[1] == "finalizer":
+                Finalized()
+            else:
+                referred = Referred()
+                kept = weakref.ref(referred, send)
+                del referred
+            while True:
+                time.sleep(0.02)
+        except KeyboardInterrupt as stop:
+            print(stop)
     """
-    argv = [sys.executable, "-c", textwrap.dedent(program)]
+    argv = [sys.executable, "-c", textwrap.dedent(program), hidden_in]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_SECONDS, check=False)
-    assert (done.stdout.split(), done.stderr) == ([number.name] * 2, "")
+    assert (done.stdout, done.stderr) == (f"{number.name}\n", "")
+
+
+def test_a_signal_that_cannot_be_postponed_interrupts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        Interrupts(print).install()
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):  # Python 3.11 wraps it
+            type("Made", (), {"field": Field()})
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -274,12 +274,15 @@ class FollowedLogs:
                     self._print(path.stem, self._whole_lines(path.stem, text))
 
     def end(self) -> None:
-        """Prints what was held back: half a character, or half an escape sequence."""
+        """Prints what was held back: half a character, half an escape sequence, or half a line of Terraform's."""
         for name, (_, stream) in self._logs.items():
-            self._print(name, self._begun.pop(name, "") + stream.flush())
+            self._print(name, _in_words(name, self._begun.pop(name, "") + stream.flush()))
 
     def _whole_lines(self, name: str, text: str) -> str:
-        """Returns what can be shown of a log: of Terraform's, whole lines, whose JSON becomes messages."""
+        """Returns what can be shown of a log: of Terraform's, whole lines, whose JSON becomes messages.
+
+        A line of over 64 KiB is shown as it is.
+        """
         if not _is_of_terraform(name):
             return text
         begun = self._begun.pop(name, "") + text

@@ -7,7 +7,7 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -200,17 +200,25 @@ def test_a_file_that_cannot_be_packed_is_named(
         upload(tmp_path / "source", inside)
 
 
+class FullFile(io.BytesIO):
+    """A temporary file on a full disk."""
+
+    def write(self, _: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        super().close()
+        raise OSError(28, "No space left on device")
+
+
+def _no_file() -> NoReturn:
+    raise OSError(28, "No space left on device", "/tmp/tmpabc")
+
+
+@pytest.mark.parametrize("temporary_file", [FullFile, _no_file], ids=["while it is written", "before that"])
 def test_files_for_which_the_controllers_disk_has_no_room_are_told(
-    origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch
+    origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, temporary_file: object
 ) -> None:
-    class Full(io.BytesIO):
-        def write(self, _: object) -> int:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None:
-            super().close()
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", temporary_file)
     with pytest.raises(HostError, match=r"^The files for the machine cannot be packed: No space left on device\.$"):
         upload(origin, inside)

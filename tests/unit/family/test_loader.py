@@ -48,6 +48,13 @@ def test_a_family_is_loaded_by_a_relative_path_and_a_link(directory: Path, monke
     assert (linked.name, linked.directory) == ("other_name", directory)
 
 
+def test_a_missing_family_beside_names_that_leave_no_room_is_told(tmp_path: Path) -> None:
+    parent = tmp_path / ("a" * 255)
+    parent.mkdir()
+    with pytest.raises(TaskFamilyError, match="does not exist"):
+        load_family(parent / "family")
+
+
 def test_the_module_is_never_executed(directory: Path) -> None:
     (directory / "count_odds.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\n{MODULE}")
     load_family(directory)

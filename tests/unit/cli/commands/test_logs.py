@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.cli.commands import logs
-from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, Followed, last_lines
+from provisioner.cli.commands.logs import END_GRACE, OVERLAP_BYTES, PIECE_BYTES, Followed, last_lines
 from provisioner.clock import now
 from provisioner.models import Breakdown, Environment
 from provisioner.store.environments import EnvironmentStore
@@ -225,12 +225,12 @@ def test_following_ends_with_the_environment(
 def test_following_shows_terraforms_messages_once_their_lines_are_whole(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
-    path = store.logs(followed.id) / "terraform.log"
+    path, long = store.logs(followed.id) / "terraform.log", "x" * (PIECE_BYTES + 1)
     line = json.dumps({"@level": "info", "@message": "Creating..."}).encode()
-    looks += [partial(append, path, line[:9]), partial(append, path, line[9:] + b"\nplain\nhalf")]
-    looks += [partial(append, path, b" a line"), lambda: store.archive(followed)]
+    looks += [partial(append, path, line[:9]), partial(append, path, line[9:] + b"\nplain\n" + long.encode())]
+    looks += [partial(append, path, b"\n" + line), lambda: store.archive(followed)]
     done = provisioner("logs", followed.id, "--follow", "--only", "terraform")
-    assert (done.code, done.stdout) == (0, "Creating...\nplain\nhalf a line")
+    assert (done.code, done.stdout) == (0, f"Creating...\nplain\n{long}\nCreating...")
 
 
 def test_following_shows_whole_characters(
