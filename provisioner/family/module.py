@@ -63,6 +63,8 @@ def parse_module(path: Path) -> ast.Module | None:
 
 
 def _parse(source: bytes, name: str) -> ast.Module:
+    if b"\0" in source:
+        raise TaskFamilyError(f"{name} is not Python, but binary: it has a NUL byte.")
     try:
         with _PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bad escapes in the family's code are no concern of the operator
@@ -72,9 +74,7 @@ def _parse(source: bytes, name: str) -> ast.Module:
             f"{name} is not valid Python: {error.msg} (line {error.lineno or 1}).",
             hint=f"Correct the line, or one above it, for Python {'.'.join(map(str, _MACHINE_PYTHON))}.",
         ) from None
-    except ValueError as error:  # NUL bytes
-        raise TaskFamilyError(f"{name} is not Python, but binary: {error}.") from None
-    except (RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError, ValueError) as error:
         raise TaskFamilyError(f"{name} cannot be parsed as Python ({type(error).__name__}).") from None
 
 

@@ -97,6 +97,7 @@ def ask_in_each_epoch(seen: dict[int, tuple[str, str]]) -> Solver:
     return solve
 
 
+@pytest.mark.filterwarnings("default")  # Inspect's own deprecations
 def test_forked_epochs_continue_with_the_same_services(home: Home, tmp_path: Path) -> None:
     where = {"compose": str(EXAMPLES / "containers" / "compose.yaml"), "registry": registry_of_archives()}
     (tmp_path / "provisioner.yaml").write_text(json.dumps({**where, "fork": "epochs"}))
