@@ -17,23 +17,23 @@ from tests.soak import eval_kills, moments
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize(("cloud", "count"), [("local", 1), ("aws", 2)])
 def test_nothing_is_left_wherever_it_was_killed(cloud: str, count: int) -> None:
     # Each seed gives other moments; the whole campaign covers many.
     argv = [sys.executable, "-m", "tests.soak.kill_points", "--cloud", cloud, "--points", str(count), "--workers", "1"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("nothing left") == count
     assert "all clean" in done.stdout
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(5400)
 def test_nothing_is_left_of_a_killed_eval() -> None:
     chosen = random.sample(eval_kills.MOMENTS, 2)  # tests.soak.eval_kills has all
     argv = [sys.executable, "-m", "tests.soak.eval_kills", *chosen, "--seed", str(random.randrange(1000))]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": hit, ") == len(chosen)
 
