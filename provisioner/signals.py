@@ -20,8 +20,12 @@ POSTPONED_SECONDS = 0.01
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """Returns the exit code after an interruption: 128 and the signal's number, as shells report it."""
-    name = interrupt.args[0] if interrupt.args else signal.SIGINT.name
-    return 128 + signal.Signals[name]
+    return 128 + _signal_of(interrupt)
+
+
+def _signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
+    """Returns the signal that caused an interruption; Python's own handler, of SIGINT, does not name it."""
+    return signal.Signals[interrupt.args[0]] if interrupt.args else signal.SIGINT
 
 
 class Interrupts:
@@ -38,7 +42,7 @@ class Interrupts:
         self._previous_hook = sys.unraisablehook
 
     def install(self) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers, and a sys.unraisablehook for signals whose KeyboardInterrupt Python drops."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
         if sys.unraisablehook != self._tell_unraisable:
@@ -58,9 +62,9 @@ class Interrupts:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     def _tell_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Sends a signal again whose KeyboardInterrupt Python dropped: one in a finalizer or a weakref callback."""
+        """Sends a signal again whose KeyboardInterrupt Python dropped, as in finalizers and weakref callbacks."""
         error = unraisable.exc_value
-        if not (isinstance(error, KeyboardInterrupt) and _postpone(exit_code(error) - 128)):
+        if not (isinstance(error, KeyboardInterrupt) and _postpone(_signal_of(error))):
             self._previous_hook(unraisable)
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
@@ -27,6 +28,7 @@ from provisioner.driver.output_tee import OutputTee
 from provisioner.environment.verdicts import attributing_loss, primary_runs
 from provisioner.errors import (
     CommandTimeoutError,
+    HostError,
     InfrastructureError,
     LivenessLostError,
     MachineLostError,
@@ -134,6 +136,7 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
     Raises:
         UsageError: there is no such directory, or the environment was destroyed while the agent was copied.
         TaskError: the agent could not be copied.
+        HostError: there is no room to pack its files, or a disk fails.
         AgentError: after it had begun, its machine was switched off from within, or could no longer be reached.
         MachineLostError: the machine was lost, and the agent is not to blame.
     """
@@ -145,6 +148,21 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
         OutputTee(session.redactor, session.output, log, heading=f"$ {agent.command}", cast=cast) as tee,
     ):
         return _Following(session, environment, agent, tee).finish()
+
+
+def _digest(packed_agent: IO[bytes]) -> str:
+    """Returns the hash of a packed agent's files, and goes back to the beginning.
+
+    Raises:
+        HostError: the temporary file cannot be read.
+    """
+    try:
+        with tarfile.open(fileobj=packed_agent, mode="r:") as archive:
+            files = digest_archive(archive, TOP)
+        packed_agent.seek(0)
+    except OSError as error:
+        raise HostError(f"The packed agent cannot be read: {error.strerror or error}.") from error
+    return files
 
 
 class _Following:
@@ -233,9 +251,7 @@ class _Following:
         """Copies the agent, as user agent: an earlier one may have planted a link that would lead root elsewhere."""
         try:
             with packed(lambda archive: archive.add(self._agent.directory.resolve(), arcname=TOP)) as spool:
-                with tarfile.open(fileobj=spool, mode="r:") as archive:
-                    files = digest_archive(archive, TOP)
-                spool.seek(0)
+                files = _digest(spool)
                 sent = send_input(connection, spool, "replace", SCAFFOLDING, user="agent")
         except CommandTimeoutError as error:
             raise TaskError("The agent could not be copied.", details=error.message) from error

@@ -59,27 +59,36 @@ def log_of_tomorrow(directory: Path) -> None:
 
 
 @contextmanager
-def viewed(directory: Path) -> Iterator[str]:
-    """Runs `inspect view` on a directory of logs, and returns its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    view = command("view", "start", "--log-dir", str(directory), "--port", str(port))
-    with subprocess.Popen(view, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+def viewed(directory: Path, written: Path) -> Iterator[str]:
+    """Runs `inspect view` on a directory of logs, and returns its address.
 
-        def serves() -> bool:
-            with socket.socket() as client:
-                return client.connect_ex(("127.0.0.1", port)) == 0
+    Args:
+        written: the file for what it writes.
+    """
+    with socket.socket() as reserved, written.open("w") as output:
+        # Bound and not listening, it keeps the port from all but servers that reuse addresses, as this one does.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        view = command("view", "start", "--log-dir", str(directory), "--port", str(port))
+        with subprocess.Popen(view, stdout=output, stderr=output) as server:
 
-        try:
-            until(serves, lambda: server.poll() is None)
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            server.terminate()
+            def serves() -> bool:
+                assert server.poll() is None, written.read_text()
+                with socket.socket() as client:
+                    return client.connect_ex(("127.0.0.1", port)) == 0
+
+            try:
+                until(serves)
+                yield f"http://127.0.0.1:{port}/"
+            finally:
+                server.terminate()
 
 
 def test_a_log_of_another_version_is_shown(tmp_path: Path) -> None:
-    log_of_tomorrow(tmp_path)
-    with viewed(tmp_path) as address, chromium() as browser:
+    logs = tmp_path / "logs"
+    log_of_tomorrow(logs)
+    with viewed(logs, tmp_path / "written.txt") as address, chromium() as browser:
         page = browser.new_page()
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))

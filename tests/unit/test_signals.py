@@ -104,7 +104,7 @@ def test_a_wait_ends_at_once_when_the_check_says_so() -> None:
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("hidden_in", ["class", "finalizer", "callback"])
+@pytest.mark.parametrize("hidden_in", ["class", "finalizer", "callback", "generator"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_where_python_hides_errors_is_postponed(hidden_in: str, number: signal.Signals) -> None:
     program = f"""
@@ -127,12 +127,20 @@ def test_a_signal_where_python_hides_errors_is_postponed(hidden_in: str, number:
         class Referred:
             pass
 
+        def generate():
+            try:
+                yield
+            finally:
+                send()
+
         Interrupts(print).install()
         try:
             if sys.argv[1] == "class":
                 type("Made", (), {{"field": Field()}})
             elif sys.argv[1] == "finalizer":
                 Finalized()
+            elif sys.argv[1] == "generator":
+                next(generate())
             else:
                 referred = Referred()
                 kept = weakref.ref(referred, send)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
+import tempfile
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -16,7 +19,7 @@ from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
 from provisioner.environment.verdicts import primary_runs
-from provisioner.errors import AgentError, MachineLostError, TaskError, UsageError
+from provisioner.errors import AgentError, HostError, MachineLostError, TaskError, UsageError
 from provisioner.family.files import digest_files
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -93,6 +96,19 @@ def test_an_agent_that_cannot_be_copied_is_an_error(
 ) -> None:
     guest.home.write_text("a file where the home should be")
     with pytest.raises(TaskError, match="could not be copied"):
+        run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
+    assert session.environments.find(env.id).agent_at is None
+
+
+def test_a_packed_agent_that_cannot_be_read_is_a_host_error(
+    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingFile(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", FailingFile)
+    with pytest.raises(HostError, match=r"^The packed agent cannot be read: Input/output error\.$"):
         run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "true"))
     assert session.environments.find(env.id).agent_at is None
 
