@@ -5,7 +5,7 @@ Usage: python -m tests.soak.eval_kills [MOMENT...] [--seed 1]
 Moments are, unless some are named, all eleven: images (one is being built), create, boot, isolation, start, first
 score, exec (the solver runs a command), score, teardown, destroy, after (all is gone, the eval's process not yet). A
 kill that comes too late for its phase counts as a failure. It hits the eval alone, so that the Terraform that it runs
-goes on, or all its processes.
+keeps running, or all its processes.
 
 After each kill `inspect sandbox cleanup provisioner` must leave nothing: no environment, no process, no reservation.
 Prints a line for each kill. Ends with exit code 1 if anything was left, or a phase was missed.

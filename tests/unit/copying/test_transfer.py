@@ -216,7 +216,7 @@ def _no_file() -> NoReturn:
 
 
 @pytest.mark.parametrize("temporary_file", [FullFile, _no_file], ids=["while it is written", "before that"])
-def test_files_for_which_the_controllers_disk_has_no_room_are_told(
+def test_files_for_which_the_controllers_disk_is_full_are_told(
     origin: Path, inside: Path, monkeypatch: pytest.MonkeyPatch, temporary_file: object
 ) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", temporary_file)

@@ -48,7 +48,7 @@ def test_a_family_is_loaded_by_a_relative_path_and_a_link(directory: Path, monke
     assert (linked.name, linked.directory) == ("other_name", directory)
 
 
-def test_a_missing_family_beside_names_that_leave_no_room_is_told(tmp_path: Path) -> None:
+def test_a_missing_family_beside_the_longest_names_is_told(tmp_path: Path) -> None:
     parent = tmp_path / ("a" * 255)
     parent.mkdir()
     with pytest.raises(TaskFamilyError, match="does not exist"):

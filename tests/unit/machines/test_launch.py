@@ -84,7 +84,7 @@ def test_a_failed_body_leaves_nothing_but_the_reason(session: Session, cloud: Fa
     assert note.removeprefix("Destroying env: ") == archived.breakdown.message
 
 
-def test_a_file_that_is_missing_since_another_destroyed_it_says_so(session: Session, cloud: FakeCloud) -> None:
+def test_a_file_missing_since_another_destroyed_it_says_so(session: Session, cloud: FakeCloud) -> None:
     with pytest.raises(UsageError, match="env has been destroyed"):
         fail(session, FileNotFoundError("env"), lambda env: clear_away(session, env))
     assert_nothing_is_left(session, cloud)
@@ -111,7 +111,7 @@ def test_no_reason_is_written_over_an_unreadable_record(session: Session, cloud:
     assert any(note.startswith("Recording why env ends") for note in told_of(session).notes)
 
 
-def test_a_kept_environment_with_an_unreadable_record_is_destroyed(session: Session, cloud: FakeCloud) -> None:
+def test_a_kept_environment_of_unreadable_record_is_destroyed(session: Session, cloud: FakeCloud) -> None:
     def damage(env: Environment) -> None:
         (session.environments.directory(env.id) / RECORD).write_text("{")
 

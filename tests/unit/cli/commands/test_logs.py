@@ -222,7 +222,7 @@ def test_following_ends_with_the_environment(
     assert (done.code, done.stdout) == (0, expected)
 
 
-def test_following_shows_terraforms_messages_once_their_lines_are_whole(
+def test_following_shows_whole_lines_of_terraforms_messages(
     provisioner: CommandLine, store: EnvironmentStore, followed: Environment, looks: list[Callable[[], object]]
 ) -> None:
     path, long = store.logs(followed.id) / "terraform.log", "x" * (PIECE_BYTES + 1)

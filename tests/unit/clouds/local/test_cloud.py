@@ -108,7 +108,7 @@ def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: py
         assert "not for" in cloud.shortage(sizes, count + 1)
 
 
-def test_a_disk_that_never_fits_is_refused_before_anything_is_built(cloud: LocalCloud) -> None:
+def test_a_disk_that_never_fits_is_refused_before_any_build(cloud: LocalCloud) -> None:
     assert cloud.choose(Resources(storage_gb=20), None)["primary"].disk_gib == 20
     with pytest.raises(UnavailableError, match=r"ask for 1000000000 GiB of disk.* no more than \d") as raised:
         cloud.choose(Resources(storage_gb=1_000_000_000), None)
