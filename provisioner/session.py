@@ -112,7 +112,7 @@ class Session:
 
     def _recordings(self, environment: Environment) -> Path | None:
         """The logs of an environment as long as it lives: what comes later is recorded nowhere."""
-        return self.environments.directory(environment.id) / "logs" if environment.recorded else None
+        return self.environments.live_logs(environment.id) if environment.recorded else None
 
     def steady(self) -> Session:
         """Returns this session with a listener whose errors are dropped, for a clean-up."""

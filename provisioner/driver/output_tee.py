@@ -6,6 +6,7 @@ Output is not trusted: bytes that are not UTF-8 are replaced, and the size of th
 from __future__ import annotations
 
 import codecs
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from provisioner.recording.casts import Cast
+from provisioner.recording.manifest import unsealed
 from provisioner.redaction import Redactor
 
 # How long a log gets, whatever is written to it in its life. Twice what an honest command prints.
@@ -26,7 +28,7 @@ class OutputTee:
     Args:
         redactor: removes the secrets.
         listener: called with each piece of text.
-        log: file that the text is appended to; None writes no log.
+        log: file that the text is appended to, until its directory is sealed; None writes no log.
         limit_bytes: how long the file may get, with what earlier commands wrote. At least its first and last quarter
             are kept.
         heading: a line written to the log before the output, with an empty line after the output; "" for neither.
@@ -112,10 +114,16 @@ class _RingLog:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(descriptor, "r+b")
+        self._directory = path.parent
         self._limit_bytes = limit_bytes
 
     def write(self, text: str) -> None:
-        """Appends text, so that others see it at once."""
+        """Appends text, so that others see it at once. Writes nothing once the environment is gone."""
+        with contextlib.suppress(FileNotFoundError), unsealed(self._directory) as is_open:
+            if is_open:
+                self._append(text)
+
+    def _append(self, text: str) -> None:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             self._file.seek(0, os.SEEK_END)

@@ -105,7 +105,7 @@ def _keep(session: Session, environment: Environment, seen: _Seen, problem: str 
         if differences is None
         else tuple(clean(difference, redactor) for difference in differences[:MOST_DIFFERENCES]),
     )
-    path = session.environments.directory(environment.id) / "logs" / PROOF
+    path = session.environments.live_logs(environment.id) / PROOF
     write_atomically(path, proof.model_dump_json(indent=1))
 
 

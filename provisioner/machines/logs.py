@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.machines.parallel import on_all_machines
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Role
+from provisioner.recording.manifest import unsealed
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.files import write_atomically
@@ -34,7 +36,7 @@ def keep_journals(session: Session, environment: Environment) -> None:
             with Connection(login, JOURNAL_SECONDS, calls=session.calls(environment, role)) as connection:
                 journal = connection.run(argv, timeout_seconds=JOURNAL_SECONDS, limit_bytes=JOURNAL_BYTES).stdout
             text = session.redactor.redact(journal.decode(errors="replace"))
-            write_atomically(session.environments.logs(environment.id) / f"journal-{role}.log", text)
+            write_log(session.environments.live_logs(environment.id) / f"journal-{role}.log", text)
 
     what = f"Keeping the journals of {environment.id}"
     best_effort_within(session.progress, what, JOURNALS_SECONDS, lambda: on_all_machines(environment.machines, fetch))
@@ -42,15 +44,26 @@ def keep_journals(session: Session, environment: Environment) -> None:
 
 def keep_logs(session: Session, environment: Environment) -> None:
     """Saves the machines' consoles and Terraform's log in the environment's logs, each as far as possible."""
-    if not session.environments.directory(environment.id).is_dir():
+    fetch_logs(session, environment, session.environments.live_logs(environment.id))
+
+
+def fetch_logs(session: Session, environment: Environment, directory: Path) -> None:
+    """Writes the machines' consoles and Terraform's log, as they are now, to a directory, each as far as possible."""
+    if not directory.is_dir():
         return
-    directory = session.environments.logs(environment.id)
 
     def keep(name: str, read: Callable[[], str]) -> None:
         with best_effort(session.progress, f"Keeping {name} of {environment.id}"):
             if text := read():
-                write_atomically(directory / name, session.redactor.redact(text))
+                write_log(directory / name, session.redactor.redact(text))
 
     for role in environment.machines:
         keep(f"console-{role}.log", partial(session.cloud.console, environment, role))
     keep("terraform.log", stack_of(session, environment).log_text)
+
+
+def write_log(path: Path, data: str | bytes) -> None:
+    """Writes a log, unless its directory has been sealed: what takes too long may go on while an environment ends."""
+    with unsealed(path.parent) as is_open:
+        if is_open:
+            write_atomically(path, data)

@@ -11,6 +11,7 @@ from typing import Any
 
 from provisioner.best_effort import best_effort, best_effort_within
 from provisioner.clouds.findings import Capture
+from provisioner.machines.logs import write_log
 from provisioner.models import Environment
 from provisioner.recording import isolation, manifest, packets
 from provisioner.session import Session
@@ -32,7 +33,7 @@ def keep_captures(session: Session, environment: Environment) -> None:
 
 
 def _keep(session: Session, environment: Environment, captures: list[Capture]) -> None:
-    directory = session.environments.directory(environment.id) / "logs"
+    directory = session.environments.live_logs(environment.id)
     for role in environment.machines:
         rows: list[dict[str, Any]] = []
         for each in captures:
@@ -40,12 +41,12 @@ def _keep(session: Session, environment: Environment, captures: list[Capture]) -
                 continue
             with best_effort(session.progress, f"Keeping {each.path.name} of the {role} machine"):
                 capture = read_capture(each.path)
-                write_atomically(directory / f"{role}-{each.card}.pcap", capture)
+                write_log(directory / f"{role}-{each.card}.pcap", capture)
                 rows += [{"card": each.card, **row} for row in packets.table(capture)]
         for row in rows:
             if "name" in row:
                 row["name"] = session.redactor.redact(row["name"])
-        write_atomically(directory / f"network-{role}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_log(directory / f"network-{role}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_capture(path: Path) -> bytes:
@@ -64,7 +65,7 @@ def sealed(session: Session, environment: Environment) -> Environment:
     """Seals the logs of an environment that is gone, as far as possible, and returns the record with their hash."""
     if environment.kind == "task":
         with best_effort(session.progress, f"Sealing the logs of {environment.id}"):
-            logs = session.environments.directory(environment.id) / "logs"
+            logs = session.environments.live_logs(environment.id)
             head = manifest.seal(logs, facts_of(environment, isolation.find(logs)), write_atomically)
             return environment.model_copy(update={"recording": head})
     return environment

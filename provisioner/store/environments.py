@@ -17,7 +17,7 @@ from provisioner.errors import DamagedRecordError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.ssh.keys import KeyPair
 from provisioner.ssh.login import Login
-from provisioner.store.files import remove_tree, write_atomically
+from provisioner.store.files import remove_tree, sync, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 
@@ -64,8 +64,16 @@ class EnvironmentStore:
 
     def logs(self, environment_id: str) -> Path:
         """Returns the directory of an environment's logs, live or archived."""
-        live = self.directory(environment_id) / "logs"
+        live = self.live_logs(environment_id)
         return live if live.exists() else self.archived_logs(environment_id)
+
+    def live_logs(self, environment_id: str) -> Path:
+        """Returns the directory of an environment's logs while it exists."""
+        return self.directory(environment_id) / "logs"
+
+    def fetched_logs(self, environment_id: str) -> Path:
+        """Returns the directory of what `logs` has fetched of machines that still run. Goes with the environment."""
+        return self.directory(environment_id) / "fetched"
 
     def archived_logs(self, environment_id: str) -> Path:
         """Returns the directory of the logs that are left of an environment once it has been destroyed."""
@@ -86,7 +94,7 @@ class EnvironmentStore:
     def save(self, environment: Environment) -> Environment:
         """Writes the record atomically and creates the environment's directory if it does not exist yet."""
         directory = self.directory(environment.id)
-        (directory / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.live_logs(environment.id).mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(directory / RECORD, environment.model_dump_json(indent=2))
         return environment
 
@@ -284,15 +292,17 @@ class EnvironmentStore:
 
         A process killed meanwhile may have removed some logs already. What is archived stays when it is done again.
         """
-        directory = self.directory(environment.id)
+        live = self.live_logs(environment.id)
         kept = self._home.archive / environment.id
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(kept / RECORD, environment.model_dump_json(indent=2))
-        if (directory / "logs").is_dir():
+        if live.is_dir():
             logs = self.archived_logs(environment.id)
             # Without what a write has left that was killed: it is sealed nowhere.
             ignored = shutil.ignore_patterns(".*")
-            shutil.copytree(directory / "logs", logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
+            shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
+            sync(logs)
+            sync(kept)
         self.forget(environment.id)
 
     def archive_damaged(self, environment_id: str) -> None:
@@ -300,7 +310,7 @@ class EnvironmentStore:
 
         To be called once the cloud has confirmed the end. `show` and `logs` cannot find it afterwards.
         """
-        logs = self.directory(environment_id) / "logs"
+        logs = self.live_logs(environment_id)
         with contextlib.suppress(OSError):
             if logs.is_dir():
                 shutil.copytree(logs, self.archived_logs(environment_id), dirs_exist_ok=True)
@@ -318,10 +328,16 @@ class EnvironmentStore:
 
 
 def _kept(source: str, target: str) -> None:
-    """Copies a log; a recording, which is large and no longer written to, gets a second name instead."""
+    """Copies a log, so that it outlives a crash of the host: the only other copy is removed next.
+
+    A recording, which is large and no longer written to, gets a second name instead.
+    """
+    linked = False
     if source.endswith(LARGE):
         with contextlib.suppress(OSError):
             Path(target).unlink(missing_ok=True)
             os.link(source, target)
-            return
-    shutil.copy2(source, target)
+            linked = True
+    if not linked:
+        shutil.copy2(source, target)
+    sync(Path(target))

@@ -37,9 +37,9 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o600) -> None:
         raise
 
 
-def sync_directory(directory: Path) -> None:
-    """Has the names in a directory outlive a crash of the host (fsync(2))."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Has a file's contents, or the names in a directory, outlive a crash of the host (fsync(2))."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

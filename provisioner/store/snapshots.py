@@ -16,7 +16,7 @@ from provisioner import strict_json
 from provisioner.errors import InfrastructureError, UsageError
 from provisioner.models import Environment, Record, Role
 from provisioner.ssh.keys import KeyPair
-from provisioner.store.files import disk_bytes, remove_tree, sync_directory, write_atomically
+from provisioner.store.files import disk_bytes, remove_tree, sync, write_atomically
 from provisioner.store.home import UNFINISHED, Home
 from provisioner.store.locks import locked
 
@@ -93,9 +93,9 @@ class SnapshotStore:
             write_atomically(directory / KEYS / key.name, key.read_bytes())
         write_atomically(directory / RECORD, snapshot.model_dump_json(indent=2))
         for parent in (directory / KEYS, directory):
-            sync_directory(parent)
+            sync(parent)
         directory.rename(self.path(snapshot.name))
-        sync_directory(self._home.snapshots)
+        sync(self._home.snapshots)
 
     def load(self, name: str) -> Snapshot:
         """Returns the record of a snapshot.

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
-from provisioner.machines.logs import keep_logs
+from provisioner.machines.logs import fetch_logs
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session
@@ -70,8 +70,8 @@ def logs(
         raise UsageError("--follow cannot be used with --json or --list.")
     opened = session()
     environment = opened.environments.find(env, archived=True)
-    _keep(opened, environment)
-    paths = _ordered(opened.environments.logs(environment.id), environment)
+    _fetch(opened, environment)
+    paths = _ordered(_existing(opened, environment), environment)
     if parts:
         return _list(environment, paths)
     if only and (not follow or _is_over(opened, environment)):
@@ -89,19 +89,33 @@ def logs(
     return shown_logs(environment.id, paths, tail)
 
 
-def _keep(opened: Session, environment: Environment) -> None:
-    if opened.environments.directory(environment.id).exists():
-        keep_logs(session_of(environment, opened), environment)
+def _fetch(opened: Session, environment: Environment) -> None:
+    """Fetches the logs that are kept only at the end. They stay apart from those: here, no secret is redacted."""
+    if opened.environments.exists(environment.id):
+        directory = opened.environments.fetched_logs(environment.id)
+        with contextlib.suppress(FileNotFoundError):  # the environment ends meanwhile
+            directory.mkdir(mode=0o700, exist_ok=True)
+            fetch_logs(session_of(environment, opened), environment, directory)
 
 
-def _ordered(directory: Path, environment: Environment) -> list[Path]:
+def _existing(opened: Session, environment: Environment) -> list[Path]:
+    """Returns the logs, and what was fetched of those that are not complete yet. Any of them may go meanwhile."""
+    store = opened.environments
+    found: dict[str, Path] = {}
+    for directory in (store.logs(environment.id), store.fetched_logs(environment.id)):
+        with contextlib.suppress(FileNotFoundError):
+            found |= {path.stem: path for path in directory.glob("*.log")}
+    return [found[name] for name in sorted(found)]
+
+
+def _ordered(paths: Iterable[Path], environment: Environment) -> list[Path]:
     """Returns the logs: those of what failed, then those of programs, then consoles and Terraform's, which are long."""
     failed = failed_parts(environment)
 
     def place(path: Path) -> tuple[bool, bool, str]:
         return path.stem not in failed, path.stem.startswith(("console", "terraform")), path.stem
 
-    return sorted(directory.glob("*.log"), key=place)
+    return sorted(paths, key=place)
 
 
 def _list(environment: Environment, paths: list[Path]) -> Result:
@@ -231,13 +245,13 @@ def _follow(opened: Session, environment: Environment, only: Collection[str], ta
     followed = FollowedLogs(only, tail)
     asked_at = time.monotonic()
     while not _is_over(opened, environment):
-        followed.show(opened.environments.logs(environment.id))
+        followed.show(_existing(opened, environment))
         time.sleep(LOOK_SECONDS)
         if time.monotonic() - asked_at > CONSOLE_SECONDS:
-            _keep(opened, environment)
+            _fetch(opened, environment)
             asked_at = time.monotonic()
     archived = opened.environments.archived_logs(environment.id)
-    followed.show(archived if archived.exists() else opened.environments.logs(environment.id))
+    followed.show(sorted(archived.glob("*.log")) if archived.exists() else _existing(opened, environment))
     followed.end()
 
 
@@ -263,9 +277,9 @@ class FollowedLogs:
         self._shown = ""
         self._begun: dict[str, str] = {}  # the beginning of a line, of logs that are shown by whole lines
 
-    def show(self, directory: Path) -> None:
-        """Prints what has come since the last call."""
-        for path in _existing(directory):
+    def show(self, paths: Iterable[Path]) -> None:
+        """Prints what has come since the last call, in these logs."""
+        for path in paths:
             if not self._only or path.stem in self._only:
                 log, stream = self._logs.setdefault(path.stem, (Followed(self._tail), PrintableStream()))
                 data = log.read(path)
@@ -298,9 +312,3 @@ class FollowedLogs:
         heading = f"\n==> {name} <==\n" if name != self._shown and len(self._only) != 1 else ""
         self._shown = name
         show(heading + text)
-
-
-def _existing(directory: Path) -> Iterator[Path]:
-    """Yields the logs in a directory, which may go meanwhile."""
-    with contextlib.suppress(FileNotFoundError):
-        yield from sorted(directory.glob("*.log"))

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.driver.output_tee import OutputTee
+from provisioner.recording.manifest import load, problems, seal
 from provisioner.redaction import Redactor
+from provisioner.store.files import write_atomically
 
 REDACTOR = Redactor({"TOKEN": "s3cret-value"})
 
@@ -135,6 +137,23 @@ def test_two_writers_of_one_log_lose_nothing(tmp_path: Path) -> None:
     for name in ("one", "two"):
         kept = [int(line.removeprefix(name)) for line in end if line.startswith(name)]
         assert kept == list(range(3000))[3000 - len(kept) :]
+
+
+@pytest.mark.parametrize("is_removed", [False, True], ids=["sealed", "removed"])
+def test_output_that_comes_once_the_log_is_sealed_is_only_heard(tmp_path: Path, is_removed: bool) -> None:
+    logs, heard = tmp_path / "logs", list[str]()
+    logs.mkdir()
+    with OutputTee(REDACTOR, heard.append, logs / "agent.log", heading="$ true") as tee:
+        take = tee.stream()
+        take(b"one\n")
+        seal(logs, {}, write_atomically)
+        if is_removed:
+            logs.rename(tmp_path / "archived")
+        take(b"two\n")
+    assert heard == ["one\n", "two\n"]
+    directory = tmp_path / "archived" if is_removed else logs
+    assert (directory / "agent.log").read_text() == "$ true\none\n"
+    assert problems(directory, load(directory)) == []
 
 
 def test_text_that_was_held_back_comes_after_a_failure_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from provisioner.machines.logs import keep_journals, keep_logs
+from provisioner.machines.recordings import sealed
 from provisioner.session import Session
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import created, environment, up
@@ -33,6 +34,15 @@ def test_logs_hold_no_secrets(session: Session, cloud: FakeCloud) -> None:
     keep_journals(session, env)
     assert kept(session)["console-primary.log"] == "the token is [redacted:TOKEN]\n"
     assert kept(session)["journal-primary.log"] == "[redacted:TOKEN] was used\n"
+
+
+def test_no_log_changes_once_it_is_sealed(session: Session, cloud: FakeCloud) -> None:
+    env = up(session)
+    sealed(session, env)
+    cloud.machine(env).guest.journal = "late\n"
+    keep_logs(session, env)
+    keep_journals(session, env)
+    assert [name for name in kept(session) if name.startswith(("console", "journal", "terraform"))] == []
 
 
 def test_an_empty_console_leaves_no_file(session: Session, cloud: FakeCloud) -> None:

@@ -127,6 +127,19 @@ def test_following_prints_text(provisioner: CommandLine, ended: Environment, mor
     assert provisioner("logs", ended.id, "--follow", more).code == 2
 
 
+def test_a_fetched_console_does_not_replace_a_kept_one(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    saved = store.save(environment("echo-main-bcd234"))
+    kept = store.logs(saved.id) / "console-primary.log"
+    kept.write_text("the token is [redacted:TOKEN]\n")
+    machine = store.directory(saved.id) / "primary"
+    machine.mkdir()
+    (machine / "serial.log").write_text("the token is s3cret-value\nmore\n")
+    assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is s3cret-value\nmore\n"
+    assert kept.read_text() == "the token is [redacted:TOKEN]\n"
+    store.archive(store.record(saved.id) or saved)
+    assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is [redacted:TOKEN]\n"
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(0, b""), (1, b"c"), (2, b"b\nc"), (9, b"a\nb\nc")], ids=["none", "one", "two", "all"]
 )
@@ -144,12 +157,16 @@ from pathlib import Path
 from provisioner.cli.commands.logs import FollowedLogs
 followed = FollowedLogs(("agent",), 1 << 30)
 tracemalloc.start()
-followed.show(Path(sys.argv[1]))
+followed.show([Path(sys.argv[1])])
 print(tracemalloc.get_traced_memory()[1], file=sys.stderr)
 """
     # In a process of its own: what other tests have left behind in this one allocates memory, too.
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(tmp_path / "agent.log")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert len(done.stdout) == size
     assert int(done.stderr) < 6 * size
@@ -186,7 +203,7 @@ def test_a_rewritten_log_is_followed_from_where_it_was(tmp_path: Path) -> None:
 @pytest.fixture
 def followed(store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """An environment with a log, whose consoles no test asks a cloud for."""
-    monkeypatch.setattr(logs, "_keep", lambda *_: None)
+    monkeypatch.setattr(logs, "_fetch", lambda *_: None)
     saved = store.save(environment("echo-main-bcd234"))
     (store.logs(saved.id) / "agent.log").write_text("early\n" * 50)
     return saved
