@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.util import ComposeConfig, is_compose_yaml, is_dockerfile
+from inspect_ai.util import ComposeConfig, ComposeService, is_compose_yaml, is_dockerfile
 
 from provisioner import strict_yaml
 from provisioner.errors import UsageError
@@ -23,7 +23,7 @@ EXTENSION = "x-provisioner"
 METADATA = "SAMPLE_METADATA_"
 
 # What Inspect's docker sandbox makes of a Dockerfile alone.
-_OF_A_DOCKERFILE = {"command": "tail -f /dev/null", "init": True, "network_mode": "none", "stop_grace_period": "1s"}
+_OF_A_DOCKERFILE = {"command": "tail -f /dev/null", "init": True, "stop_grace_period": "1s"}
 # As in Compose's file reference, "Interpolation", without variables inside of a default.
 _VARIABLE = re.compile(
     r"\$(?:(?P<escaped>\$)|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)|"
@@ -61,22 +61,24 @@ def is_url(registry: str) -> bool:
     return registry.startswith(("http://", "https://"))
 
 
-def read(given: str | ComposeConfig) -> ComposeFile:
+def read(given: str | ComposeConfig, *, has_internet: bool = False) -> ComposeFile:
     """Reads a compose file or a Dockerfile by its path, or takes Inspect's model of a compose file.
+
+    Args:
+        has_internet: whether the machine reaches any of it, so that the container of a Dockerfile alone may, too.
 
     Raises:
         UsageError: the file cannot be read, or has no services.
     """
     if isinstance(given, ComposeConfig):
-        if not given.services:
-            raise UsageError("The ComposeConfig has no services.")
-        document = given.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return ComposeFile("The ComposeConfig", Path.cwd(), document)
+        return _of_model(given)
     path = Path(given).absolute()
     if is_dockerfile(given):
         if not path.is_file():
             raise UsageError(f"{path} does not exist, or is no file.")
         service = {"build": {"context": ".", "dockerfile": path.name}, **_OF_A_DOCKERFILE}
+        if not has_internet:
+            service["network_mode"] = "none"
         return ComposeFile(str(path), path.parent, {"services": {"default": service}})
     value = strict_yaml.read(path, "The compose file", MAXIMUM_BYTES, plain=True)
     if not isinstance(value, dict) or not isinstance(value.get("services"), dict) or not value["services"]:
@@ -85,6 +87,17 @@ def read(given: str | ComposeConfig) -> ComposeFile:
     if any(number >= MAXIMUM_VALUES for number, _ in enumerate(_values(value))):
         raise UsageError(f"{path} says more than {MAXIMUM_VALUES} values.")
     return ComposeFile(str(path), path.parent, value)
+
+
+def _of_model(given: ComposeConfig) -> ComposeFile:
+    if not given.services:
+        raise UsageError("The ComposeConfig has no services.")
+    document = given.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for service in document["services"].values():
+        for name, info in ComposeService.model_fields.items():
+            if info.alias and name in service:  # as Inspect's logs have it
+                service[info.alias] = service.pop(name)
+    return ComposeFile("The ComposeConfig", Path.cwd(), document)
 
 
 def metadata_names(file: ComposeFile) -> set[str]:

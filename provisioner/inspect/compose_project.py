@@ -156,7 +156,7 @@ class _Translation:
         self._networks(document.get("networks") or {})
         self._volumes(document.get("volumes") or {})
         for name in services:
-            self._service(f"services.{name}", config.services[name], document)
+            self._service(f"services.{name}", config.services[name], services[name], document)
         return self._translated(document, services, config)
 
     def _translated(self, document: dict[str, Any], services: dict[str, Any], config: ComposeConfig) -> Project:
@@ -207,18 +207,36 @@ class _Translation:
             if (driver := (volume or {}).get("driver", "local")) != "local":
                 self._refuse(f"{where}.driver", f"{shown(driver)} leads out of the machine; use local")
 
-    def _service(self, where: str, service: ComposeService, document: dict[str, Any]) -> None:
+    def _service(self, where: str, service: ComposeService, raw: dict[str, Any], document: dict[str, Any]) -> None:
         for key, why in _wrong(service):
             self._refuse(f"{where}.{key}".rstrip("."), why)
-        self._references(where, service, document)
+        self._references(where, service, raw, document)
 
-    def _references(self, where: str, service: ComposeService, document: dict[str, Any]) -> None:
-        """Refuses names of services and networks that are not in the file, before Compose does so in a machine."""
-        known = {"depends_on": document["services"], "networks": {"default": {}, **(document.get("networks") or {})}}
-        for key, names in known.items():
-            what = "services" if key == "depends_on" else key
-            for name in getattr(service, key) or ():
-                if name not in names:
+    def _references(self, where: str, service: ComposeService, raw: dict[str, Any], document: dict[str, Any]) -> None:
+        """Refuses names of what is not in the file, before Compose does so in a machine.
+
+        Args:
+            raw: the service as the file has it.
+        """
+        networks = {"default": {}, **(document.get("networks") or {})}
+        for key, what, known, names in (
+            ("depends_on", "services", document["services"], list(service.depends_on or ())),
+            ("networks", "networks", networks, list(service.networks or ())),
+            (
+                "links",
+                "services",
+                document["services"],
+                [each.partition(":")[0] for each in _texts_of(raw.get("links"))],
+            ),
+            ("volumes", "volumes", document.get("volumes") or {}, list(_named_volumes(raw.get("volumes")))),
+            *(
+                (key, "services", document["services"], [value.removeprefix("service:")])
+                for key in ("network_mode", "ipc", "pid")
+                if (value := str(raw.get(key) or "")).startswith("service:")
+            ),
+        ):
+            for name in names:
+                if name not in known:
                     self._refuse(f"{where}.{key}", f"{shown(name)} is not one of the file's {what}")
 
     def _build(self, name: str, raw: dict[str, Any]) -> dict[str, Any]:
@@ -393,7 +411,7 @@ def _wrong(service: ComposeService) -> Iterator[tuple[str, str]]:
     reservations = resources.reservations if resources else None
     platforms = (None, "linux", "linux/amd64", "linux/x86_64")
     profiles = [each.partition("=")[2] for each in _options(service) if each.startswith("seccomp=")]
-    ports = [str(number) for number, port in enumerate(service.ports or []) if _published(str(port)) == "22"]
+    ports = [str(number) for number, port in enumerate(service.ports or []) if _has_ssh(_published(str(port)))]
     checks = (
         ("", not service.image and not service.build, "needs `image` or `build`"),
         ("devices", bool(service.devices), "a machine has none of this computer's devices"),
@@ -476,6 +494,26 @@ def _is_online(service: ComposeService, document: Mapping[str, Any]) -> bool:
 def _published(port: str) -> str:
     """Returns the port of the host in Compose's short form [IP:][HOST:]CONTAINER[/PROTOCOL]; empty if there is none."""
     return port.partition("/")[0].rpartition(":")[0].rpartition(":")[2]
+
+
+def _has_ssh(published: str) -> bool:
+    """Returns whether a port, or a range FIRST-LAST, has that of the machine's own SSH server."""
+    first, _, last = published.partition("-")
+    return first.isdecimal() and (last or first).isdecimal() and int(first) <= 22 <= int(last or first)
+
+
+def _texts_of(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _named_volumes(volumes: object) -> Iterator[str]:
+    """Returns the names of the file's volumes that a service mounts, in Compose's short or long form."""
+    for each in volumes if isinstance(volumes, list) else []:
+        if isinstance(each, dict):
+            if each.get("type") == "volume" and each.get("source"):
+                yield str(each["source"])
+        elif (parts := str(each).partition(":"))[1] and not _DRIVE_OR_PATH.match(parts[0]):
+            yield parts[0]
 
 
 def _pair(given: str) -> tuple[str, str | None]:

@@ -269,7 +269,8 @@ def configuration_of(given: BaseModel | str | None) -> Configuration:
     if given is None:
         return Configuration()
     if isinstance(given, Configuration):  # perhaps of a log, where nothing was refused (from_log)
-        return checked(given.model_dump(), "The sandbox's configuration")
+        model = {"compose": given.compose} if isinstance(given.compose, ComposeConfig) else {}
+        return checked({**given.model_dump(exclude=set(model)), **model}, "The sandbox's configuration")
     if isinstance(given, ComposeConfig) or (isinstance(given, str) and is_compose(given)):
         return _of_compose(given)
     if isinstance(given, str):

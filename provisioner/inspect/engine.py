@@ -52,7 +52,8 @@ def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Pro
     """
     if not configuration.compose:
         return None
-    file = read(configuration.compose)
+    has_internet = configuration.internet == "full" or bool(configuration.allow)
+    file = read(configuration.compose, has_internet=has_internet)
     return translated(file, variables_of(file, by_reference(metadata)))
 
 
@@ -129,7 +130,8 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:
         lines.append(f"rm {_DAEMON}")
-    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd"]
+    # What a Dockerfile left out of its image, such as a solution, leaves the local cloud's disk, too. EBS cannot trim.
+    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd", "fstrim / || true"]
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ from provisioner.errors import (
     NotStartedError,
     ProvisionerError,
     ShortageError,
+    TaskError,
 )
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
@@ -319,9 +320,11 @@ class SampleMachines:
         """Returns what the loss of a machine means for the sample, by what the cloud says."""
         said, is_agents_doing = "", False
         with contextlib.suppress(ProvisionerError):
-            # Machines without a family have no score of ours, which alone tells an agent's doing from an error.
-            agent_began = bool(self.configuration.family)
-            loss = verdicts.find_cause(self.session, self.environment, agent_began=agent_began)
+            # Machines without a family have no score of ours, which alone tells an agent's doing from an error. What the
+            # cloud or this host failed to do, such as to admit this controller, is no agent's doing.
+            agent_began = bool(self.configuration.family) and isinstance(error, MachineLostError | TaskError)
+            environment = self.session.environments.last_known(self.environment)  # it may have been extended
+            loss = verdicts.find_cause(self.session, environment, agent_began=agent_began)
             is_agents_doing = loss.cause == "agent"
             if loss.words.endswith("."):
                 said = loss.words
@@ -329,6 +332,11 @@ class SampleMachines:
                 confirmed = f"The cloud confirms the loss: {loss.words}."
                 said = confirmed if loss.words else "The cloud says that the machines run."
         return LossError(f"{error.message} {said}".strip(), is_agents_doing=is_agents_doing)
+
+    @property
+    def losses(self) -> list[str]:
+        """Says which machines refuse every call, and why."""
+        return [loss.message for loss in self._losses.values()]
 
     def begin_agent(self) -> None:
         """Records that an agent begins: what is lost from here on may be its doing. Safe to repeat.

@@ -67,6 +67,22 @@ VARIABLE = "SAMPLE_METADATA_"
 NAMES: dict[Role, str] = {"primary": "default", "aux": "aux"}
 
 
+def refuse_null(*texts: str) -> None:
+    """Raises ValueError if a text has a null character, of which Inspect makes a tool error, as Python's own does."""
+    if any("\0" in text for text in texts):
+        raise ValueError("embedded null byte")
+
+
+def path_in(directory: str, path: str) -> str:
+    """Returns a path, if it is relative, in a directory.
+
+    Raises:
+        ValueError: it has a null character.
+    """
+    refuse_null(path)
+    return str(PurePosixPath(directory) / encodable(path)) if path else path
+
+
 @sandboxenv(name="provisioner")
 class ProvisionerSandbox(SandboxEnvironment):
     """One machine of a sample.
@@ -106,14 +122,13 @@ class ProvisionerSandbox(SandboxEnvironment):
             TimeoutError: it did not end in time; all its processes were ended.
             PermissionError: its program may not be executed.
             SandboxUnavailableError: the machine does not answer, now or in an earlier call.
-            ValueError: there is a null character in the command or its variables, as subprocess raises it.
+            ValueError: there is a null character in an argument, as subprocess raises it.
         """
         output = Output()
 
         def work(connection: Connection) -> ExecResult[str]:
             words, variables = [encodable(word) for word in cmd], {**self._variables, **(env or {})}
-            if any("\0" in word for word in (*words, *variables, *variables.values())):
-                raise ValueError("embedded null byte")
+            refuse_null(*words, *variables, *variables.values(), user or "")
             try:
                 done = connection.run(
                     words,
@@ -190,7 +205,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             raise unavailable(error) from error
 
     def _path(self, path: str) -> str:
-        return str(PurePosixPath(self._directory) / path) if path else path
+        return path_in(self._directory, path)
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         """Returns how a person logs in: as root, if the user has no login. Does no I/O."""

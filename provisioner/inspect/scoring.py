@@ -187,8 +187,9 @@ async def _score(state: TaskState, nan_is_zero: bool) -> Score:
             return _agent_failed(submission, in_full(error, here.session.redactor))
         store_as(TaskDriverStore).intermediate_scores = _score_log(here)
         score = as_score(f"{environment.family}/{environment.task}", outcome, submission, nan_is_zero)
-        if warnings := environment.setup.warnings:
-            score.metadata = {**(score.metadata or {}), "warnings": list(warnings)}
+        refused = [f"Tools and the agent had no machine from some time on: {loss}" for loss in here.losses]
+        if warnings := [*environment.setup.warnings, *refused]:
+            score.metadata = {**(score.metadata or {}), "warnings": warnings}
         return score
 
 

@@ -32,7 +32,7 @@ from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose_project import DIRECTORY, Project
 from provisioner.inspect.results import file_errors
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.sandbox import ProvisionerSandbox, path_in
 from provisioner.printable import last_lines
 from provisioner.ssh.calls import SMALL_CALL_SECONDS
 from provisioner.ssh.connection import Connection
@@ -105,7 +105,7 @@ def start(project: Project, connection: Connection) -> list[Container]:
     """Starts a project's containers, waits until they run and are healthy, and returns those that run.
 
     Raises:
-        ServicesError: a service did not start, ended with an error, or is not healthy.
+        ServicesError: a service did not start, ended with an error, or is not healthy, or the default one has ended.
     """
     connection.write_file(f"{DIRECTORY}/compose.json", project.run.encode(), mode=0o600)
     up = (*_COMPOSE, "up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(START_SECONDS))
@@ -117,6 +117,11 @@ def start(project: Project, connection: Connection) -> list[Container]:
     if wrong or not running:
         what = f"The service {wrong[0]} is not up: {_words(states.get(wrong[0]))}" if wrong else "No service runs"
         raise ServicesError(f"{what}.", details=_end(done) + _logs(connection, wrong))
+    if (default := project.services[0]) not in running:
+        raise ServicesError(
+            f"The default service {default} has ended already: {_words(states[default])}. Give it a `command` that "
+            "stays, as `tail -f /dev/null`, or mark another service with `x-default: true`."
+        )
     return _containers(connection, {name: states[name]["ID"] for name in running})
 
 
@@ -190,6 +195,20 @@ def _parsed(line: bytes) -> Any:
         raise ServicesError(f"The engine in the machine answers what is no JSON: {error}.") from error
 
 
+def _with_variables(
+    options: list[str], variables: Mapping[str, str], what: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Returns a `docker exec` and its own environment, from which a shell takes the values of variables.
+
+    So values are not recorded, as commands are; and under names of ours they mean nothing to the engine's client.
+    """
+    if not variables:
+        return ["docker", "exec", *options, *what], {}
+    values = {f"PROVISIONER_VALUE_{number}": value for number, value in enumerate(variables.values())}
+    given = [f'--env {shlex.quote(f"{name}=")}"${value}"' for name, value in zip(variables, values, strict=True)]
+    return ["/bin/sh", "-c", f'exec docker exec {" ".join(given)} "$@"', "sh", *options, *what], values
+
+
 class ServiceSandbox(ProvisionerSandbox):
     """One service of a sample, a container in its machine.
 
@@ -224,13 +243,12 @@ class ServiceSandbox(ProvisionerSandbox):
         options = ["--workdir", str(PurePosixPath(self.container.directory) / (cwd or ""))]
         options += ["--interactive"] if input is not None else []
         options += ["--user", user] if user else []
-        for name, value in (env or {}).items():
-            options += ["--env", f"{name}={value}"]
         # By its own path: it runs as the call's user, before anything that the caller has named.
         limited = [] if timeout is None else ["/usr/bin/timeout", "-k", "5s", f"{timeout}s"]
-        command = ["docker", "exec", *options, self.container.identity, *limited, *cmd]
+        command, values = _with_variables(options, env or {}, [self.container.identity, *limited, *cmd])
         begin = time.monotonic()
-        done = await super().exec(command, input, timeout=None if timeout is None else timeout + GRACE_SECONDS)
+        seconds = None if timeout is None else timeout + GRACE_SECONDS
+        done = await super().exec(command, input, env=values, timeout=seconds)
         if timeout is not None and _timed_out(done.returncode, time.monotonic() - begin, timeout):
             error = TimeoutError(f"Command timed out after {timeout:g} seconds")
             error.truncated_output = done.stdout + done.stderr  # type: ignore[attr-defined]
@@ -256,7 +274,7 @@ class ServiceSandbox(ProvisionerSandbox):
             )
 
     def _path(self, path: str) -> str:
-        return str(PurePosixPath(self.container.directory) / path) if path else path
+        return path_in(self.container.directory, path)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the container's user, and makes its directories.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from inspect_ai.util import ComposeConfig
 
 from provisioner.errors import UsageError
 from provisioner.inspect.compose import interpolated, is_compose, metadata_names, read, variables_of
+from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.engine import project_of
 
 VARIABLES = {"SET": "here", "EMPTY": "", "SAMPLE_METADATA_LEVEL": "3"}
 
@@ -67,6 +70,24 @@ def test_a_dockerfile_alone_is_inspects_default_service(tmp_path: Path) -> None:
     assert file.document["services"]["default"]["build"] == {"context": ".", "dockerfile": "Dockerfile"}
     assert file.document["services"]["default"]["network_mode"] == "none"
     assert file.directory == tmp_path
+
+
+def test_a_dockerfile_alone_has_a_network_where_the_machine_has_internet(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian:12")
+    for settings, mode in (({}, "none"), ({"internet": "full"}, None), ({"allow": ("10.0.0.1:80",)}, None)):
+        configuration = Configuration.model_validate({"compose": str(tmp_path / "Dockerfile"), **settings})
+        project = project_of(configuration, {})
+        assert project
+        assert json.loads(project.run)["services"]["default"].get("network_mode") == mode
+
+
+def test_a_model_of_inspects_survives_its_log(tmp_path: Path) -> None:
+    model = ComposeConfig.model_validate({"services": {"a": {"image": "x"}, "b": {"image": "y", "x-default": True}}})
+    logged = ComposeConfig.model_validate(model.model_dump(exclude_none=True))
+    for given in (model, logged, Configuration(compose=model), Configuration(compose=logged)):
+        project = project_of(configuration_of(given), {})
+        assert project
+        assert project.services == ("b", "a")
 
 
 def test_a_model_of_inspects_has_the_paths_of_the_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

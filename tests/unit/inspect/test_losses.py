@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use
 from inspect_ai.tool import Tool, bash
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxUnavailableError, sandbox
 
+from provisioner.clock import now
 from provisioner.clouds.findings import TerminationReason
+from provisioner.errors import HostError, MachineLostError, ProvisionerError, TaskError, ThrottledError
 from provisioner.inspect import scoring
 from provisioner.inspect.configuration import Configuration, Machine
+from provisioner.inspect.losses import LossError
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.scoring import score_metr_task
 from provisioner.machines.connect import connect
@@ -31,6 +35,7 @@ from tests.unit.inspect.conftest import Configured
 SPOT = TerminationReason("Server.SpotInstanceTermination")
 OFF = TerminationReason("QEMU says guest-shutdown", from_within=True)
 PLAIN = Configuration()
+THROTTLED = ThrottledError("too many requests")
 BOTH = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
 
 pytestmark = pytest.mark.filterwarnings("default")  # Inspect's own deprecations
@@ -171,6 +176,52 @@ def test_the_scoring_tool_ends_a_lost_machines_sample(
         _is_an_error_that_says(reason.message, sample)
     else:
         assert sample.error is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "is_agents_doing"),
+    [(MachineLostError("gone"), True), (TaskError("lies"), True), (HostError("full"), False), (THROTTLED, False)],
+    ids=["machine", "answer", "host", "cloud"],
+)
+async def test_only_what_a_machine_does_is_an_agents_doing(
+    configured: Configured, error: ProvisionerError, is_agents_doing: bool
+) -> None:
+    sandboxes = await ProvisionerSandbox.sample_init("task", configured(), {})
+    machines = sandboxes["default"].as_type(ProvisionerSandbox).machines
+    # The operator has extended its time to live since this process read its record.
+    machines._environment = machines.environment.model_copy(update={"expires_at": now() - timedelta(hours=1)})
+
+    def fail(_: object) -> None:
+        raise error
+
+    with pytest.raises(LossError) as raised:
+        machines.on("primary", fail)
+    assert raised.value.is_agents_doing == is_agents_doing
+    await ProvisionerSandbox.sample_cleanup("task", None, sandboxes, False)
+
+
+def test_a_score_says_that_the_agent_had_no_machine(cloud: FakeCloud, configured: Configured, tmp_path: Path) -> None:
+    @solver
+    def interrupted() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            machines = sandbox().as_type(ProvisionerSandbox).machines
+            sshd = cloud.machine(machines.environment).sshd
+            authorize = sshd.authorize
+            lock_out(sshd)
+            with contextlib.suppress(SandboxUnavailableError):
+                await sandbox().exec(["true"])
+            sshd.authorize = authorize
+            return state
+
+        return solve
+
+    sample = _ended(tmp_path, configured(), [interrupted()], score_metr_task(), says("submit"))
+    assert sample.error is None
+    assert sample.scores is not None
+    score = sample.scores["score_metr_task"]
+    assert score.value == 0.5
+    assert "no machine from some time on: " in str((score.metadata or {})["warnings"])
 
 
 @pytest.mark.anyio

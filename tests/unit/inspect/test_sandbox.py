@@ -217,6 +217,15 @@ async def test_a_null_character_in_a_command_is_no_loss_of_the_machine(configure
         await sandboxes["a"].exec(["echo", "a\0b"])
     with pytest.raises(ValueError, match="embedded null byte"):
         await sandboxes["a"].exec(["true"], env={"A": "\0"})
+    machine = sandboxes["a"]
+    for refused in (
+        machine.exec(["true"], cwd="\0"),
+        machine.exec(["true"], user="\0"),
+        machine.read_file("a\0"),
+        machine.write_file("a\0", ""),
+    ):
+        with pytest.raises(ValueError, match="embedded null byte"):
+            await refused
     await _clean_up(sandboxes)
 
 

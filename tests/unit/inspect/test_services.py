@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ class _Machine:
         self._answer = answer
         self.calls: list[list[str]] = []
         self.inputs: list[bytes] = []
+        self.variables: dict[str, str] = {}
         self.files: dict[str, bytes] = {}
         self.environment = SimpleNamespace(id="eval-1", machines={})
 
@@ -44,6 +46,7 @@ class _Machine:
     def run(self, argv: list[str], *, stdin: bytes = b"", **options: Any) -> Completed:
         self.calls.append(list(argv))
         self.inputs.append(stdin)
+        self.variables = options.get("environment", {})
         done = self._answer(list(argv))
         for listen, data in ((options.get("on_stdout"), done.stdout), (options.get("on_stderr"), done.stderr)):
             if listen:
@@ -94,6 +97,12 @@ def test_a_service_that_is_done_is_no_sandbox() -> None:
     assert [container.service for container in start(PROJECT, cast(Connection, machine))] == ["web"]
 
 
+def test_no_other_service_stands_in_for_the_default_one() -> None:
+    machine = _engine({"web": {"State": "exited", "ExitCode": 0}, "db": RUNNING})
+    with pytest.raises(TaskError, match="The default service web has ended already: exited, exit code 0"):
+        start(PROJECT, cast(Connection, machine))
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -139,13 +148,36 @@ def _sandbox(machine: _Machine, user: str = "") -> ServiceSandbox:
 
 async def test_a_command_runs_in_the_container_as_the_call_says() -> None:
     machine = _Machine(lambda _: _says(0, "out", "err"))
-    done = await _sandbox(machine).exec(["ls", "-l"], input="in", cwd="sub", env={"A": "b"}, user="app", timeout=9)
+    done = await _sandbox(machine).exec(["ls", "-l"], input="in", cwd="sub", user="app", timeout=9)
     assert (done.stdout, done.stderr) == ("out", "err")
-    options = ["--workdir", "/srv/sub", "--interactive", "--user", "app", "--env", "A=b"]
+    options = ["--workdir", "/srv/sub", "--interactive", "--user", "app"]
     assert machine.calls == [["docker", "exec", *options, ID, "/usr/bin/timeout", "-k", "5s", "9s", "ls", "-l"]]
     assert machine.inputs == [b"in"]
     await _sandbox(machine).exec(["pwd"])
     assert machine.calls[1] == ["docker", "exec", "--workdir", "/srv", ID, "pwd"]
+
+
+async def test_values_of_variables_reach_the_container_and_no_record(tmp_path: Path) -> None:
+    machine, docker = _Machine(), tmp_path / "docker"
+    given = {"KEY": "s3cret 'value'\n$HOME", "PATH": "/of/the/container", "odd name": "--env"}
+    await _sandbox(machine).exec(["echo", "$KEY"], env=given)
+    [argv] = machine.calls
+    assert not any("s3cret" in word for word in argv)
+    docker.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    docker.chmod(0o755)
+    run = subprocess.run(argv, env={"PATH": str(tmp_path), **machine.variables}, capture_output=True, check=True)
+    said = run.stdout.decode().split("\0")[:-1]
+    options = [word for name, value in given.items() for word in ("--env", f"{name}={value}")]
+    assert said == ["exec", *options, "--workdir", "/srv", ID, "echo", "$KEY"]
+
+
+async def test_null_characters_in_paths_reach_no_machine() -> None:
+    machine = _Machine()
+    sandbox = _sandbox(machine)
+    for call in (sandbox.read_file("a\0"), sandbox.write_file("a\0", ""), sandbox.exec(["a"], cwd="\0")):
+        with pytest.raises(ValueError, match="embedded null byte"):
+            await call
+    assert machine.calls == []
 
 
 async def test_a_command_that_times_out_is_an_error_with_its_output() -> None:
