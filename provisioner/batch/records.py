@@ -15,9 +15,11 @@ from provisioner.models import Record
 from provisioner.recording.manifest import seal
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
+from provisioner.store.locks import locked
 
 RECORD = "batch.json"
 CANCELLED = "cancelled.json"
+DETAILS_CHARACTERS = 2000
 
 
 class Batch(Record):
@@ -143,26 +145,45 @@ class Batches:
             return None
         return strict_json.load_file(frozenset[str], path) if path.exists() else frozenset()
 
-    def write_results(self, batch: Batch, rows: list[Row]) -> None:
-        """Writes results.jsonl and results.csv, and seals both."""
-        write_atomically(self.directory(batch.id) / "results.jsonl", as_jsonl(rows))
-        write_atomically(self.directory(batch.id) / "results.csv", as_csv(rows))
-        facts = {"batch": batch.id, "suite": batch.suite.name, "runs": len(batch.runs), "version": batch.version}
-        seal(self.directory(batch.id), facts, write_atomically, ("results.csv", "results.jsonl"))
+    def write_results(self, batch: Batch, rows: list[Row], *, if_none_is_lost: bool = False) -> None:
+        """Writes results.jsonl and results.csv, and seals both. Other processes wait.
+
+        Args:
+            if_none_is_lost: whether to write nothing where more rows are written already.
+        """
+        directory = self.directory(batch.id)
+        with locked(directory / "results.lock"):
+            if if_none_is_lost and len(rows) < len(self.results(batch)):
+                return
+            write_atomically(directory / "results.jsonl", as_jsonl(rows))
+            write_atomically(directory / "results.csv", as_csv(rows))
+            facts = {"batch": batch.id, "suite": batch.suite.name, "runs": len(batch.runs), "version": batch.version}
+            seal(directory, facts, write_atomically, ("results.csv", "results.jsonl"))
 
     def results(self, batch: Batch) -> list[Row]:
-        """Returns the rows as they were last written."""
+        """Returns the rows as they were last written.
+
+        Raises:
+            InfrastructureError: they cannot be read.
+        """
         path = self.directory(batch.id) / "results.jsonl"
         if not path.exists():
             return []
-        return [strict_json.load_record(Row, line) for line in path.read_bytes().split(b"\n") if line]
+        try:
+            return [strict_json.load_record(Row, line) for line in path.read_bytes().split(b"\n") if line]
+        except (OSError, ValueError) as error:
+            raise _unreadable("The results", path, error) from error
 
     def _read(self, path: Path) -> Batch:
         try:
             return strict_json.load_file(Batch, path)
         except (OSError, ValueError) as error:
-            raise InfrastructureError(
-                f"The record {path} cannot be read: {type(error).__name__}.",
-                hint="It was changed by hand, written by another version of provisioner, or is damaged.",
-                details=str(error),
-            ) from error
+            raise _unreadable("The record", path, error) from error
+
+
+def _unreadable(what: str, path: Path, error: Exception) -> InfrastructureError:
+    return InfrastructureError(
+        f"{what} {path} cannot be read: {type(error).__name__}.",
+        hint="It was changed by hand, written by another version of provisioner, or is damaged.",
+        details=str(error)[:DETAILS_CHARACTERS],
+    )

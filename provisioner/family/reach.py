@@ -8,6 +8,7 @@ and in what those mention. Where the text does not show what is reached, all of 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Collection, Iterator
 from hashlib import sha256
@@ -18,7 +19,7 @@ from provisioner.family.module import CLASS_NAME, parse_module
 # What reads the setup data calls these. Attributes of the class always count.
 SETUP = ("get_tasks", "get_permissions", "get_instructions", "get_aux_vm_spec")
 INSTALL = ("install",)
-MAXIMUM_MODULES = 200
+MAXIMUM_PROGRAMS = 2000
 MAXIMUM_MODULE_BYTES = 1 << 20
 
 # With one of these, code may reach what it does not name.
@@ -38,7 +39,11 @@ _RUN_AS_MODULE = re.compile(rb"-\w*m[\s\"',]*\Z")
 MAXIMUM_MENTIONS = 1000
 _COMPILED = (".pyc", ".so")
 _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
+# What is surely a program, and what surely is none. Programs also have other names, such as Makefile or setup.
 _PROGRAMS = (".py", ".sh")
+_DATA = (
+    ".csv", ".html", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".rst", ".svg", ".tsv", ".txt", ".yaml", ".yml",
+)  # fmt: skip
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -144,20 +149,36 @@ def _names(node: ast.AST, module: str) -> Iterator[str]:
 
 
 def _is_imported(directory: Path, name: str, files: Collection[str]) -> bool:
-    """Whether another program may use the family's module. Tests run after start(), and do not count."""
-    mention = re.compile(rb"\b" + name.encode() + rb"\b")
-    others = [each for each in files if each.endswith(_PROGRAMS) and each != f"{name}.py"]
-    others = [each for each in others if not _TESTS.fullmatch(PurePosixPath(each).name)]
-    if len(others) > MAXIMUM_MODULES or any(each.endswith(_COMPILED) for each in files):
+    """Whether another program may use the family's module.
+
+    Tests run after start(), and do not count unless another program names them.
+    """
+    others = [each for each in files if not each.endswith(_DATA) and each != f"{name}.py"]
+    if len(others) > MAXIMUM_PROGRAMS or any(each.endswith(_COMPILED) for each in files):
         return True
-    for each in others:
-        path = directory / each
-        if path.is_file():
-            with path.open("rb") as file:
-                text = file.read(MAXIMUM_MODULE_BYTES + 1)
-            if len(text) > MAXIMUM_MODULE_BYTES or _may_import(text, mention):
-                return True
-    return False
+    tests = {each for each in others if _TESTS.fullmatch(PurePosixPath(each).name)}
+    mention, of_test = _mention({name}), _mention({PurePosixPath(each).stem for each in tests})
+    named = set(of_test.findall((directory / f"{name}.py").read_bytes()))
+    for each in set(others) - tests:
+        text = _beginning(directory / each)
+        if (len(text) > MAXIMUM_MODULE_BYTES and each.endswith(_PROGRAMS)) or _may_import(text, mention):
+            return True
+        named.update(of_test.findall(text))
+    run = [each for each in tests if os.fsencode(PurePosixPath(each).stem) in named]
+    return any(_may_import(_beginning(directory / each), mention) for each in run)
+
+
+def _beginning(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(MAXIMUM_MODULE_BYTES + 1)
+
+
+def _mention(names: Collection[str]) -> re.Pattern[bytes]:
+    """Returns what finds any of some names as a word; nothing without names."""
+    words = b"|".join(re.escape(os.fsencode(name)) for name in names)
+    return re.compile(rb"\b(?:" + words + rb")\b" if names else rb"(?!)")
 
 
 def _may_import(text: bytes, mention: re.Pattern[bytes]) -> bool:

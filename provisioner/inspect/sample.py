@@ -320,8 +320,8 @@ class SampleMachines:
         """Returns what the loss of a machine means for the sample, by what the cloud says."""
         said, is_agents_doing = "", False
         with contextlib.suppress(ProvisionerError):
-            # Machines without a family have no score of ours, which alone tells an agent's doing from an error. What the
-            # cloud or this host failed to do, such as to admit this controller, is no agent's doing.
+            # Machines without a family have no score of ours, which alone tells an agent's doing from an error. No
+            # agent brings about what the cloud or this host failed to do, such as to admit this controller.
             agent_began = bool(self.configuration.family) and isinstance(error, MachineLostError | TaskError)
             environment = self.session.environments.last_known(self.environment)  # it may have been extended
             loss = verdicts.find_cause(self.session, environment, agent_began=agent_began)

@@ -144,10 +144,11 @@ def _words(error: Exception) -> str:
 
 def _differences(said: Mapping[str, Any], manifest: Manifest) -> list[str]:
     facts = manifest.facts
+    agreed = AGREED if facts.get("agent_exit_code") is None else (*AGREED, "agent_exit_code")
     return [
         f"{key} is {shown(_plain(said[key]))}, and was sealed as {shown(_plain(facts.get(key)))}"
         for key in said
-        if key in AGREED and not _agree(said[key], facts.get(key, "" if key in LATER else None))
+        if key in agreed and not _agree(said[key], facts.get(key, "" if key in LATER else None))
     ]
 
 
@@ -257,4 +258,4 @@ def _row(text: bytes) -> dict[str, Any]:
     value = strict_json.parse(text, limit_bytes=ROW_BYTES, constants=True)
     if not isinstance(value, dict) or "environment" not in value:
         raise ValueError("it holds no results")
-    return {key: value[key] for key in ("recording", "outcome", *AGREED) if key in value}
+    return {key: value[key] for key in ("recording", "outcome", "agent_exit_code", *AGREED) if key in value}

@@ -79,7 +79,7 @@ def dev(
         directory=first.directory,
         env_file=env_file,
         load=load,
-        up=lambda now, loaded: lifecycle.up(now, loaded, task, allowed),
+        up=lambda now, loaded: lifecycle.bring_up(now, loaded, task, allowed),
         work=partial(_work, answer, tests=tests),
         tell=_tell,
     ).run()

@@ -138,14 +138,20 @@ def verify(
     ],
 ) -> Result:
     """Compares logs with what was sealed, and results with the logs; says which file is not as it was."""
-    checked = _checked(what)
+    checked, is_sealed = _checked(what), not _has_no_seal(what)
     wrong = [(each, problem) for each in checked for problem in each.problems]
     lines = [f"{each.name}: {problem.file}: {problem.message}" for each, problem in wrong]
     for each in (each for each in checked if not each.problems):
         lines.append(f"{each.name}: {each.files} files as sealed, hash {each.head}")
         lines += [f"{each.name}: {each.isolation}"] if each.isolation else []
+    if not is_sealed:
+        lines.append(
+            f"{what}: no seal beside it, so that missing rows, and outcomes, agents, repetitions and costs, were not "
+            "checked"
+        )
     data = {
         "verified": bool(checked) and not wrong,
+        "sealed": is_sealed,
         "checked": [
             {
                 "name": each.name,
@@ -160,6 +166,11 @@ def verify(
     if not checked:
         lines.append("Nothing to check: no run has a score or a recording.")
     return Result(data, "\n".join(lines), 0 if data["verified"] else ProvisionerError.exit_code)
+
+
+def _has_no_seal(what: str) -> bool:
+    """Whether it is a file of results without a manifest beside it: the logs alone then say what is right."""
+    return bool(what) and Path(what).is_file() and not (Path(what).parent / MANIFEST).is_file()
 
 
 def _checked(what: str) -> list[published.Checked]:

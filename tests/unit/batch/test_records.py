@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from provisioner.batch.records import Batch, Batches, jobs_of, suite_for
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
-from provisioner.recording.manifest import load, problems
+from provisioner.recording.manifest import load, problems, seal
 from provisioner.store.home import Home
+from provisioner.store.locks import is_locked
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 SUITE = Suite.model_validate({"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": ""}]})
@@ -66,6 +68,32 @@ def test_results_are_read_back_as_they_were_written(batches: Batches) -> None:
     directory = batches.directory(known.id)
     assert problems(directory, load(directory)) == []
     assert [entry.name for entry in load(directory).entries] == ["results.csv", "results.jsonl"]
+
+
+def test_a_report_replaces_no_results_by_fewer(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = batch("b-1")
+    batches.save(known)
+    rows = [failed_row(RUN, "it broke"), failed_row(RUN, "it broke again")]
+    batches.write_results(known, rows)
+    batches.write_results(known, rows[:1], if_none_is_lost=True)
+    assert batches.results(known) == rows
+    seen = []
+
+    def sealing(directory: Path, *arguments: Any) -> str:
+        seen.append(is_locked(directory / "results.lock"))
+        return seal(directory, *arguments)
+
+    monkeypatch.setattr("provisioner.batch.records.seal", sealing)
+    batches.write_results(known, rows[:1])
+    assert (seen, batches.results(known)) == ([True], rows[:1])
+
+
+def test_damaged_results_are_an_error(batches: Batches) -> None:
+    known = batch("b-1")
+    batches.save(known)
+    (batches.directory("b-1") / "results.jsonl").write_text('{"key": "x", "of": "a later version"}\n')
+    with pytest.raises(InfrastructureError, match=r"The results .*results\.jsonl cannot be read: ValidationError"):
+        batches.results(known)
 
 
 def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> None:

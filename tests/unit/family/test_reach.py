@@ -201,6 +201,20 @@ def test_a_script_that_runs_the_module_counts(fam: Path) -> None:
     assert changed(fam, "judge(submission)", "1.0") == {"install", "setup"}
 
 
+@pytest.mark.parametrize("name", ["setup", "Makefile", "a.bash", "x.pth", "load_test.py", "conftest.py"])
+def test_a_program_of_any_name_that_runs_the_module_counts(fam: Path, name: str) -> None:
+    (fam / name).write_text("from fam import judge\n")
+    use = f"fetch('python3 {name}')"
+    (fam / "fam.py").write_text(MODULE.replace("        fetch()", f"        {use}"))
+    assert changed(fam, "len(text)", "1") == {"install", "setup"}
+
+
+def test_tests_and_texts_that_nothing_runs_do_not_count(fam: Path) -> None:
+    for name in ("test_fam.py", "conftest.py", "README.md", "notes.txt"):
+        (fam / name).write_text("from fam import judge\n")
+    assert changed(fam, "len(text)", "1") == set()
+
+
 def test_a_module_that_is_only_mentioned_does_not_count(fam: Path) -> None:
     (fam / "other.py").write_text("# Helpers of fam.\n\nimport os\n")
     assert changed(fam, "judge(submission)", "1.0") == set()

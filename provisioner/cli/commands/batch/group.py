@@ -41,7 +41,7 @@ from provisioner.clock import now
 from provisioner.config import load_settings
 from provisioner.environment import lifecycle
 from provisioner.environment.allowlist import parse_destination
-from provisioner.errors import ProvisionerError, StillThereError, UsageError
+from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError, UsageError
 from provisioner.store.environments import new_id
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
@@ -198,8 +198,8 @@ def report(
     home, record, database = find_batch(batch, database)
     _, rows = states_and_rows(home, record, database)
     # A controller that is working on the batch writes the results itself, and has newer ones.
-    if not is_locked(Batches(home).lock(record.id)) and len(rows) >= len(Batches(home).results(record)):
-        Batches(home).write_results(record, rows)
+    if not is_locked(Batches(home).lock(record.id)):
+        Batches(home).write_results(record, rows, if_none_is_lost=True)
     rows = rows or Batches(home).results(record)  # the queue may be gone, as where only the results were kept
     page = write_report(home, record, rows, output)
     return Result({"batch": record.id, "report": str(page), "ended": len(rows)}, str(page))
@@ -246,7 +246,7 @@ def _list_batches(home: Home) -> Result:
     lines = [
         [
             batch.id,
-            f"{len(ended(Batches(home).results(batch)))}/{len(batch.runs)}",
+            f"{_ended_count(home, batch)}/{len(batch.runs)}",
             f"{batch.created_at:%Y-%m-%d %H:%M}",
             "at work" if not batch.shared and has_controller(home, batch) else "-",
         ]
@@ -257,6 +257,14 @@ def _list_batches(home: Home) -> Result:
     ]
     text = table(["BATCH", "ENDED", "CREATED (UTC)", "CONTROLLER"], lines) if batches else "No batch was run yet."
     return Result({"batches": data}, text)
+
+
+def _ended_count(home: Home, batch: Batch) -> str:
+    """Returns how many runs have ended, by the results; of results that cannot be read, which hide no others, `?`."""
+    try:
+        return str(len(ended(Batches(home).results(batch))))
+    except InfrastructureError:
+        return "?"
 
 
 def _remove_orphans(batch: Batch) -> tuple[list[str], list[str]]:

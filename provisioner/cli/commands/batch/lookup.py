@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner.batch.engine import RunState
+from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
 from provisioner.batch.rows import collect_rows
@@ -88,14 +88,18 @@ def states_and_rows(home: Home, batch: Batch, database: str) -> tuple[dict[str, 
 @contextlib.contextmanager
 def reader(home: Home, batch: Batch, database: str) -> Iterator[Callable[[], tuple[dict[str, RunState], list[Row]]]]:
     """Yields a function that reads what `states_and_rows` returns, as often as it is called."""
-    if not database and not (Batches(home).directory(batch.id) / "engine.sqlite").exists():
-        yield lambda: ({}, [])
-        return
     known: dict[str, Row] = {}
     ledger = session(database=database).ledger
-    with contextlib.closing(open_client(home, batch, database)) as client:
+    queue = Batches(home).directory(batch.id) / "engine.sqlite"
+    with contextlib.ExitStack() as opened:
+        client: QueueClient | None = None
 
         def read() -> tuple[dict[str, RunState], list[Row]]:
+            nonlocal client
+            if client is None:
+                if not database and not queue.exists():  # a new batch's controller makes it
+                    return {}, []
+                client = opened.enter_context(contextlib.closing(open_client(home, batch, database)))
             states = client.states(batch.id)
             cancelled = Batches(home).cancelled(batch)
             return states, collect_rows(batch, states, known, partial(client.outputs, batch.id), ledger, cancelled)

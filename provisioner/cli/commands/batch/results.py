@@ -17,6 +17,7 @@ from provisioner.clock import now
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.errors import BudgetError, InfrastructureError, Interrupted, UsageError
 from provisioner.store.environments import EnvironmentStore
+from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 
 
@@ -28,7 +29,10 @@ def final_result(home: Home, batch: Batch, rows: Sequence[Row], costs: tuple[int
     Args:
         costs: what is reserved and what is spent, each in millionths of a US dollar.
     """
-    page = write_report(home, batch, rows, None)
+    try:
+        page, problem = write_report(home, batch, rows, None), ""
+    except UsageError as error:  # the results are there, and count
+        page, problem = None, error.message
     directory = Batches(home).directory(batch.id)
     outcomes = Counter(row.outcome for row in rows)
     exit_code = 0
@@ -42,12 +46,12 @@ def final_result(home: Home, batch: Batch, rows: Sequence[Row], costs: tuple[int
         **summary_data(batch, rows, costs),
         "results": str(directory / "results.jsonl"),
         "csv": str(directory / "results.csv"),
-        "report": str(page),
+        "report": None if page is None else str(page),
     }
     spent = f", {dollars(costs[1])} spent" if batch.suite.is_billed else ""
     lines = [
         _score_table(rows), "", f"batch:   {batch.id}{spent}", f"results: {directory / 'results.csv'}",
-        f"report:  {page}",
+        f"report:  {page or problem}",
     ]  # fmt: skip
     return Result(data, "\n".join(lines), exit_code)
 
@@ -80,10 +84,14 @@ def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | N
     Raises:
         UsageError: it cannot be written there.
     """
-    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
+    page = (output or Batches(home).directory(batch.id) / "report.html").resolve()
     try:
         evidence = gather(EnvironmentStore(home), batch.id, rows)
-        page.write_text(render(batch, rows, now(), evidence))
+        text = render(batch, rows, now(), evidence)
+        if page.exists() and not page.is_file():  # as /dev/stdout
+            page.write_text(text, encoding="utf-8")
+        else:
+            write_atomically(page, text, 0o644)
     except OSError as error:
         raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
     return page

@@ -136,7 +136,7 @@ def test_pauses_are_as_they_were_but_for_long_ones(monkeypatch: pytest.MonkeyPat
 
 def test_a_destroyed_environment_is_verified(provisioner: CommandLine, ended: Environment) -> None:
     done = provisioner("verify", ended.id, "--json")
-    assert (done.code, done.json["verified"]) == (0, True)
+    assert (done.code, done.json["verified"], done.json["sealed"]) == (0, True, True)
     assert [(each["name"], each["head"], each["files"]) for each in done.json["checked"]] == [
         (ended.id, ended.recording, 4)
     ]
@@ -192,7 +192,10 @@ def test_a_new_seal_over_altered_logs_fails_by_its_hash(
     assert "not the one whose hash was published" in provisioner("verify", ended.id).stdout
     results = tmp_path / "run.json"
     results.write_text(json.dumps({"environment": ended.id, "score": 1.0, "recording": ended.recording}))
-    assert "not the one whose hash was published" in provisioner("verify", str(results)).stdout
+    told = provisioner("verify", str(results))
+    assert "not the one whose hash was published" in told.stdout
+    assert f"{results}: no seal beside it, so that missing rows, and outcomes, agents" in told.stdout
+    assert provisioner("verify", str(results), "--json").json["sealed"] is False
 
 
 def test_what_still_exists_or_never_did_cannot_be_verified(provisioner: CommandLine, store: EnvironmentStore) -> None:

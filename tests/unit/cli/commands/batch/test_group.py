@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import NoReturn
@@ -239,7 +240,12 @@ def test_cancelled_runs_have_not_ended(provisioner: CommandLine) -> None:
     batches.save(batch)
     lost = failed_row(runs[0], "it broke")
     batches.write_results(batch, [lost, lost.model_copy(update={"key": runs[1].key, "outcome": "cancelled"})])
-    assert "1/2" in provisioner("batch", "status").stdout
+    damaged = batch.model_copy(update={"id": "broken-1"})
+    batches.save(damaged)
+    (batches.directory("broken-1") / "results.jsonl").write_text("{}\n")
+    listed = provisioner("batch", "status").stdout
+    assert re.search("own-1 +1/2 ", listed)
+    assert re.search(r"broken-1 +\?/2 ", listed)
     # Its engine's file is not there, so that the rows that were written are all there are.
     reported = json.loads(provisioner("batch", "report", "own", "--json").stdout)
     assert reported["ended"] == 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch.results import final_result, write_report
 from provisioner.errors import UsageError
 from provisioner.store.home import Home
+from tests.command_line import ROOT
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 SUITE = Suite.model_validate(
@@ -58,6 +63,31 @@ def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> No
     assert "batch:   b-1, 0.0000 USD spent\n" in final_result(home, BATCH, [row("scored")], (0, 0)).text
     assert (result.data["reserved_usd"], result.data["spent_usd"], result.data["ended"]) == (0.01, 0.02, 3)
     assert Path(result.data["report"]).exists()
+
+
+def test_a_page_that_cannot_be_written_hides_no_result(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = write_report(home, BATCH, [], None).read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = final_result(home, BATCH, [row("infrastructure_failed"), row("scored")], (0, 0))
+    assert (result.exit_code, result.data["report"]) == (5, None)
+    assert "report.html cannot be written: No space left on device." in result.text
+    assert (Batches(home).directory("b-1") / "report.html").read_bytes() == before
+
+
+def test_the_page_is_utf_8_whatever_the_locale_is(home: Home, tmp_path: Path) -> None:
+    lost = row("infrastructure_failed").model_copy(update={"message": "\N{REPLACEMENT CHARACTER}"})
+    program = (
+        "import pickle, sys; from provisioner.cli.commands.batch.results import write_report; "
+        "write_report(*pickle.load(sys.stdin.buffer))"
+    )
+    given = pickle.dumps((home, BATCH, [lost], tmp_path / "report.html"))
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", program], input=given, env=locale, cwd=ROOT, check=True)
+    assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_a_report_that_cannot_be_written_is_the_users_mistake(home: Home, tmp_path: Path) -> None:

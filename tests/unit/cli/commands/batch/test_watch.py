@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from provisioner.batch.engine import RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
-from provisioner.cli.commands.batch import watch
+from provisioner.cli.commands.batch import lookup, watch
 from provisioner.cli.commands.batch.watch import active_runs, doing
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
@@ -73,6 +74,21 @@ def test_watching_ends_when_no_controller_runs_the_batch(provisioner: CommandLin
     assert shown.code == 0
     assert "0/3 ended" in shown.stdout
     assert "provisioner batch resume s-1" in shown.stdout
+
+
+def test_the_queue_is_found_once_its_controller_has_made_it(
+    session: Session, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {KEYS[0]: RunState(key=KEYS[0], state="running")}
+    client = SimpleNamespace(states=lambda _: states, outputs=lambda *_: {}, close=lambda: closed.append(True))
+    closed: list[bool] = []
+    Batches(session.home).save(batch)
+    monkeypatch.setattr(lookup, "open_client", lambda *_: client)
+    with lookup.reader(session.home, batch, "") as read:
+        assert read() == ({}, [])
+        (Batches(session.home).directory(batch.id) / "engine.sqlite").touch()
+        assert read()[0] == states
+    assert closed == [True]
 
 
 def use(clock: WaitingClock, monkeypatch: pytest.MonkeyPatch) -> None:
