@@ -1,3 +1,3 @@
 """Holds the version of provisioner, which pyproject.toml reads."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.dev0"

@@ -47,13 +47,15 @@ def test_each_environment_is_scored_and_failures_are_told(
 
     def run(development: Development) -> NoReturn:
         env_file.write_text("WORD=second\n")
-        session, _ = development.load()
+        session, loaded = development.load()
         assert dict(session.variables) == {"WORD": "second"}  # as it is now, not as it was when the command began
         assert development.load()[0] is session
+        assert development.up(session, loaded) is ready
         development.work(session, ready)
         development.tell(TaskError("start() failed.", details="\x1b[31mTraceback", hint="Mend it."))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(lifecycle, "bring_up", lambda *_: ready)  # which is this command's until it ends, unlike up's
     monkeypatch.setattr(lifecycle, "score", score)
     monkeypatch.setattr(lifecycle, "open_driver", lambda *_: pytest.MonkeyPatch.context())
     monkeypatch.setattr(operations, "run_tests", lambda *_: 1)
