@@ -12,7 +12,7 @@ Role = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
 MAXIMUM_VERSION_CHARACTERS = 200
 # No machine may have these names, which mean something else beside it in the record or in the environment's directory.
 NOT_MACHINES = frozenset(
-    {"account", "allowlist", "controllers", "keys", "logs", "market", "profile", "region", "state", "zone"}
+    {"account", "allowlist", "controllers", "fetched", "keys", "logs", "market", "profile", "region", "state", "zone"}
 )
 Permission = Literal["full_internet"]
 Architecture = Literal["x64", "arm64"]

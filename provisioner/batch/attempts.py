@@ -57,11 +57,10 @@ from provisioner.family.loader import TaskFamily
 from provisioner.machines import reservations
 from provisioner.machines.launch import Create
 from provisioner.machines.locking import environment_lock
-from provisioner.machines.logs import keep_journals
+from provisioner.machines.logs import keep_journals, write_log
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.store.environments import derived_id
-from provisioner.store.files import write_atomically
 
 # Each attempt has an environment of its own, in which this names its agent.
 AGENT_IDENTITY = "batch"
@@ -369,7 +368,7 @@ class Attempt:
             result = kind(at=now(), failure=classify_work_error(error, task_outcome, agent_began=began))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
-            write_atomically(path, result.model_dump_json())
+            write_log(path, result.model_dump_json())
         return result
 
     def _agent_began(self, known: Environment | None) -> bool:

@@ -11,7 +11,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from provisioner.recording.casts import Cast
 from provisioner.recording.manifest import unsealed
@@ -112,35 +112,40 @@ class _RingLog:
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "r+b")
         self._directory = path.parent
         self._limit_bytes = limit_bytes
+        self._file: IO[bytes] | None = None
+        with unsealed(self._directory) as is_open:
+            if is_open:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                self._file = os.fdopen(descriptor, "r+b")
 
     def write(self, text: str) -> None:
         """Appends text, so that others see it at once. Writes nothing once the environment is gone."""
         with contextlib.suppress(FileNotFoundError), unsealed(self._directory) as is_open:
-            if is_open:
-                self._append(text)
+            if is_open and self._file:
+                self._append(self._file, text)
 
-    def _append(self, text: str) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+    def _append(self, file: IO[bytes], text: str) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            self._file.seek(0, os.SEEK_END)
-            self._file.write(text.encode())
-            if self._file.tell() > self._limit_bytes:
-                self._cut_middle(self._limit_bytes // 4)
-            self._file.flush()
+            file.seek(0, os.SEEK_END)
+            file.write(text.encode())
+            if file.tell() > self._limit_bytes:
+                _cut_middle(file, self._limit_bytes // 4)
+            file.flush()
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _cut_middle(self, kept_bytes: int) -> None:
-        self._file.seek(-kept_bytes, os.SEEK_END)
-        end = self._file.read()
-        self._file.seek(kept_bytes)
-        self._file.write(_CUT + end)
-        self._file.truncate()
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file:
+            self._file.close()
+
+
+def _cut_middle(file: IO[bytes], kept_bytes: int) -> None:
+    file.seek(-kept_bytes, os.SEEK_END)
+    end = file.read()
+    file.seek(kept_bytes)
+    file.write(_CUT + end)
+    file.truncate()

@@ -17,12 +17,12 @@ from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
 from provisioner.family.scores import ScoreResult, classify_score, parse_intermediate, visible_message, was_killed
 from provisioner.machines.create import aux_user
+from provisioner.machines.logs import write_log
 from provisioner.models import Environment, Record, ScoreLogEntry
 from provisioner.printable import printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.output_buffer import NO_OUTPUT, StreamSize
-from provisioner.store.files import write_atomically
 
 SUBMISSION = "/home/agent/submission.txt"
 SUBMISSION_LIMIT_BYTES = 8 << 20
@@ -232,7 +232,7 @@ def _keep_submission(session: Session, environment: Environment, submission: str
     if submission is not None:
         with best_effort(session.progress, f"Keeping the submission of {environment.id}"):
             text = session.redactor.redact(submission)[:KEPT_CHARACTERS].encode("utf-8", "replace")
-            write_atomically(session.environments.logs(environment.id) / SUBMISSION_KEPT, text)
+            write_log(session.environments.live_logs(environment.id) / SUBMISSION_KEPT, text)
 
 
 def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -> ScoreResult:

@@ -42,7 +42,9 @@ _TESTS = re.compile(r"(test_.*|.*_test|conftest)\.py")
 # What is surely a program, and what surely is none. Programs also have other names, such as Makefile or setup.
 _PROGRAMS = (".py", ".sh")
 _DATA = (
-    ".csv", ".html", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".rst", ".svg", ".tsv", ".txt", ".yaml", ".yml",
+    ".bin", ".bz2", ".csv", ".db", ".gif", ".gz", ".html", ".img", ".iso", ".jpeg", ".jpg", ".json", ".jsonl", ".md",
+    ".mp3", ".mp4", ".npy", ".npz", ".parquet", ".pcap", ".pdf", ".png", ".qcow2", ".rst", ".sqlite", ".svg", ".tar",
+    ".tgz", ".tsv", ".txt", ".wav", ".webp", ".xz", ".yaml", ".yml", ".zip", ".zst",
 )  # fmt: skip
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -161,9 +163,12 @@ def _is_imported(directory: Path, name: str, files: Collection[str]) -> bool:
     named = set(of_test.findall((directory / f"{name}.py").read_bytes()))
     for each in set(others) - tests:
         text = _beginning(directory / each)
-        if (len(text) > MAXIMUM_MODULE_BYTES and each.endswith(_PROGRAMS)) or _may_import(text, mention):
+        if len(text) > MAXIMUM_MODULE_BYTES and each.endswith(_PROGRAMS):
             return True
-        named.update(of_test.findall(text))
+        # Looked for before the expression is, which takes a hundred times as long.
+        if os.fsencode(name) in text and _may_import(text, mention):
+            return True
+        named.update(of_test.findall(text) if tests else ())
     run = [each for each in tests if os.fsencode(PurePosixPath(each).stem) in named]
     return any(_may_import(_beginning(directory / each), mention) for each in run)
 

@@ -47,6 +47,7 @@ _INSIDE_SERVICE: dict[str, tuple[type[BaseModel], frozenset[str]]] = {
 }
 _NETWORK = frozenset({"attachable", "driver", "driver_opts", "enable_ipv6", "internal", "ipam", "labels", "name"})
 _VOLUME = frozenset({"driver", "labels", "name"})
+_PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -411,7 +412,7 @@ def _wrong(service: ComposeService) -> Iterator[tuple[str, str]]:
     reservations = resources.reservations if resources else None
     platforms = (None, "linux", "linux/amd64", "linux/x86_64")
     profiles = [each.partition("=")[2] for each in _options(service) if each.startswith("seccomp=")]
-    ports = [str(number) for number, port in enumerate(service.ports or []) if _has_ssh(_published(str(port)))]
+    ports = [str(number) for number, port in enumerate(service.ports or []) if _takes_ssh(str(port))]
     checks = (
         ("", not service.image and not service.build, "needs `image` or `build`"),
         ("devices", bool(service.devices), "a machine has none of this computer's devices"),
@@ -496,10 +497,12 @@ def _published(port: str) -> str:
     return port.partition("/")[0].rpartition(":")[0].rpartition(":")[2]
 
 
-def _has_ssh(published: str) -> bool:
-    """Returns whether a port, or a range FIRST-LAST, has that of the machine's own SSH server."""
-    first, _, last = published.partition("-")
-    return first.isdecimal() and (last or first).isdecimal() and int(first) <= 22 <= int(last or first)
+def _takes_ssh(port: str) -> bool:
+    """Returns whether a port, or a range that is published as a whole, takes that of the machine's own SSH server."""
+    published = _PORTS.fullmatch(_published(port))
+    if not published or (published[2] and "-" not in port.rpartition(":")[2]):  # the engine chooses one of the range
+        return False
+    return int(published[1]) <= 22 <= int(published[2] or published[1])
 
 
 def _texts_of(value: object) -> list[str]:

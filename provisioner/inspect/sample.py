@@ -335,8 +335,9 @@ class SampleMachines:
 
     @property
     def losses(self) -> list[str]:
-        """Says which machines refuse every call, and why."""
-        return [loss.message for loss in self._losses.values()]
+        """Says why machines refuse every call."""
+        with self._lock:
+            return [self.session.redactor.redact(loss.message) for loss in self._losses.values()]
 
     def begin_agent(self) -> None:
         """Records that an agent begins: what is lost from here on may be its doing. Safe to repeat.

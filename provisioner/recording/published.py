@@ -144,7 +144,9 @@ def _words(error: Exception) -> str:
 
 def _differences(said: Mapping[str, Any], manifest: Manifest) -> list[str]:
     facts = manifest.facts
-    agreed = AGREED if facts.get("agent_exit_code") is None else (*AGREED, "agent_exit_code")
+    # The end of an agent is recorded as far as possible, by either.
+    ends = said.get("agent_exit_code"), facts.get("agent_exit_code")
+    agreed = AGREED if None in ends else (*AGREED, "agent_exit_code")
     return [
         f"{key} is {shown(_plain(said[key]))}, and was sealed as {shown(_plain(facts.get(key)))}"
         for key in said

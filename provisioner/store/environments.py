@@ -302,7 +302,8 @@ class EnvironmentStore:
             ignored = shutil.ignore_patterns(".*")
             shutil.copytree(live, logs, ignore=ignored, dirs_exist_ok=True, copy_function=_kept)
             sync(logs)
-            sync(kept)
+        sync(kept)
+        sync(self._home.archive)
         self.forget(environment.id)
 
     def archive_damaged(self, environment_id: str) -> None:
@@ -313,7 +314,10 @@ class EnvironmentStore:
         logs = self.live_logs(environment_id)
         with contextlib.suppress(OSError):
             if logs.is_dir():
-                shutil.copytree(logs, self.archived_logs(environment_id), dirs_exist_ok=True)
+                kept = self.archived_logs(environment_id)
+                shutil.copytree(logs, kept, dirs_exist_ok=True, copy_function=_kept)
+                for directory in (kept, kept.parent, self._home.archive):
+                    sync(directory)
         self.forget(environment_id)
 
     def forget(self, environment_id: str) -> None:

@@ -99,13 +99,15 @@ def _fetch(opened: Session, environment: Environment) -> None:
 
 
 def _existing(opened: Session, environment: Environment) -> list[Path]:
-    """Returns the logs, and what was fetched of those that are not complete yet. Any of them may go meanwhile."""
+    """Returns the logs; of one that was kept and fetched, the newer. Any of them may go meanwhile."""
     store = opened.environments
-    found: dict[str, Path] = {}
+    found: dict[str, tuple[int, Path]] = {}
     for directory in (store.logs(environment.id), store.fetched_logs(environment.id)):
         with contextlib.suppress(FileNotFoundError):
-            found |= {path.stem: path for path in directory.glob("*.log")}
-    return [found[name] for name in sorted(found)]
+            for path in directory.glob("*.log"):
+                written = (path.stat().st_mtime_ns, path)
+                found[path.stem] = max(written, found.get(path.stem, written))
+    return [found[name][1] for name in sorted(found)]
 
 
 def _ordered(paths: Iterable[Path], environment: Environment) -> list[Path]:

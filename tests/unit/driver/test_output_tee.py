@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.driver.output_tee import OutputTee
-from provisioner.recording.manifest import load, problems, seal
+from provisioner.recording.manifest import added, load, problems, seal
 from provisioner.redaction import Redactor
 from provisioner.store.files import write_atomically
 
@@ -153,7 +153,9 @@ def test_output_that_comes_once_the_log_is_sealed_is_only_heard(tmp_path: Path, 
     assert heard == ["one\n", "two\n"]
     directory = tmp_path / "archived" if is_removed else logs
     assert (directory / "agent.log").read_text() == "$ true\none\n"
-    assert problems(directory, load(directory)) == []
+    with OutputTee(REDACTOR, heard.append, directory / "score.log", heading="$ true"):
+        pass
+    assert (problems(directory, load(directory)), added(directory, load(directory))) == ([], [])
 
 
 def test_text_that_was_held_back_comes_after_a_failure_too(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_submission_is_kept_bounded_without_secrets(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(operations, "write_atomically", full)
+    monkeypatch.setattr(operations, "write_log", full)
     assert operations.end_score(session, env, driver, "7")[1].score == 0.5
     assert "Keeping the submission" in told_of(session).notes[-1]
 

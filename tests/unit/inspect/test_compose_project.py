@@ -196,6 +196,7 @@ networks: {inner: {internal: true}, outer: }
         ("ports: [{target: 80}]", "services.web.ports.0"),
         ("volumes: ['data:/x']", "services.web.volumes: 'data' is not one of the file's volumes"),
         ("volumes: [{type: volume, source: data, target: /x}]", "services.web.volumes: 'data' is not one of"),
+        ("ipc: service:db", "services.web.ipc: 'db' is not one of the file's services"),
         ("network_mode: service:db", "services.web.network_mode: 'db' is not one of the file's services"),
         ("pid: service:db", "services.web.pid: 'db' is not one of the file's services"),
         ("links: ['db:other']", "services.web.links: 'db' is not one of the file's services"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Annotated
 
@@ -17,9 +18,13 @@ from provisioner.batch.worker import open_client
 from provisioner.cli.home import default_home
 from provisioner.cli.options import DATABASE_VARIABLE, parse_database
 from provisioner.cli.sessions import session
-from provisioner.errors import UsageError
+from provisioner.clock import now
+from provisioner.errors import InfrastructureError, UsageError
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
+
+# How long a new batch may wait for its controller, which writes the batch's record before it makes its queue.
+STARTING = timedelta(seconds=30)
 
 
 def batch_ids(incomplete: str) -> list[str]:
@@ -94,13 +99,27 @@ def reader(home: Home, batch: Batch, database: str) -> Iterator[Callable[[], tup
     with contextlib.ExitStack() as opened:
         client: QueueClient | None = None
 
-        def read() -> tuple[dict[str, RunState], list[Row]]:
+        def first_states() -> dict[str, RunState] | None:
+            """Opens the queue; returns None while a new batch's controller is still making it."""
             nonlocal client
-            if client is None:
-                if not database and not queue.exists():  # a new batch's controller makes it
-                    return {}, []
-                client = opened.enter_context(contextlib.closing(open_client(home, batch, database)))
-            states = client.states(batch.id)
+            if not database and not queue.exists():
+                return None
+            with contextlib.ExitStack() as opening:
+                new = opening.enter_context(contextlib.closing(open_client(home, batch, database)))
+                try:
+                    states = new.states(batch.id)
+                except InfrastructureError:
+                    if database or now() - batch.created_at > STARTING:
+                        raise
+                    return None
+                client = new
+                opened.push(opening.pop_all())
+            return states
+
+        def read() -> tuple[dict[str, RunState], list[Row]]:
+            states = client.states(batch.id) if client else first_states()
+            if states is None or client is None:
+                return {}, []
             cancelled = Batches(home).cancelled(batch)
             return states, collect_rows(batch, states, known, partial(client.outputs, batch.id), ledger, cancelled)
 

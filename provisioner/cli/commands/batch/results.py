@@ -84,14 +84,14 @@ def write_report(home: Home, batch: Batch, rows: Sequence[Row], output: Path | N
     Raises:
         UsageError: it cannot be written there.
     """
-    page = (output or Batches(home).directory(batch.id) / "report.html").resolve()
+    page = (output or Batches(home).directory(batch.id) / "report.html").absolute()
     try:
         evidence = gather(EnvironmentStore(home), batch.id, rows)
         text = render(batch, rows, now(), evidence)
         if page.exists() and not page.is_file():  # as /dev/stdout
             page.write_text(text, encoding="utf-8")
         else:
-            write_atomically(page, text, 0o644)
+            write_atomically(page.resolve(), text, 0o644)
     except OSError as error:
         raise UsageError(f"{page} cannot be written: {error.strerror}.") from error
     return page

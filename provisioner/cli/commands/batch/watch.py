@@ -14,6 +14,7 @@ from provisioner.batch.live_status import OUTPUT_CHARACTERS, ActiveRun
 from provisioner.batch.records import Batch
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.cli.commands.batch.lookup import (
+    STARTING,
     BatchArgument,
     DatabaseOption,
     ended,
@@ -33,8 +34,6 @@ from provisioner.store.environments import derived_id
 from provisioner.store.files import read_end
 
 POLL_SECONDS = 1.0
-# How long a new batch may wait for its controller, which writes the batch's record before it works on it.
-STARTING_SECONDS = 30.0
 
 
 def watch(batch: BatchArgument, database: DatabaseOption = "") -> Result:
@@ -53,7 +52,7 @@ def watch(batch: BatchArgument, database: DatabaseOption = "") -> Result:
                 states, rows = read()
                 costs = batch_costs(opened.ledger, record.id)
                 view.show(states, rows, active_runs(opened, record, states), [], costs)
-                starting = not was_attended and (now() - record.created_at).total_seconds() < STARTING_SECONDS
+                starting = not was_attended and now() - record.created_at < STARTING
                 if len(ended(rows)) == len(record.runs) or not (attended or starting):
                     break
                 # A poll of thousands of runs takes long: at most a fifth of the time is spent on it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -136,6 +137,11 @@ def test_a_fetched_console_does_not_replace_a_kept_one(provisioner: CommandLine,
     (machine / "serial.log").write_text("the token is s3cret-value\nmore\n")
     assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is s3cret-value\nmore\n"
     assert kept.read_text() == "the token is [redacted:TOKEN]\n"
+    # Kept once more at the end, when there is nothing left to fetch: as if something else of it could not be destroyed.
+    shutil.rmtree(machine)
+    newer = (store.fetched_logs(saved.id) / kept.name).stat().st_mtime_ns + 1
+    os.utime(kept, ns=(newer, newer))
+    assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is [redacted:TOKEN]\n"
     store.archive(store.record(saved.id) or saved)
     assert provisioner("logs", saved.id).stdout == "==> console-primary <==\nthe token is [redacted:TOKEN]\n"
 

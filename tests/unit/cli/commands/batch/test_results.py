@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -88,6 +89,15 @@ def test_the_page_is_utf_8_whatever_the_locale_is(home: Home, tmp_path: Path) ->
     locale = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     subprocess.run([sys.executable, "-c", program], input=given, env=locale, cwd=ROOT, check=True)
     assert "\N{REPLACEMENT CHARACTER}" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_the_page_can_go_into_a_pipe(home: Home) -> None:
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        with os.fdopen(write, "wb"):
+            assert write_report(home, BATCH, [], Path(f"/dev/fd/{write}")) == Path(f"/dev/fd/{write}")
+        assert pipe.read().startswith("<!doctype html>")
 
 
 def test_a_report_that_cannot_be_written_is_the_users_mistake(home: Home, tmp_path: Path) -> None:

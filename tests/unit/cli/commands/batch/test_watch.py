@@ -13,6 +13,7 @@ from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
 from provisioner.cli.commands.batch import lookup, watch
 from provisioner.cli.commands.batch.watch import active_runs, doing
+from provisioner.errors import InfrastructureError
 from provisioner.session import Session
 from provisioner.store.environments import derived_id
 from provisioner.store.home import Home
@@ -83,12 +84,17 @@ def test_the_queue_is_found_once_its_controller_has_made_it(
     client = SimpleNamespace(states=lambda _: states, outputs=lambda *_: {}, close=lambda: closed.append(True))
     closed: list[bool] = []
     Batches(session.home).save(batch)
-    monkeypatch.setattr(lookup, "open_client", lambda *_: client)
+    monkeypatch.setattr(lookup, "now", lambda: AT)
     with lookup.reader(session.home, batch, "") as read:
         assert read() == ({}, [])
         (Batches(session.home).directory(batch.id) / "engine.sqlite").touch()
-        assert read()[0] == states
+        assert read() == ({}, [])  # it has no tables yet
+        monkeypatch.setattr(lookup, "open_client", lambda *_: client)
+        assert (read()[0], closed) == (states, [])
     assert closed == [True]
+    monkeypatch.undo()
+    with lookup.reader(session.home, batch, "") as read, pytest.raises(InfrastructureError):
+        read()  # it is old, and its queue is damaged
 
 
 def use(clock: WaitingClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +129,5 @@ def test_a_batch_without_a_controller_is_not_watched_for_long(
     Batches(Home(provisioner.home)).save(batch)
     use(clock := WaitingClock(), monkeypatch)
     shown = provisioner("batch", "watch", "s-1")
-    assert clock.seconds == watch.STARTING_SECONDS
+    assert clock.seconds == lookup.STARTING.total_seconds()
     assert (shown.code, "batch resume s-1" in shown.stdout) == (0, True)
