@@ -5,12 +5,13 @@ Usage: python -m tests.soak.template_kills [--points N] [--seed 1]
 After each kill the machine is destroyed and the home swept; then nothing may be left, and no lock be held. Afterwards
 two machines start at once: both must resume from a whole template, made anew if it was not there. While all is pruned,
 and while the pruning process is killed, another starts a machine from the image that goes. Prints a line for each
-point, of which there are some hundred; N takes that many of each kind. Ends with exit code 1 if anything was left.
+point, of which there are 150; N takes that many of each kind. Ends with exit code 1 if anything was left.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import subprocess
 import sys
@@ -168,6 +169,7 @@ def campaign(work: TemplateWork, choose: Callable[[list[str]], list[str]]) -> in
     for wanted in choose(work.start("-")):
         work.start(wanted)
         tell("starting", wanted)
+    work.restore_images()  # what killed starts have left in the template would be moments of this pruning alone
     pruned = work.prune("-")
     for wanted in choose(pruned):
         work.restore_images()
@@ -175,14 +177,17 @@ def campaign(work: TemplateWork, choose: Callable[[list[str]], list[str]]) -> in
         left = work.sweep() or (work.start_two() if work.has_image() else [])
         failures += bool(left)
         print(f"pruning before {wanted}: " + (f"LEFT {left}" if left else "nothing left"), flush=True)
-    for wanted in choose(["-", *pruned]):
-        for delay_seconds in DELAYS:
-            work.restore_images()
-            left = work.prune_beside_start(wanted, delay_seconds)
-            left += work.sweep() or (work.start_two() if work.has_image() else [])
-            failures += bool(left)
-            what = f"pruning before {wanted}, and starting {delay_seconds:g} s after it begins"
-            print(f"{what}: " + (f"LEFT {left}" if left else "nothing left"), flush=True)
+    # Without a kill after each delay, and with a kill at each moment, after one of them.
+    for wanted, delay_seconds in [
+        *(("-", delay_seconds) for delay_seconds in DELAYS),
+        *zip(choose(pruned), itertools.cycle(DELAYS), strict=False),
+    ]:
+        work.restore_images()
+        left = work.prune_beside_start(wanted, delay_seconds)
+        left += work.sweep() or (work.start_two() if work.has_image() else [])
+        failures += bool(left)
+        what = f"pruning before {wanted}, and starting {delay_seconds:g} s after it begins"
+        print(f"{what}: " + (f"LEFT {left}" if left else "nothing left"), flush=True)
     return failures
 
 
