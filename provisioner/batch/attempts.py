@@ -55,8 +55,9 @@ from provisioner.errors import (
 )
 from provisioner.family.loader import TaskFamily
 from provisioner.machines import reservations
+from provisioner.machines.destroy import marked
 from provisioner.machines.launch import Create
-from provisioner.machines.locking import environment_lock
+from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.machines.logs import keep_journals, write_log
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
@@ -228,6 +229,9 @@ class Attempt:
             self._remove_remains(came_up=came_up)
             return
         if environment.started_at:
+            # Should this process die before the end, no other continues what it has stopped.
+            with destruction_lock(self.session, environment) as environment:
+                marked(self.session, environment, "destroying")
             with phases.phase("logs"):
                 keep_journals(self.session, environment)
         lifecycle.destroy(self.session, environment, phases)
@@ -346,6 +350,8 @@ class Attempt:
             environment = self._record()
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
+            if environment.status == "destroying":
+                return kind(at=now(), failure=interruption("it was stopped"))
             # If the run was resumed, this process looks after the environment from now on.
             reservations.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
@@ -357,6 +363,10 @@ class Attempt:
         try:
             result = work(environment, phases)
         except Interrupted:
+            # What it stopped, such as an agent, has not ended by itself. Should it die now, the next process knows.
+            stopped = kind(at=now(), failure=interruption("it was stopped"))
+            with contextlib.suppress(OSError):
+                write_log(path, stopped.model_dump_json())
             raise
         except (SubmissionError, AgentError) as error:
             result = kind(at=now(), failure=Failure(outcome="agent_failed", message=truncate(error.message)))

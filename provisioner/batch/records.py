@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from datetime import datetime
@@ -153,8 +154,9 @@ class Batches:
         """
         directory = self.directory(batch.id)
         with locked(directory / "results.lock"):
-            if if_none_is_lost and len(rows) < len(self.results(batch)):
-                return
+            with contextlib.suppress(InfrastructureError):  # none can be lost of those that cannot be read
+                if if_none_is_lost and len(rows) < len(self.results(batch)):
+                    return
             write_atomically(directory / "results.jsonl", as_jsonl(rows))
             write_atomically(directory / "results.csv", as_csv(rows))
             facts = {"batch": batch.id, "suite": batch.suite.name, "runs": len(batch.runs), "version": batch.version}

@@ -24,8 +24,8 @@ from provisioner.models import Phase, Record
 from provisioner.printable import beginning
 
 MESSAGE_CHARACTERS = 500
-# What the host's disk says. What machines write there is bounded, so that it is no agent's doing.
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+# What the host says of its disk and of open files. What machines take of these is bounded: it is no agent's doing.
+_HOST_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 
 class Failure(Record):
@@ -174,8 +174,8 @@ def classify_work_error(error: Exception, task_outcome: Outcome, *, agent_began:
         task_outcome, agent_began: as in `classify`.
     """
     failure = classify(error, task_outcome, agent_began=agent_began)
-    of_disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
-    if agent_began and not isinstance(error, ProvisionerError) and not of_disk:
+    of_host = isinstance(error, OSError) and error.errno in _HOST_ERRORS
+    if agent_began and not isinstance(error, ProvisionerError) and not of_host:
         return Failure(outcome="agent_failed", message=failure.message)
     return failure
 

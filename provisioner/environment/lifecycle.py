@@ -15,7 +15,7 @@ from provisioner.clock import now
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import agent, operations, verdicts
 from provisioner.environment.planning import Plan, new_environment, plan
-from provisioner.errors import CapacityError, IsolationError, MachineLostError
+from provisioner.errors import CapacityError, IsolationError, MachineLostError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.images import family_files
@@ -23,7 +23,7 @@ from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.destroy import clear_away
+from provisioner.machines.destroy import clear_away, marked
 from provisioner.machines.launch import (
     Create,
     clear_after_failure,
@@ -200,6 +200,7 @@ def destroy(session: Session, environment: Environment, prior: Phases | None = N
     with destruction_lock(session, environment) as environment:
         if not session.environments.directory(environment.id).exists():
             return tuple(phases.finished)
+        environment = marked(session, environment, "destroying")  # before teardown(), after which no score counts
         if environment.has_teardown and environment.started_at and environment.endpoints:
             with phases.phase("teardown"):
                 work = partial(_teardown, session, environment)
@@ -230,10 +231,16 @@ def score(
         the record with its score log, and the result.
 
     Raises:
+        UsageError: its destruction has begun.
         AgentError: an agent had begun, and left the machine so that it cannot be scored.
         MachineLostError: the machine was lost, and no agent is to blame.
     """
     with environment_lock(session, environment) as environment, verdicts.attributing_loss(session, environment):
+        if environment.status == "destroying":
+            raise UsageError(
+                f"The destruction of {environment.id} has begun: it cannot be scored any more.",
+                hint=f"`provisioner destroy {environment.id}` ends it.",
+            )
         for pause in SCORING_PAUSES_SECONDS:
             try:
                 return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))

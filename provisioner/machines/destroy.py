@@ -52,7 +52,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
     """
     session = session.steady()
     ran = {environment.id: reservations.still_runs(session, environment) for environment in environments}
-    environments = tuple(_marked(session, environment, "destroying") for environment in environments)
+    environments = tuple(marked(session, environment, "destroying") for environment in environments)
     stack = stack_of(session, environments[0])
     failure: BaseException | None = None
     without_terraform = len(environments) == 1 and environments[0].stack != environments[0].id and not stack.is_remote
@@ -83,7 +83,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
         raise InfrastructureError("; ".join(problems), hint=f"provisioner destroy {names} tries that again.")
 
 
-def _conclude(session: Session, environment: Environment, *, ran: bool) -> str:
+def _conclude(session: Session, environment: Environment, *, ran: bool | None) -> str:
     """Settles the reservation, archives the record and releases the lease of an environment that is gone.
 
     Returns:
@@ -108,8 +108,11 @@ def _conclude(session: Session, environment: Environment, *, ran: bool) -> str:
     return problem
 
 
-def _marked(session: Session, environment: Environment, status: Status) -> Environment:
-    """Returns the record with another status, saved if possible: a full disk must not keep machines alive."""
+def marked(session: Session, environment: Environment, status: Status) -> Environment:
+    """Returns the record with another status, saved if possible: a full disk must not keep machines alive.
+
+    An environment that is marked `destroying` is not worked in any more, whatever becomes of the process that marks it.
+    """
     try:
         return session.environments.update(environment, status=status)
     except SURVIVABLE:
@@ -128,7 +131,7 @@ def _verify(session: Session, environment: Environment) -> list[str]:
     except StillThereError as error:
         return [error.message]
     except SURVIVABLE as error:
-        _marked(session, environment, "unverified")
+        marked(session, environment, "unverified")
         return [f"the cloud did not say whether anything remains: {describe(error)}"]
 
 

@@ -78,23 +78,25 @@ def _renew(session: Session, environment: Environment) -> None:
         readmit(session, current)
 
 
-def still_runs(session: Session, environment: Environment) -> bool:
-    """Returns whether any machine still runs and costs money. If the cloud does not answer, assumes that one does."""
+def still_runs(session: Session, environment: Environment) -> bool | None:
+    """Returns whether any machine still runs and costs money; None if that is not known."""
     if not environment.endpoints:
-        return True
+        return None
     try:
         return any(session.cloud.alive(environment, role) for role in environment.machines)
     except SURVIVABLE:
-        return True
+        return None
 
 
-def settle(session: Session, environment: Environment, *, ran: bool) -> None:
+def settle(session: Session, environment: Environment, *, ran: bool | None) -> None:
     """Replaces the reservation by the actual cost. To be called once the cloud has confirmed the environment's end.
 
     Args:
-        ran: whether it still ran just before; otherwise its time to live has ended it.
+        ran: whether it still ran just before; otherwise its time to live has ended it. If that is not known (None), it
+            costs no more than was reserved.
     """
-    ended_at = now() if ran else min(now(), environment.expires_at)
+    latest = {True: now(), False: environment.expires_at, None: environment.expires_at + TEARDOWN}[ran]
+    ended_at = min(now(), latest)
     rate = environment.worst_usd_per_hour if environment.usd_per_hour is None else environment.usd_per_hour
     actual = cost_between(rate, environment.created_at, ended_at) if rate else 0
     if environment.shared_ledger and not session.database:

@@ -71,6 +71,8 @@ def test_every_environment_that_is_given_is_a_whitelist() -> None:
     for path in SOURCES:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and _has_environment(call):
+                if ast.unparse(call.func) == "super().exec":  # a sandbox of Inspect, whose programs run in machines
+                    continue
                 given = next(ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "env")
                 # terraform/process.py gives its function one; the next test looks at what reaches Terraform.
                 allowed = given == "environment" and path.name == "process.py"

@@ -89,6 +89,7 @@ def _complete(image: Path, base: Path) -> None:
     subprocess.run(
         ["qemu-img", "rebase", "-q", "-u", "-b", backing, "-F", "raw", image.name],
         cwd=image.parent, check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ),
+        timeout=disk_layers.REBASE_SECONDS,
     )  # fmt: skip
     for file_name in images.BOOT_FILES:
         os.link(base.parent / file_name, image.parent / file_name)

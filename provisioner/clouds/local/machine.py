@@ -345,11 +345,13 @@ def end(find: Callable[[], int | None]) -> None:
         find: returns the process's pid, None once it has ended.
 
     Raises:
-        MachineError: it did not end.
+        MachineError: it did not end, or cannot be told.
     """
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if (pid := find()) is None:
             return
+        if pid <= 1:
+            raise MachineError("a process of the machine lives, and cannot be told")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sent)
         _wait(lambda: find() is None, QUIT_SECONDS)

@@ -111,7 +111,8 @@ def _wait_for(pid: int, port: CredentialPort, seconds: float) -> None:
     """Waits for a process to end or the machine to ask for something, at most so many seconds."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # it has just ended
+    except OSError:  # it has just ended, or cannot be told
+        time.sleep(min(seconds, START_PAUSE_SECONDS))
         return
     try:
         readable, writable = port.waits_for()

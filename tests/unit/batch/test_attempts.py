@@ -17,17 +17,17 @@ from provisioner import signals
 from provisioner.batch import attempts, settlement
 from provisioner.batch.attempts import Attempt
 from provisioner.batch.results import as_jsonl
-from provisioner.batch.steps import Costs, Failure, UpStep
+from provisioner.batch.steps import Costs, Failure, UpStep, interruption
 from provisioner.batch.suite import Run, Suite
 from provisioner.batch.workflow import AttemptResult, build_row
 from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle, planning
-from provisioner.errors import AgentError, BudgetError, MachineLostError, SubmissionError, TaskError
+from provisioner.errors import AgentError, BudgetError, Interrupted, MachineLostError, SubmissionError, TaskError
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
-from provisioner.machines.destroy import _marked
+from provisioner.machines.destroy import marked
 from provisioner.machines.logs import keep_logs
 from provisioner.machines.recordings import sealed
 from provisioner.models import Endpoint, Environment, MachineRecord, MachineSize, ScoreLogEntry, TaskSetup
@@ -367,13 +367,49 @@ def test_whatever_fails_at_the_end_is_tried_again_and_told(attempt: Attempt, mon
     assert len(tries) == 3
 
 
+@pytest.mark.parametrize("step", ["agent", "score"])
+def test_what_a_stop_has_ended_is_an_interruption_to_the_next_process(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def do() -> Failure | None:
+        return (attempt.agent() if step == "agent" else attempt.score(now())).failure
+
+    recorded(attempt, agent_at=now())
+    monkeypatch.setattr(agent, "run_agent", raising(Interrupted("stopped")))
+    monkeypatch.setattr(lifecycle, "score", raising(Interrupted("stopped")))
+    with pytest.raises(Interrupted):
+        do()
+    monkeypatch.setattr(agent, "run_agent", lambda *_: pytest.fail("it is followed"))
+    monkeypatch.setattr(lifecycle, "score", lambda *_: pytest.fail("it is scored"))
+    assert do() == interruption("it was stopped")
+
+
+@pytest.mark.parametrize("step", ["agent", "score"])
+def test_no_step_is_done_in_an_environment_whose_end_has_begun(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    recorded(attempt, started_at=now(), agent_at=now())
+    seen: list[str] = []
+
+    def dying(session: Session, environment: Environment) -> None:
+        seen.append(session.environments.find(environment.id).status)
+        raise SystemExit
+
+    monkeypatch.setattr(attempts, "keep_journals", dying)
+    with pytest.raises(SystemExit):
+        attempt.end(came_up=True)
+    assert seen == ["destroying"]
+    failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
+    assert failure == interruption("it was stopped")
+
+
 def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recorded(attempt)
     monkeypatch.setattr("provisioner.machines.logs.write_atomically", raising(OSError("No space left on device")))
     monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
     keep_logs(attempt.session, known)
     monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
-    assert _marked(attempt.session, known, "destroying") == known
+    assert marked(attempt.session, known, "destroying") == known
 
 
 def test_an_unreadable_environment_is_destroyed(

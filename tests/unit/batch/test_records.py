@@ -94,6 +94,9 @@ def test_damaged_results_are_an_error(batches: Batches) -> None:
     (batches.directory("b-1") / "results.jsonl").write_text('{"key": "x", "of": "a later version"}\n')
     with pytest.raises(InfrastructureError, match=r"The results .*results\.jsonl cannot be read: ValidationError"):
         batches.results(known)
+    rows = [failed_row(RUN, "it broke")]
+    batches.write_results(known, rows, if_none_is_lost=True)
+    assert batches.results(known) == rows
 
 
 def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> None:

@@ -56,6 +56,7 @@ def test_a_failed_command_of_the_agent_is_the_agents_fault() -> None:
         (MemoryError(), "agent_failed"),
         (ConnectionError("x"), "agent_failed"),
         (OSError(errno.ENOSPC, "No space left on device"), "infrastructure_failed"),
+        (OSError(errno.EMFILE, "Too many open files"), "infrastructure_failed"),
         (HostError("x"), "infrastructure_failed"),
         (TaskError("x"), "task_failed"),
     ],

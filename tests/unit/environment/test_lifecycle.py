@@ -272,11 +272,15 @@ def test_machines_that_cannot_be_used_are_destroyed(session: Session, cloud: Fak
 
 def test_a_destroy_runs_the_familys_teardown_first(session: Session, cloud: FakeCloud) -> None:
     running = up(session, environment(has_teardown=True))
-    existed: list[list[str]] = []
-    cloud.machine(running).guest.during["teardown"] = lambda: existed.append(cloud.existing())
+    existed: list[tuple[list[str], str]] = []
+
+    def look() -> None:
+        existed.append((cloud.existing(), session.environments.find("env").status))
+
+    cloud.machine(running).guest.during["teardown"] = look
     phases = lifecycle.destroy(session, running)
     assert [phase.name for phase in phases] == ["teardown", "destroy"]
-    assert existed == [["env/primary"]]
+    assert existed == [(["env/primary"], "destroying")]
     assert cloud.existing() == []
 
 
@@ -309,6 +313,13 @@ def test_an_environment_that_is_gone_can_be_destroyed_again(session: Session, cl
     lifecycle.destroy(session, running)
     assert lifecycle.destroy(session, running) == ()
     assert cloud.runs() == ["apply env", "destroy env"]
+
+
+def test_nothing_is_scored_once_a_destruction_has_begun(session: Session, cloud: FakeCloud) -> None:
+    running = up(session)
+    session.environments.update(running, status="destroying")  # by a process that was killed after teardown()
+    with pytest.raises(UsageError, match="The destruction of env has begun"):
+        lifecycle.score(session, running)
 
 
 def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> None:

@@ -14,6 +14,7 @@ from provisioner.machines import reservations
 from provisioner.models import Endpoint
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
+from provisioner.ttl import TEARDOWN
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.world import environment, told_of, up
 
@@ -69,22 +70,22 @@ def test_the_worst_case_covers_the_time_to_live_and_the_clean_up(usd: str, lives
 
 def test_an_environment_runs_until_all_machines_have_ended(session: Session, cloud: FakeCloud) -> None:
     env = up(session)
-    assert reservations.still_runs(session, env)
+    assert reservations.still_runs(session, env) is True
     cloud.faults.unreachable = True
-    assert reservations.still_runs(session, env)
+    assert reservations.still_runs(session, env) is None
     cloud.faults.unreachable = False
     cloud.end_machine(env)
-    assert not reservations.still_runs(session, env)
-    assert reservations.still_runs(session, env.model_copy(update={"endpoints": {}}))
+    assert reservations.still_runs(session, env) is False
+    assert reservations.still_runs(session, env.model_copy(update={"endpoints": {}})) is None
 
 
 @pytest.mark.parametrize(
     ("ran", "price", "micro_usd"),
-    [(True, "6", 12_000_000), (False, "6", 6_000_000), (True, "0", 0), (True, None, 24_000_000)],
-    ids=["ran-on", "ended-at-its-limit", "free", "never-created"],
+    [(True, "6", 12_000_000), (False, "6", 6_000_000), (True, "0", 0), (None, None, 14_000_000)],
+    ids=["ran-on", "ended-at-its-limit", "free", "killed-while-created"],
 )
 def test_the_cost_of_the_time_that_it_ran_is_settled(
-    session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool, price: str | None, micro_usd: int
+    session: Session, monkeypatch: pytest.MonkeyPatch, ran: bool | None, price: str | None, micro_usd: int
 ) -> None:
     env = reservations.reserve(session, environment())
     begin = env.created_at
@@ -95,7 +96,7 @@ def test_the_cost_of_the_time_that_it_ran_is_settled(
     reservations.settle(session, priced, ran=ran)
     [entry] = session.ledger.entries()
     assert entry.actual_micro_usd == micro_usd
-    assert entry.ended_at == begin + (2 * HOUR if ran else HOUR)
+    assert entry.ended_at == begin + {True: 2 * HOUR, False: HOUR, None: HOUR + TEARDOWN}[ran]
     session.leases.release("env")
 
 

@@ -72,7 +72,10 @@ def copy(layer: Path, target: Path) -> None:
         subprocess.SubprocessError: it could not be copied, as for want of room.
     """
     argv = ["cp", "--no-dereference", "--reflink=auto", "--sparse=auto", "--", str(layer), str(target)]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ))
+    subprocess.run(
+        argv,
+        check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=REBASE_SECONDS,
+    )  # fmt: skip
 
 
 def put_over(layer: Path, lower: Path, image: Path, gib: int) -> None:

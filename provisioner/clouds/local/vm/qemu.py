@@ -22,6 +22,7 @@ from provisioner import unix_socket
 from provisioner.clouds.local.vm import shutdown
 from provisioner.clouds.local.vm.network_cards import Link, captured, network
 from provisioner.clouds.local.vm.users import User
+from provisioner.store.locks import holders
 
 PROGRAM = "qemu-system-x86_64"
 
@@ -48,6 +49,8 @@ STATUS_SECONDS = 5.0
 LINE_BYTES = 1 << 20
 MESSAGE_CHARACTERS = 500
 MOST_OF_A_VERSION = 1000
+# What stands for the pid of a process that lives and cannot be told; no process has it.
+UNTOLD = -1
 SANDBOX = "on,obsolete=deny,spawn=deny,resourcecontrol=deny,elevateprivileges="
 
 
@@ -146,7 +149,7 @@ def confined(user: User | None) -> list[str]:
 
 
 def live_pid(pidfile: Path) -> int | None:
-    """Returns the pid of the QEMU that holds `pidfile`, or None.
+    """Returns the pid of the QEMU that holds `pidfile`, or None; UNTOLD if it is not known which process does.
 
     QEMU keeps an fcntl lock on its pidfile as long as it lives, so a reused pid cannot mislead.
     """
@@ -157,7 +160,13 @@ def live_pid(pidfile: Path) -> int | None:
             kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, query)[:28])
     except OSError:
         return None
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    if kind == fcntl.F_UNLCK:
+        return None
+    if pid > 1:
+        return int(pid)
+    # -1 for a lock of an open file description (fcntl(2)), to which only a taken-over QEMU changes; 0 for a process of
+    # another PID namespace. To kill(2) they mean every process, and our own group.
+    return next((holder for holder in holders(pidfile) if holder not in (1, os.getpid())), UNTOLD)
 
 
 class QMPError(Exception):

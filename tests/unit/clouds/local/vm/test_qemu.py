@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import struct
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.clouds.local import machine
 from provisioner.clouds.local.vm import qemu
 from provisioner.clouds.local.vm.network_cards import link_sockets
 from provisioner.clouds.local.vm.qemu import Launch, QMPError, command, forwarded_port, live_pid, paused_by_full_disk
@@ -132,6 +134,34 @@ def test_the_live_pid_is_that_of_the_lock_whatever_the_file_says(tmp_path: Path)
     holder.kill()
     holder.join()
     assert live_pid(pidfile) is None
+
+
+def hold_untold(pidfile: Path, held: Event) -> None:
+    with pidfile.open("w") as file:
+        whole_file = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
+        held.set()
+        signal.pause()
+
+
+def test_a_lock_that_names_no_process_ends_its_holder_alone(tmp_path: Path) -> None:
+    # A taken-over QEMU may change the lock: for such a one, the kernel says -1, which to kill() is every process.
+    pidfile, held = tmp_path / "qemu.pid", PROCESSES.Event()
+    holder = PROCESSES.Process(target=hold_untold, args=(pidfile, held))
+    holder.start()
+    assert held.wait(BOUND_SECONDS)
+    assert live_pid(pidfile) == holder.pid
+    machine.end(lambda: live_pid(pidfile))
+    holder.join()
+    assert holder.exitcode == -signal.SIGTERM
+    assert live_pid(pidfile) is None
+
+
+@pytest.mark.parametrize("pid", [qemu.UNTOLD, 0, 1])
+def test_no_signal_is_sent_to_a_process_that_cannot_be_told(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.kill", lambda *_: pytest.fail("a signal is sent"))
+    with pytest.raises(machine.MachineError, match="cannot be told"):
+        machine.end(lambda: pid)
 
 
 def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
