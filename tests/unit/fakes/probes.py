@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import threading
 from typing import Any
 
-# Both machines are probed at once: see provisioner/family/module.py.
-_PARSING = threading.Lock()
 PROMISED = ("neighbour ", "allowed ")
 
 
 def request_in(program: str) -> dict[str, Any]:
     """Returns the request in the text that is sent to the machine's Python."""
     call = program.splitlines()[-1]
-    with _PARSING:
-        request: dict[str, Any] = ast.literal_eval(call.removeprefix("main(").removesuffix(")"))
+    # Not by ast: a thread of the product may parse a family at the same time (provisioner/family/module.py, _PARSING).
+    request: dict[str, Any] = eval(call.removeprefix("main(").removesuffix(")"), {"__builtins__": {}})
     return request
 
 
