@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable
 from datetime import datetime
@@ -154,10 +153,9 @@ class Batches:
         """
         directory = self.directory(batch.id)
         with locked(directory / "results.lock"):
-            with contextlib.suppress(InfrastructureError):  # none can be lost of those that cannot be read
-                if if_none_is_lost and len(rows) < len(self.results(batch)):
-                    return
-            write_atomically(directory / "results.jsonl", as_jsonl(rows))
+            if if_none_is_lost and len(rows) < len(self._lines(batch)):
+                return
+            write_atomically(self._results(batch), as_jsonl(rows))
             write_atomically(directory / "results.csv", as_csv(rows))
             facts = {"batch": batch.id, "suite": batch.suite.name, "runs": len(batch.runs), "version": batch.version}
             seal(directory, facts, write_atomically, ("results.csv", "results.jsonl"))
@@ -168,13 +166,18 @@ class Batches:
         Raises:
             InfrastructureError: they cannot be read.
         """
-        path = self.directory(batch.id) / "results.jsonl"
-        if not path.exists():
-            return []
         try:
-            return [strict_json.load_record(Row, line) for line in path.read_bytes().split(b"\n") if line]
+            return [strict_json.load_record(Row, line) for line in self._lines(batch)]
         except (OSError, ValueError) as error:
-            raise _unreadable("The results", path, error) from error
+            raise _unreadable("The results", self._results(batch), error) from error
+
+    def _results(self, batch: Batch) -> Path:
+        return self.directory(batch.id) / "results.jsonl"
+
+    def _lines(self, batch: Batch) -> list[bytes]:
+        """Returns the lines of the results, one for each row, whether or not they can be read as rows."""
+        path = self._results(batch)
+        return [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
 
     def _read(self, path: Path) -> Batch:
         try:

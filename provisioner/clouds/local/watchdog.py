@@ -56,7 +56,8 @@ def main() -> int:
             time.sleep(START_PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
             seen = True
-            _end(pidfile)
+            if not _end(pidfile):
+                time.sleep(LOOK_SECONDS)
         elif _must_go(directory):
             seen = True
             disk.evict(directory, lambda: _end(pidfile))

@@ -94,6 +94,8 @@ def test_damaged_results_are_an_error(batches: Batches) -> None:
     (batches.directory("b-1") / "results.jsonl").write_text('{"key": "x", "of": "a later version"}\n')
     with pytest.raises(InfrastructureError, match=r"The results .*results\.jsonl cannot be read: ValidationError"):
         batches.results(known)
+    batches.write_results(known, [], if_none_is_lost=True)  # as where the queue is gone: they are the only copy
+    assert "a later version" in (batches.directory("b-1") / "results.jsonl").read_text()
     rows = [failed_row(RUN, "it broke")]
     batches.write_results(known, rows, if_none_is_lost=True)
     assert batches.results(known) == rows
