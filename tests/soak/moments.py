@@ -115,6 +115,7 @@ def run(wanted: str, *program: str, **options: Any) -> subprocess.CompletedProce
 def main() -> None:
     """Runs the program that the command line names."""
     wanted, program = sys.argv[1:3]
+    sys.dont_write_bytecode = True  # only the first run of new code would do that
     if wanted.startswith("+"):
         timer = threading.Timer(float(wanted), os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
