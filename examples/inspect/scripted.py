@@ -20,7 +20,7 @@ def scripted(command: str | list[str]) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         call = ToolCall(id="scripted", function="bash", arguments={"command": script})
         message = ChatMessageAssistant(content="I run what the script says.", tool_calls=[call])
-        done = await execute_tools([message], [bash(timeout=60)])
+        done = await execute_tools([message], [bash()])
         state.messages += [message, *done.messages]
         state.output = ModelOutput.from_content("scripted", done.messages[-1].text)
         return state

@@ -20,7 +20,7 @@ def two_containers() -> Task:
     question = "The host keeper tells visitors of its port 7000 a word, if they ask politely. Submit the word."
     return Task(
         dataset=[Sample(input=question, target="cormorant")],
-        solver=react(tools=[bash(timeout=60)]),
+        solver=react(tools=[bash()]),
         scorer=includes(),
         sandbox=("provisioner", str(COMPOSE_FILE)),
         time_limit=1800,

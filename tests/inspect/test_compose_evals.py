@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,9 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
 from provisioner.inspect.configuration import configuration_of
+from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
+from provisioner.store.images import ImageStore
 from tests.homes import cache
 from tests.inspect.epochs import Meeting, beginning
 from tests.inspect.images import DEBIAN, DOCKERFILE, debian_archive, registry_of_archives
@@ -54,12 +57,18 @@ def _told(sandbox: SandboxEnvironment, command: str) -> str:
 def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "Dockerfile").write_text(DOCKERFILE)
+    solution = b"The albatross is the solution. "
+    (tmp_path / "eval" / "solution.txt").write_bytes(solution * 1000)  # which the Dockerfile copies nowhere
     configuration = configuration_of(str(tmp_path / "eval" / "Dockerfile")).model_copy(update={"registry": source})
     sandboxes = brought_up(configuration, {})
     try:
         assert list(sandboxes) == ["default"]
         assert _told(sandboxes["default"], "cat /built; pwd") == "built\n/srv/work"
         assert _told(sandboxes["default"], "cat /proc/net/dev | grep -c eth0 || true") == "0"
+        [environment] = EnvironmentStore(home).readable()
+        disk = ImageStore(home).disk(environment.machines["primary"].image)
+        with disk.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as read:
+            assert read.find(solution) == -1, f"{disk} has what the Dockerfile left out"
     finally:
         ended(configuration, sandboxes)
 
