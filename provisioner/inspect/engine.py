@@ -130,8 +130,7 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:
         lines.append(f"rm {_DAEMON}")
-    # What a Dockerfile left out of its image, such as a solution, leaves the local cloud's disk, too. EBS cannot trim.
-    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd", "fstrim / || true"]
+    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd"]
     return "\n".join(lines)
 
 

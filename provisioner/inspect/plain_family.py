@@ -17,9 +17,19 @@ WORKDIR = "/workspace"
 
 _MODULE = '''"""A machine of an Inspect eval, without a task of its own."""
 
+import pathlib
+import shutil
+
 
 class TaskFamily:
     standard_version = "0.5.0"
+
+    @staticmethod
+    def install():
+        # The build steps have put these where they belong, and may have left some out.
+        shutil.rmtree("/root/files", ignore_errors=True)
+        for path in (pathlib.Path("/root/build_steps.json"), *pathlib.Path("/root").glob("*.service")):
+            path.unlink(missing_ok=True)
 
     @staticmethod
     def get_tasks():

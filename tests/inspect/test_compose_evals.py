@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,6 +31,8 @@ from tests.inspect.mirror import mirror
 from tests.inspect.running import assert_nothing_left, brought_up, ended, said, started
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inspect"
+SOLUTION = b"The albatross is the solution. "
+SOLUTION_BYTES = 4 << 20
 ASK = "exec 3<>/dev/tcp/keeper/7000; echo Please, tell me. >&3"
 
 pytestmark = [
@@ -57,8 +62,8 @@ def _told(sandbox: SandboxEnvironment, command: str) -> str:
 def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "Dockerfile").write_text(DOCKERFILE)
-    solution = b"The albatross is the solution. "
-    (tmp_path / "eval" / "solution.txt").write_bytes(solution * 1000)  # which the Dockerfile copies nowhere
+    # The Dockerfile copies it nowhere.
+    (tmp_path / "eval" / "solution.txt").write_bytes(SOLUTION * (SOLUTION_BYTES // len(SOLUTION)))
     configuration = configuration_of(str(tmp_path / "eval" / "Dockerfile")).model_copy(update={"registry": source})
     sandboxes = brought_up(configuration, {})
     try:
@@ -66,9 +71,16 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
         assert _told(sandboxes["default"], "cat /built; pwd") == "built\n/srv/work"
         assert _told(sandboxes["default"], "cat /proc/net/dev | grep -c eth0 || true") == "0"
         [environment] = EnvironmentStore(home).readable()
+        listed = subprocess.run(
+            [sys.executable, "-m", "provisioner", "exec", environment.id, "--user", "root", "--", "ls", "/root"],
+            stdout=subprocess.PIPE, check=True, text=True,
+        )  # fmt: skip
+        assert "sandbox.py" in listed.stdout.split()
+        assert not {"files", "build_steps.json"} & set(listed.stdout.split())
+        # What was removed is trimmed from the disk, but for its ends.
         disk = ImageStore(home).disk(environment.machines["primary"].image)
         with disk.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as read:
-            assert read.find(solution) == -1, f"{disk} has what the Dockerfile left out"
+            assert len(re.findall(SOLUTION, read)) * len(SOLUTION) < SOLUTION_BYTES // 4
     finally:
         ended(configuration, sandboxes)
 
