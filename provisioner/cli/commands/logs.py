@@ -21,7 +21,7 @@ from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
-from provisioner.machines.logs import fetch_logs
+from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session
@@ -95,7 +95,7 @@ def _fetch(opened: Session, environment: Environment) -> None:
         directory = opened.environments.fetched_logs(environment.id)
         with contextlib.suppress(FileNotFoundError):  # the environment ends meanwhile
             directory.mkdir(mode=0o700, exist_ok=True)
-            fetch_logs(session_of(environment, opened), environment, directory)
+            keep_logs(session_of(environment, opened), environment, directory)
 
 
 def _existing(opened: Session, environment: Environment) -> list[Path]:
