@@ -103,8 +103,11 @@ def _existing(opened: Session, environment: Environment) -> list[Path]:
     store = opened.environments
     found: dict[str, tuple[int, Path]] = {}
     for directory in (store.logs(environment.id), store.fetched_logs(environment.id)):
+        paths: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
-            for path in directory.glob("*.log"):
+            paths += directory.glob("*.log")
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
                 written = (path.stat().st_mtime_ns, path)
                 found[path.stem] = max(written, found.get(path.stem, written))
     return [found[name][1] for name in sorted(found)]
