@@ -10,12 +10,10 @@ from collections.abc import Iterable
 
 import psycopg
 
-from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE
+from provisioner.costs.ledger_postgres import CLIENT_KEEPALIVE, SERVER_KEEPALIVE, set_parameters
 from provisioner.errors import LivenessLostError
 
 CONNECT_TIMEOUT_SECONDS = 10
-# A machine that vanishes does not close its connection. Postgres notices after about a minute of silence.
-KEEPALIVE = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
 MESSAGE_CHARACTERS = 300
 
 
@@ -36,8 +34,7 @@ class LivenessLock:
             self._connection = psycopg.connect(
                 url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS, **CLIENT_KEEPALIVE
             )
-            for name, value in KEEPALIVE.items():
-                self._connection.execute(f"SET {name} = {value}".encode())
+            set_parameters(self._connection, SERVER_KEEPALIVE)
             self._connection.execute("SELECT pg_advisory_lock(%s)", (_lock_number(worker),))
         except psycopg.Error as error:
             raise _connection_lost(error) from error

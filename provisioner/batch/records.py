@@ -150,6 +150,9 @@ class Batches:
 
         Args:
             if_none_is_lost: whether to write nothing where more rows are written already.
+
+        Raises:
+            InfrastructureError: it cannot be read how many are written already.
         """
         directory = self.directory(batch.id)
         with locked(directory / "results.lock"):
@@ -168,7 +171,7 @@ class Batches:
         """
         try:
             return [strict_json.load_record(Row, line) for line in self._lines(batch)]
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise _unreadable("The results", self._results(batch), error) from error
 
     def _results(self, batch: Batch) -> Path:
@@ -177,7 +180,10 @@ class Batches:
     def _lines(self, batch: Batch) -> list[bytes]:
         """Returns the lines of the results, one for each row, whether or not they can be read as rows."""
         path = self._results(batch)
-        return [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
+        try:
+            return [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
+        except OSError as error:
+            raise _unreadable("The results", path, error) from error
 
     def _read(self, path: Path) -> Batch:
         try:
@@ -187,6 +193,8 @@ class Batches:
 
 
 def _unreadable(what: str, path: Path, error: Exception) -> InfrastructureError:
+    if isinstance(error, OSError):
+        return InfrastructureError(f"{what} {path} cannot be read: {error.strerror or error}.")
     return InfrastructureError(
         f"{what} {path} cannot be read: {type(error).__name__}.",
         hint="It was changed by hand, written by another version of provisioner, or is damaged.",

@@ -13,6 +13,10 @@ from provisioner import strict_json
 LINE_LIMIT_BYTES = 64
 # What guest/agent.py sends at once, and more than its last frame has.
 FRAME_LIMIT_BYTES = 64 << 10
+# guest/agent.py gives a sign of life every ten seconds. A controller that was suspended gets those of the meantime at
+# once: fewer than a hundred, as TCP gives up after about a quarter of an hour (tcp(7), tcp_retries2).
+ALIVE_AT_ONCE = 100
+ALIVE_PER_SECOND = 1.0
 # More than any agent writes; and programs that read our JSON know no larger whole numbers.
 MAXIMUM_OFFSET = 2**53
 
@@ -45,7 +49,7 @@ class AgentFrames:
         offsets: how far each stream was received.
         lost_bytes: how much of each stream the machine no longer had.
         started: whether the machine has said anything about the agent.
-        unknown: whether the machine said that it has no such agent.
+        unknown: whether the machine said on this connection that it has no such agent.
         end: how the agent ended; None until then.
     """
 
@@ -53,6 +57,8 @@ class AgentFrames:
         self._on_output = on_output
         self._pending = bytearray()
         self._frame: tuple[str, int, int] | None = None
+        self._alive = 0
+        self._seconds = 0.0
         self.offsets = {"o": 0, "e": 0}
         self.lost_bytes = {"o": 0, "e": 0}
         self.started = False
@@ -60,37 +66,49 @@ class AgentFrames:
         self.end: AgentEnd | None = None
 
     def reconnect(self) -> None:
-        """Forgets a frame that a broken connection cut."""
+        """Forgets a frame that a broken connection cut, and that the machine knew no such agent."""
         self._pending.clear()
         self._frame = None
+        self.unknown = False
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, seconds: float) -> None:
         """Parses a piece of what the machine sent.
 
+        Args:
+            seconds: how long the agent has been followed, over all connections.
+
         Raises:
-            FrameError: it is no frame.
+            FrameError: it is no frame, or none that guest/agent.py would send now.
         """
+        self._seconds = seconds
         self._pending += data
         while self._parse_line() if self._frame is None else self._parse_body(*self._frame):
             pass
 
     def _parse_line(self) -> bool:
-        line, newline, _ = self._pending.partition(b"\n")
-        if len(line) > LINE_LIMIT_BYTES:
-            raise FrameError("a line is too long")
-        if not newline:
+        end = self._pending.find(b"\n", 0, LINE_LIMIT_BYTES + 1)
+        if end < 0:
+            if len(self._pending) > LINE_LIMIT_BYTES:
+                raise FrameError("a line is too long")
             return False
-        del self._pending[: len(line) + 1]
         try:
-            kind, offset, length = line.decode("ascii").split(" ")
+            kind, offset, length = self._pending[:end].decode("ascii").split(" ")
             self._frame = kind, int(offset), int(length)
         except ValueError:
             raise FrameError("a line is not a frame's") from None
-        if self._frame[1] > MAXIMUM_OFFSET:
-            raise FrameError("a frame lies where no output can be")
-        if kind not in ("o", "e", "b", "x", "n") or not 0 <= self._frame[2] <= FRAME_LIMIT_BYTES:
-            raise FrameError("a frame is of no known kind or size")
+        del self._pending[: end + 1]
+        self._require_expected(*self._frame)
         return True
+
+    def _require_expected(self, kind: str, offset: int, length: int) -> None:
+        if self.end or self.unknown:
+            raise FrameError("something follows the end")
+        if offset > MAXIMUM_OFFSET:
+            raise FrameError("a frame lies where no output can be")
+        if not (1 <= length <= FRAME_LIMIT_BYTES if kind in ("o", "e", "x") else kind in ("b", "n") and length == 0):
+            raise FrameError("a frame is of no known kind or size")
+        if kind == "b" and self._alive > ALIVE_AT_ONCE + self._seconds * ALIVE_PER_SECOND:
+            raise FrameError("signs of life never cease")
 
     def _parse_body(self, kind: str, offset: int, length: int) -> bool:
         if len(self._pending) < length:
@@ -104,6 +122,8 @@ class AgentFrames:
             self._output(kind, offset, body)
         elif kind == "x":
             self.end = _parse_end(body)
+        elif kind == "b":
+            self._alive += 1
         return True
 
     def _output(self, kind: str, offset: int, body: bytes) -> None:

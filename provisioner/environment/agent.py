@@ -326,7 +326,7 @@ class _Following:
         return AgentEnd()
 
     def _receive(self, data: bytes) -> None:
-        self._frames.feed(data)
+        self._frames.feed(data, time.monotonic() - self._began_to_follow_at)
         self._heard_at = self._reached_at = time.monotonic()
 
     def _output(self, kind: str, data: bytes) -> None:

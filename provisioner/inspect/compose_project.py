@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,26 +219,22 @@ class _Translation:
         Args:
             raw: the service as the file has it.
         """
+        services, volumes = document["services"], document.get("volumes") or {}
         networks = {"default": {}, **(document.get("networks") or {})}
-        for key, what, known, names in (
-            ("depends_on", "services", document["services"], list(service.depends_on or ())),
-            ("networks", "networks", networks, list(service.networks or ())),
-            (
-                "links",
-                "services",
-                document["services"],
-                [each.partition(":")[0] for each in _texts_of(raw.get("links"))],
-            ),
-            ("volumes", "volumes", document.get("volumes") or {}, list(_named_volumes(raw.get("volumes")))),
-            *(
-                (key, "services", document["services"], [value.removeprefix("service:")])
-                for key in ("network_mode", "ipc", "pid")
-                if (value := str(raw.get(key) or "")).startswith("service:")
-            ),
-        ):
-            for name in names:
-                if name not in known:
-                    self._refuse(f"{where}.{key}", f"{shown(name)} is not one of the file's {what}")
+        links = [each.partition(":")[0] for each in _texts_of(raw.get("links"))]
+        self._require_known(f"{where}.depends_on", service.depends_on or (), services, "services")
+        self._require_known(f"{where}.networks", service.networks or (), networks, "networks")
+        self._require_known(f"{where}.links", links, services, "services")
+        self._require_known(f"{where}.volumes", _named_volumes(raw.get("volumes")), volumes, "volumes")
+        for key in ("network_mode", "ipc", "pid"):
+            kind, colon, name = str(raw.get(key) or "").partition(":")
+            if colon and kind == "service":
+                self._require_known(f"{where}.{key}", [name], services, "services")
+
+    def _require_known(self, where: str, names: Iterable[str], known: Container[str], what: str) -> None:
+        for name in names:
+            if name not in known:
+                self._refuse(where, f"{shown(name)} is not one of the file's {what}")
 
     def _build(self, name: str, raw: dict[str, Any]) -> dict[str, Any]:
         """Returns the part of a service by which its image is built."""

@@ -30,7 +30,8 @@ def clear_away(session: Session, environment: Environment) -> None:
     """
     session = session.steady()
     what = f"Keeping the logs of {environment.id}"
-    best_effort_within(session.progress, what, LOGS_SECONDS, lambda: keep_logs(session, environment))
+    logs = session.environments.live_logs(environment.id)
+    best_effort_within(session.progress, what, LOGS_SECONDS, lambda: keep_logs(session, environment, logs))
     keep_captures(session, environment)
     destroy_machines(session, session.environments.last_known(environment))
 

@@ -42,13 +42,12 @@ def keep_journals(session: Session, environment: Environment) -> None:
     best_effort_within(session.progress, what, JOURNALS_SECONDS, lambda: on_all_machines(environment.machines, fetch))
 
 
-def keep_logs(session: Session, environment: Environment) -> None:
-    """Saves the machines' consoles and Terraform's log in the environment's logs, each as far as possible."""
-    fetch_logs(session, environment, session.environments.live_logs(environment.id))
+def keep_logs(session: Session, environment: Environment, directory: Path) -> None:
+    """Saves the machines' consoles and Terraform's log, as they are now, each as far as possible.
 
-
-def fetch_logs(session: Session, environment: Environment, directory: Path) -> None:
-    """Writes the machines' consoles and Terraform's log, as they are now, to a directory, each as far as possible."""
+    Args:
+        directory: where to; if it is not there, nothing is saved.
+    """
     if not directory.is_dir():
         return
 

@@ -348,7 +348,7 @@ def test_the_account_of_an_agent() -> None:
         output: list[bytes] = []
         frames = AgentFrames(lambda _, piece: output.append(piece))
         with contextlib.suppress(FrameError):
-            frames.feed(data)
+            frames.feed(data, 0)
         # A note about lost output is shorter than the line that claims it is lost.
         assert sum(map(len, output)) <= len(data) + 64 * len(output)
         assert frames.end is None or frames.end.exit_code is None or -1 <= frames.end.exit_code <= 255

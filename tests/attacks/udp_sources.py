@@ -49,7 +49,8 @@ def main() -> None:
         before = bound_ports("udp")
         for source in range(1025, 1025 + SOURCES):
             machine.send_frame(udp(PEER, 9, source, b"x"))
-        machine.send_frame(udp(PEER, 9, VICTIM_PORT, b"x"))
+        settle(machine)
+        machine.send_frame(udp(PEER, 9, VICTIM_PORT, b"x"))  # after a pause, in which a new flow may begin again
         settle(machine)
         taken = bound_ports("udp") - before
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as program:
@@ -62,6 +63,8 @@ def main() -> None:
             free = True
         except OSError:
             free = False
+        machine.close()
+        machine = Machine("--full-internet")  # whose flows begin at their full rate
         for identifier in range(2000):
             machine.send_frame(ping(PEER, identifier))
         settle(machine)

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from provisioner.batch.liveness import LivenessLock
+from provisioner.costs import ledger_postgres
 from provisioner.costs.ledger import Budget, Entry
 from provisioner.costs.ledger_postgres import PostgresLedger
 from provisioner.errors import BudgetError, InfrastructureError
@@ -76,6 +77,40 @@ def test_it_does_what_the_ledger_file_does(ledger: PostgresLedger) -> None:
     ledger.reserve(entry("two", 1), BUDGET)  # the same again replaces its reservation
     ledger.settle_late("two", AT + timedelta(hours=8))
     assert ledger.entries(unsettled=True) == []
+
+
+def test_a_controller_that_vanishes_does_not_block_others(
+    ledger: PostgresLedger, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.reserve(entry("one", 1))
+    monkeypatch.setitem(ledger_postgres.TIMEOUTS_MS, "idle_in_transaction_session_timeout", 200)
+
+    def reserve_another(_: Entry) -> list[Budget]:
+        """Runs while the first controller holds the lock and sends nothing."""
+        PostgresLedger(database).reserve(entry("two", 1))
+        return []
+
+    names = ["one"]
+    while names == ["one"]:  # on a busy host, the lock may be gone before the other controller asks for it
+        with pytest.raises(InfrastructureError, match="idle-in-transaction timeout"):
+            ledger.extend("one", AT + timedelta(hours=5), 2, reserve_another)
+        names = [each.environment for each in ledger.entries()]
+    assert ledger.entries(environment="one")[0].reserved_micro_usd == 1
+
+
+def test_a_lock_that_is_not_had_in_time_is_said(
+    ledger: PostgresLedger, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.reserve(entry("one", 1))
+    monkeypatch.setitem(ledger_postgres.TIMEOUTS_MS, "lock_timeout", 100)
+
+    def reserve_another(_: Entry) -> list[Budget]:
+        with pytest.raises(InfrastructureError, match=r"its lock was not free within 0\.1 s"):
+            PostgresLedger(database).reserve(entry("two", 1))
+        return []
+
+    ledger.extend("one", AT + timedelta(hours=5), 2, reserve_another)
+    assert [(each.environment, each.reserved_micro_usd) for each in ledger.entries()] == [("one", 2)]
 
 
 def launch(url: str, names: list[str], results: Any, start: Any) -> None:

@@ -21,7 +21,7 @@ from provisioner.cli.sessions import session, session_of
 from provisioner.clock import now
 from provisioner.environment.outcomes import failed_parts
 from provisioner.errors import UsageError
-from provisioner.machines.logs import fetch_logs
+from provisioner.machines.logs import keep_logs
 from provisioner.models import Environment
 from provisioner.printable import PrintableStream, printable_lines
 from provisioner.session import Session
@@ -95,7 +95,7 @@ def _fetch(opened: Session, environment: Environment) -> None:
         directory = opened.environments.fetched_logs(environment.id)
         with contextlib.suppress(FileNotFoundError):  # the environment ends meanwhile
             directory.mkdir(mode=0o700, exist_ok=True)
-            fetch_logs(session_of(environment, opened), environment, directory)
+            keep_logs(session_of(environment, opened), environment, directory)
 
 
 def _existing(opened: Session, environment: Environment) -> list[Path]:
@@ -103,8 +103,11 @@ def _existing(opened: Session, environment: Environment) -> list[Path]:
     store = opened.environments
     found: dict[str, tuple[int, Path]] = {}
     for directory in (store.logs(environment.id), store.fetched_logs(environment.id)):
+        paths: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
-            for path in directory.glob("*.log"):
+            paths += directory.glob("*.log")
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
                 written = (path.stat().st_mtime_ns, path)
                 found[path.stem] = max(written, found.get(path.stem, written))
     return [found[name][1] for name in sorted(found)]

@@ -138,13 +138,14 @@ def verify(
     ],
 ) -> Result:
     """Compares logs with what was sealed, and results with the logs; says which file is not as it was."""
-    checked, is_sealed = _checked(what), not _has_no_seal(what)
+    checked, directory = _checked(what)
+    is_sealed = (directory / MANIFEST).is_file()
     wrong = [(each, problem) for each in checked for problem in each.problems]
     lines = [f"{each.name}: {problem.file}: {problem.message}" for each, problem in wrong]
     for each in (each for each in checked if not each.problems):
         lines.append(f"{each.name}: {each.files} files as sealed, hash {each.head}")
         lines += [f"{each.name}: {each.isolation}"] if each.isolation else []
-    if not is_sealed:
+    if not is_sealed and Path(what).is_file():
         lines.append(
             f"{what}: no seal beside it, so that missing rows, and outcomes, agents, repetitions and costs, were not "
             "checked"
@@ -168,21 +169,17 @@ def verify(
     return Result(data, "\n".join(lines), 0 if data["verified"] else ProvisionerError.exit_code)
 
 
-def _has_no_seal(what: str) -> bool:
-    """Whether it is a file of results without a manifest beside it: the logs alone then say what is right."""
-    return bool(what) and Path(what).is_file() and not (Path(what).parent / MANIFEST).is_file()
-
-
-def _checked(what: str) -> list[published.Checked]:
+def _checked(what: str) -> tuple[list[published.Checked], Path]:
+    """Returns what came of the check, and the directory in which the manifest should be."""
     store = EnvironmentStore(default_home())
     path = Path(what)
     if what and path.is_file():
         try:
-            return published.check_results(path, partial(_logs_of, store, path.parent))
+            return published.check_results(path, partial(_logs_of, store, path.parent)), path.parent
         except (OSError, ValueError) as error:
             raise UsageError(f"{what} cannot be checked: {error}.") from error
     if what and (path / MANIFEST).is_file():
-        return [published.check_directory(what, path)]
+        return [published.check_directory(what, path)], path
     try:
         environment = store.find(what, archived=True)
     except UsageError as error:
@@ -196,7 +193,7 @@ def _checked(what: str) -> list[published.Checked]:
         raise UsageError(f"{environment.id} is sealed once it is destroyed.")
     said = {"record": record_hash(environment)}
     logs = store.archived_logs(environment.id)
-    return [published.check_directory(environment.id, logs, environment.recording, said, "environment.json")]
+    return [published.check_directory(environment.id, logs, environment.recording, said, "environment.json")], logs
 
 
 def _logs_of(store: EnvironmentStore, beside: Path, name: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ def test_damaged_results_are_an_error(batches: Batches) -> None:
     assert "a later version" in (batches.directory("b-1") / "results.jsonl").read_text()
     rows = [failed_row(RUN, "it broke")]
     batches.write_results(known, rows, if_none_is_lost=True)
+    assert batches.results(known) == rows
+
+
+def test_results_on_a_bad_disk_are_an_error_with_the_reason(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = batch("b-1")
+    batches.save(known)
+    rows = [failed_row(RUN, "it broke")]
+    batches.write_results(known, rows)
+
+    def failing(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", failing)
+        with pytest.raises(InfrastructureError, match=r"results\.jsonl cannot be read: Input/output error\."):
+            batches.write_results(known, rows, if_none_is_lost=True)
     assert batches.results(known) == rows
 
 

@@ -19,7 +19,7 @@ def kept(session: Session) -> dict[str, str]:
 
 def test_consoles_and_terraforms_log_are_kept(session: Session) -> None:
     [env] = created(session, environment())
-    keep_logs(session, env)
+    keep_logs(session, env, session.environments.live_logs(env.id))
     logs = kept(session)
     assert logs.keys() == {"console-primary.log", "terraform.log"}
     assert logs["console-primary.log"].endswith("console line 19 of primary\n")
@@ -30,7 +30,7 @@ def test_logs_hold_no_secrets(session: Session, cloud: FakeCloud) -> None:
     env = up(session)
     cloud.consoles["primary"] = "the token is s3cret-value\n"
     cloud.machine(env).guest.journal = "s3cret-value was used\n"
-    keep_logs(session, env)
+    keep_logs(session, env, session.environments.live_logs(env.id))
     keep_journals(session, env)
     assert kept(session)["console-primary.log"] == "the token is [redacted:TOKEN]\n"
     assert kept(session)["journal-primary.log"] == "[redacted:TOKEN] was used\n"
@@ -40,7 +40,7 @@ def test_no_log_changes_once_it_is_sealed(session: Session, cloud: FakeCloud) ->
     env = up(session)
     sealed(session, env)
     cloud.machine(env).guest.journal = "late\n"
-    keep_logs(session, env)
+    keep_logs(session, env, session.environments.live_logs(env.id))
     keep_journals(session, env)
     assert [name for name in kept(session) if name.startswith(("console", "journal", "terraform"))] == []
 
@@ -48,12 +48,12 @@ def test_no_log_changes_once_it_is_sealed(session: Session, cloud: FakeCloud) ->
 def test_an_empty_console_leaves_no_file(session: Session, cloud: FakeCloud) -> None:
     env = session.environments.save(environment())
     cloud.consoles["primary"] = ""
-    keep_logs(session, env)
+    keep_logs(session, env, session.environments.live_logs(env.id))
     assert kept(session) == {}
 
 
 def test_no_log_is_kept_for_an_environment_without_a_directory(session: Session) -> None:
-    keep_logs(session, environment())
+    keep_logs(session, environment(), session.environments.live_logs("env"))
     assert not session.environments.directory("env").exists()
 
 
@@ -92,5 +92,5 @@ def test_a_full_disk_keeps_no_log_and_raises_nothing(session: Session, monkeypat
         raise OSError("No space left on device")
 
     monkeypatch.setattr("provisioner.machines.logs.write_atomically", full)
-    keep_logs(session, env)
+    keep_logs(session, env, session.environments.live_logs(env.id))
     assert kept(session) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Annotated
 
 import typer
@@ -97,30 +97,21 @@ def reader(home: Home, batch: Batch, database: str) -> Iterator[Callable[[], tup
     ledger = session(database=database).ledger
     queue = Batches(home).directory(batch.id) / "engine.sqlite"
     with contextlib.ExitStack() as opened:
-        client: QueueClient | None = None
 
-        def first_states() -> dict[str, RunState] | None:
-            """Opens the queue; returns None while a new batch's controller is still making it."""
-            nonlocal client
-            if not database and not queue.exists():
-                return None
-            with contextlib.ExitStack() as opening:
-                new = opening.enter_context(contextlib.closing(open_client(home, batch, database)))
-                try:
-                    states = new.states(batch.id)
-                except InfrastructureError:
-                    if database or now() - batch.created_at > STARTING:
-                        raise
-                    return None
-                client = new
-                opened.push(opening.pop_all())
-            return states
+        @cache
+        def client() -> QueueClient:
+            return opened.enter_context(contextlib.closing(open_client(home, batch, database)))
 
         def read() -> tuple[dict[str, RunState], list[Row]]:
-            states = client.states(batch.id) if client else first_states()
-            if states is None or client is None:
+            if not database and not queue.exists():
                 return {}, []
+            try:
+                states = client().states(batch.id)
+            except InfrastructureError:
+                if database or now() - batch.created_at > STARTING:
+                    raise
+                return {}, []  # a new batch's controller is still making the queue
             cancelled = Batches(home).cancelled(batch)
-            return states, collect_rows(batch, states, known, partial(client.outputs, batch.id), ledger, cancelled)
+            return states, collect_rows(batch, states, known, partial(client().outputs, batch.id), ledger, cancelled)
 
         yield read

@@ -2,7 +2,8 @@
 
 A connected socket has a port that the kernel chose from the ephemeral range, never one that the machine chose, and
 takes nothing but its peer's answers. So the host's ports and its programs' datagrams stay the host's. The number of
-flows is bounded: a new one ends the one that has been silent longest.
+flows is bounded: a new one ends the one that has been silent longest. So is the rate of new ones: the host's firewall
+remembers each for a while after its end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from provisioner.clouds.local.network.resolvers import Resolvers
 
 # A hundred machines leave the host some of its 28,232 ephemeral ports (ip(7), ip_local_port_range).
 MAX_FLOWS = 256
+# Linux remembers a UDP flow or a ping for 30 seconds after its last datagram (nf_conntrack_udp_timeout), and one whose
+# peer goes on answering for 120. It has room for 262,144 unless memory is short (nf_conntrack_max). A machine that
+# opens all that it may takes 2000 of them, or 6500 with such a peer. An honest one that looks up each name anew, as a
+# crawler does, begins some tens per second.
+NEW_FLOWS_PER_SECOND = 50
+NEW_FLOWS_AT_ONCE = 500
 # RFC 4787, REQ-5: a mapping must not expire in less than two minutes.
 IDLE_SECONDS = 120.0
 EXPIRY_SECONDS = 5.0
@@ -55,6 +62,8 @@ class DatagramFlows:
         self._resolvers = resolvers
         self._loop = asyncio.get_running_loop()
         self._flows: OrderedDict[Flow, _Open] = OrderedDict()  # the one that was silent longest comes first
+        self._tokens = float(NEW_FLOWS_AT_ONCE)
+        self._refilled_at = self._loop.time()
         self._identification = 0
 
     def forward(self, frame: bytes) -> None:
@@ -65,12 +74,24 @@ class DatagramFlows:
         flow = self._flows.get(datagram.flow)
         try:
             if flow is None:
+                if not self._takes_token():
+                    return
                 flow = self._open(datagram.flow, datagram.mac)
             flow.used = self._loop.time()
             self._flows.move_to_end(datagram.flow)
             flow.connected.send(datagram.payload)
         except OSError:  # unreachable, refused before, full, or no permission for pings
             return
+
+    def _takes_token(self) -> bool:
+        """Returns whether a new flow may begin now, by a token bucket; if so, takes a token."""
+        at = self._loop.time()
+        refilled = self._tokens + (at - self._refilled_at) * NEW_FLOWS_PER_SECOND
+        self._tokens, self._refilled_at = min(refilled, NEW_FLOWS_AT_ONCE), at
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
     def _open(self, flow: Flow, mac: bytes) -> _Open:
         """Connects a socket to the flow's peer.

@@ -25,6 +25,8 @@ _HEADER = struct.Struct(">4sI 16x Q I 36x Q")
 _CLOSED_BADLY = 1
 # Copying what lies between a machine's disk and its image, on a busy host.
 REBASE_SECONDS = 600.0
+# A slow disk, while other machines use it.
+COPIED_BYTES_PER_SECOND = 20 << 20
 
 
 class UntrustworthyLayerError(OSError):
@@ -69,12 +71,14 @@ def copy(layer: Path, target: Path) -> None:
     """Copies a layer, whose machine stands still, without its holes and without copying where files can share blocks.
 
     Raises:
-        subprocess.SubprocessError: it could not be copied, as for want of room.
+        OSError: there is no such layer.
+        subprocess.SubprocessError: it could not be copied, as for want of room, or not in a time that fits its size.
     """
     argv = ["cp", "--no-dereference", "--reflink=auto", "--sparse=auto", "--", str(layer), str(target)]
+    seconds = REBASE_SECONDS + layer.lstat().st_blocks * 512 / COPIED_BYTES_PER_SECOND
     subprocess.run(
         argv,
-        check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=REBASE_SECONDS,
+        check=True, stdin=subprocess.DEVNULL, env=child_environment.for_program(os.environ), timeout=seconds,
     )  # fmt: skip
 
 

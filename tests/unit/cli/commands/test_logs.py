@@ -60,6 +60,15 @@ def test_logs_of_programs_come_before_consoles_and_terraforms(
     assert [each["part"] for each in parts] == ["install", "shell", "console-primary", "terraform"]
 
 
+def test_a_log_that_goes_meanwhile_hides_no_others(
+    provisioner: CommandLine, ended: Environment, store: EnvironmentStore
+) -> None:
+    for name in range(10):  # whichever comes first in the directory
+        (store.archived_logs(ended.id) / f"{name}.log").symlink_to("gone")
+    parts = provisioner("logs", ended.id, "--list", "--json").json["parts"]
+    assert [each["part"] for each in parts] == ["start", "agent", "terraform"]
+
+
 def test_one_log_and_its_end(provisioner: CommandLine, ended: Environment) -> None:
     shown = provisioner("logs", ended.id, "--only", "agent", "--tail", "2").stdout
     assert shown == "==> agent <==\nagent 3\nagent 4\n"

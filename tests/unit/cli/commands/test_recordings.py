@@ -142,6 +142,15 @@ def test_a_destroyed_environment_is_verified(provisioner: CommandLine, ended: En
     ]
 
 
+def test_logs_whose_seal_was_removed_are_not_sealed(
+    provisioner: CommandLine, store: EnvironmentStore, ended: Environment
+) -> None:
+    (store.archived_logs(ended.id) / "manifest.json").unlink()
+    done = provisioner("verify", ended.id, "--json")
+    assert (done.json["verified"], done.json["sealed"]) == (False, False)
+    assert provisioner("verify", ended.id).stdout.count("\n") == 1
+
+
 def test_show_tells_what_was_recorded_and_how_to_replay_it(provisioner: CommandLine, ended: Environment) -> None:
     shown = provisioner("show", ended.id).stdout
     assert "  recorded: agent-1, terminal-1, calls, network-primary\n" in shown

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 
-from provisioner.batch.engine import RunState
+from provisioner.batch.engine import QueueClient, RunState
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.suite import FamilyEntry, Run, Submission, Suite
 from provisioner.cli.commands.batch import lookup, watch
@@ -81,15 +80,20 @@ def test_the_queue_is_found_once_its_controller_has_made_it(
     session: Session, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = {KEYS[0]: RunState(key=KEYS[0], state="running")}
-    client = SimpleNamespace(states=lambda _: states, outputs=lambda *_: {}, close=lambda: closed.append(True))
-    closed: list[bool] = []
+    closed, close = [], QueueClient.close
+
+    def closing(client: QueueClient) -> None:
+        closed.append(True)
+        close(client)
+
+    monkeypatch.setattr(QueueClient, "close", closing)
     Batches(session.home).save(batch)
     monkeypatch.setattr(lookup, "now", lambda: AT)
     with lookup.reader(session.home, batch, "") as read:
         assert read() == ({}, [])
         (Batches(session.home).directory(batch.id) / "engine.sqlite").touch()
         assert read() == ({}, [])  # it has no tables yet
-        monkeypatch.setattr(lookup, "open_client", lambda *_: client)
+        monkeypatch.setattr(QueueClient, "states", lambda *_: states)
         assert (read()[0], closed) == (states, [])
     assert closed == [True]
     monkeypatch.undo()

@@ -58,6 +58,20 @@ def port_of(peer: socket.socket) -> int:
     return port
 
 
+def set_time(
+    monkeypatch: pytest.MonkeyPatch, guest: Guest, clock: WaitingClock, time: Callable[[], float] | None = None
+) -> None:
+    """Has the flows' time go on by a clock alone, which it sets to the present.
+
+    Args:
+        time: returns the clock's time.
+    """
+    loop = asyncio.get_running_loop()
+    clock.seconds = loop.time()
+    ours = SimpleNamespace(time=time or clock.monotonic, add_reader=loop.add_reader, remove_reader=loop.remove_reader)
+    monkeypatch.setattr(guest.flows, "_loop", ours)
+
+
 def test_a_flow_has_a_port_of_the_kernels_and_its_answer() -> None:
     async def scene(guest: Guest, peer: socket.socket) -> None:
         guest.flows.forward(udp(LOOPBACK, port_of(peer), 8125, b"question"))
@@ -101,6 +115,27 @@ def test_a_new_flow_ends_the_one_that_was_silent_longest(monkeypatch: pytest.Mon
     play(scene)
 
 
+def test_new_flows_over_the_rate_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datagram_flows, "NEW_FLOWS_PER_SECOND", 1)
+    monkeypatch.setattr(datagram_flows, "NEW_FLOWS_AT_ONCE", 2)
+    clock = WaitingClock()
+
+    async def scene(guest: Guest, peer: socket.socket) -> None:
+        def send(*ports: int) -> None:
+            for port in ports:
+                guest.flows.forward(udp(LOOPBACK, port_of(peer), port, bytes([port])))
+
+        set_time(monkeypatch, guest, clock)
+        send(1, 2, 3, 1)
+        clock.seconds += 1
+        send(4, 5, 1)
+        clock.seconds += 1000
+        send(6, 7, 8, 1)
+        assert [peer.recv(100)[0] for _ in range(8)] == [1, 2, 1, 4, 1, 6, 7, 1]
+
+    play(scene)
+
+
 def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datagram_flows, "EXPIRY_SECONDS", 0.01)
     clock, looks = WaitingClock(), [0]
@@ -116,9 +151,7 @@ def test_an_idle_flow_expires(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.to_thread(until, lambda: looks[0] > before + 1)
 
     async def scene(guest: Guest, peer: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        ours = SimpleNamespace(time=time, add_reader=loop.add_reader, remove_reader=loop.remove_reader)
-        monkeypatch.setattr(guest.flows, "_loop", ours)
+        set_time(monkeypatch, guest, clock, time)
         guest.flows.forward(udp(LOOPBACK, port_of(peer), 1, b"x"))
         _, source = peer.recvfrom(100)
         await pass_by(datagram_flows.IDLE_SECONDS - 1)

@@ -6,9 +6,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from provisioner.clouds.local.vm import disk_layers
 from provisioner.clouds.local.vm.disk_layers import (
     ReplacedBelowError,
     copy,
@@ -69,6 +71,23 @@ def test_a_copy_over_the_image_alone_has_what_was_in_between(tmp_path: Path, ima
     layer.unlink()
     assert contents(copied) == "ibli"
     assert backing(copied) == str(image)
+
+
+def test_a_copy_may_take_as_long_as_its_size_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, run, limits = tmp_path / "layer", subprocess.run, []
+
+    def noting(*arguments: Any, timeout: float, **options: Any) -> Any:
+        limits.append(timeout)
+        return run(*arguments, timeout=timeout, **options)
+
+    monkeypatch.setattr(subprocess, "run", noting)
+    monkeypatch.setattr(disk_layers, "COPIED_BYTES_PER_SECOND", MIB / 100)
+    with layer.open("wb") as file:
+        file.write(b"l" * MIB)
+        file.truncate(1 << 30)  # a hole needs no time
+    copy(layer, tmp_path / "copied")
+    [seconds] = limits
+    assert 700 <= seconds < 1000
 
 
 def test_a_layers_words_about_its_backing_disk_do_not_count(tmp_path: Path, image: Path) -> None:
