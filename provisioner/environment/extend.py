@@ -44,7 +44,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         session.ledger.extend(
             environment.id, expires_at, reservations.worst_cost(longer), lambda entry: _budgets(session, entry)
         )
-        longer = session.environments.save(longer)
+        longer = session.environments.update(longer, expires_at=expires_at)
         session.cloud.move_ttl(longer)
         _move_timers(session, longer)
         return longer

@@ -408,7 +408,7 @@ def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: 
     monkeypatch.setattr("provisioner.machines.logs.write_atomically", raising(OSError("No space left on device")))
     monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
     keep_logs(attempt.session, known)
-    monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
+    monkeypatch.setattr("provisioner.store.environments.write_atomically", raising(OSError("No space left on device")))
     assert marked(attempt.session, known, "destroying") == known
 
 

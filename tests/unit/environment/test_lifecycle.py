@@ -322,6 +322,18 @@ def test_nothing_is_scored_once_a_destruction_has_begun(session: Session, cloud:
         lifecycle.score(session, running)
 
 
+def test_a_score_that_a_destruction_overtakes_revives_nothing(session: Session, cloud: FakeCloud) -> None:
+    running = up(session, environment(has_intermediate_score=True))
+
+    def overtaken() -> None:
+        session.environments.update(running, status="destroying")  # the destruction has waited for a minute
+
+    cloud.machine(running).guest.during["intermediate_score"] = overtaken
+    scored, result = lifecycle.score(session, running)
+    assert (result.score, len(scored.score_log)) == (0.5, 1)
+    assert (scored.status, session.environments.find("env")) == ("destroying", scored)
+
+
 def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> None:
     running = up(session, environment(has_intermediate_score=True))
     lifecycle.intermediate_score(session, running)
