@@ -27,7 +27,8 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         the updated record.
 
     Raises:
-        UsageError: it has ended, it would live too long, or its reservation is in a database that is not configured.
+        UsageError: it has ended or its destruction has begun, it would live too long, or its reservation is in a
+            database that is not configured.
         BudgetError: the longer time does not fit a budget; nothing has changed.
         MachineLostError: the timer inside a machine could not be moved, so the machine ends at its earlier time.
     """
