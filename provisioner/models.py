@@ -347,6 +347,11 @@ class Environment(Record):
         return self.status != "ready" or self.attended
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its destruction has begun, which nothing takes back."""
+        return self.status in ("destroying", "unverified")
+
+    @property
     def has_way_out(self) -> bool:
         """Whether the machines reach anything beside each other."""
         return self.full_internet or bool(self.allowed_destinations)

@@ -155,10 +155,10 @@ class Attempt:
         submission = next((entry.text for entry in self.suite.submissions if entry.name == self.run.agent), None)
 
         def work(environment: Environment, phases: Phases) -> ScoreStep:
-            with environment_lock(self.session, environment) as current:
-                earlier = tuple(entry for entry in current.score_log if entry.scored_at <= agent_ended_at)
-                if len(earlier) < len(current.score_log):
-                    environment = self.session.environments.update(current, score_log=earlier)
+            with environment_lock(self.session, environment) as environment:
+                earlier = tuple(entry for entry in environment.score_log if entry.scored_at <= agent_ended_at)
+                if len(earlier) < len(environment.score_log):
+                    environment = self.session.environments.update(environment, score_log=earlier)
             with phases.phase("score"):
                 _, result = lifecycle.score(self.session, environment, submission)
             message = "" if result.kind == "scored" else f"{result.kind}: {result.message}".removesuffix(": ")
@@ -350,8 +350,6 @@ class Attempt:
             environment = self._record()
             if environment is None:
                 return kind(at=now(), failure=interruption("its environment is gone"))
-            if environment.status == "destroying":
-                return kind(at=now(), failure=interruption("it was stopped"))
             # If the run was resumed, this process looks after the environment from now on.
             reservations.take_lease(self.session, environment)
             path = self.session.environments.logs(self.id) / f"step-{name}.json"
@@ -376,10 +374,21 @@ class Attempt:
         except Exception as error:
             began = self._agent_began(environment)
             result = kind(at=now(), failure=classify_work_error(error, task_outcome, agent_began=began))
+        if result.failure and (reason := self._stop_reason()):
+            result = kind(at=now(), failure=interruption(reason))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_log(path, result.model_dump_json())
         return result
+
+    def _stop_reason(self) -> str:
+        """Returns why a step that failed counts as interrupted; empty if its environment is not being destroyed."""
+        with contextlib.suppress(DamagedRecordError):
+            record = self._record()
+            if record is None:
+                return "its environment is gone"
+            return "it was stopped" if record.is_ending else ""
+        return ""
 
     def _agent_began(self, known: Environment | None) -> bool:
         """Whether an agent may have begun: also True if the record cannot be read.

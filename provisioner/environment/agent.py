@@ -134,13 +134,15 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
     output that the machine still has.
 
     Raises:
-        UsageError: there is no such directory, or the environment was destroyed while the agent was copied.
+        UsageError: there is no such directory, or the environment's destruction has begun, perhaps during the copy.
         TaskError: the agent could not be copied.
         HostError: there is no room to pack its files, or a disk fails.
         AgentError: after it had begun, its machine was switched off from within, or could no longer be reached.
         MachineLostError: the machine was lost, and the agent is not to blame.
     """
     require_directory(agent.directory)
+    with environment_lock(session, environment) as current:
+        environment = current  # an agent that works already is not followed if the lock is refused
     log = session.environments.logs(environment.id) / "agent.log"
     with (
         attributing_loss(session, environment),
@@ -272,7 +274,7 @@ class _Following:
             files: the hash of the agent's files.
 
         Raises:
-            UsageError: the environment was destroyed in the meantime.
+            UsageError: the environment was destroyed in the meantime, or its destruction has begun.
         """
         with environment_lock(self._session, self._environment) as current:
             return self._session.environments.update(current, agent_at=now(), agent_files=files)

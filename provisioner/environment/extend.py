@@ -27,7 +27,8 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         the updated record.
 
     Raises:
-        UsageError: it has ended, it would live too long, or its reservation is in a database that is not configured.
+        UsageError: it has ended or its destruction has begun, it would live too long, or its reservation is in a
+            database that is not configured.
         BudgetError: the longer time does not fit a budget; nothing has changed.
         MachineLostError: the timer inside a machine could not be moved, so the machine ends at its earlier time.
     """
@@ -44,7 +45,7 @@ def extend(session: Session, environment: Environment, by: timedelta) -> Environ
         session.ledger.extend(
             environment.id, expires_at, reservations.worst_cost(longer), lambda entry: _budgets(session, entry)
         )
-        longer = session.environments.save(longer)
+        longer = session.environments.update(longer, expires_at=expires_at)
         session.cloud.move_ttl(longer)
         _move_timers(session, longer)
         return longer

@@ -15,7 +15,7 @@ from provisioner.clock import now
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import agent, operations, verdicts
 from provisioner.environment.planning import Plan, new_environment, plan
-from provisioner.errors import CapacityError, IsolationError, MachineLostError, UsageError
+from provisioner.errors import CapacityError, IsolationError, MachineLostError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.images import family_files
@@ -74,7 +74,7 @@ def leave(session: Session, environment: Environment) -> Environment:
     """Leaves an environment to the operator: it outlives this command until its time to live ends.
 
     Raises:
-        UsageError: it was destroyed in the meantime.
+        UsageError: it was destroyed in the meantime, or its destruction has begun.
     """
     with environment_lock(session, environment) as current:
         environment = session.environments.update(current, attended=False)
@@ -231,16 +231,11 @@ def score(
         the record with its score log, and the result.
 
     Raises:
-        UsageError: its destruction has begun.
+        UsageError: it has been destroyed, or its destruction has begun.
         AgentError: an agent had begun, and left the machine so that it cannot be scored.
         MachineLostError: the machine was lost, and no agent is to blame.
     """
     with environment_lock(session, environment) as environment, verdicts.attributing_loss(session, environment):
-        if environment.status == "destroying":
-            raise UsageError(
-                f"The destruction of {environment.id} has begun: it cannot be scored any more.",
-                hint=f"`provisioner destroy {environment.id}` ends it.",
-            )
         for pause in SCORING_PAUSES_SECONDS:
             try:
                 return _recorded(session, *_score_once(session, environment, submission, readmit_agent=readmit_agent))
@@ -283,7 +278,7 @@ def intermediate_score(session: Session, environment: Environment) -> tuple[Envi
         the record with its score log, and the result.
 
     Raises:
-        UsageError: the family has no intermediate_score.
+        UsageError: the family has no intermediate_score, or the environment's destruction has begun.
     """
     with environment_lock(session, environment) as environment, open_driver(session, environment) as driver:
         return operations.intermediate_score(session, environment, driver)

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from provisioner.best_effort import best_effort
-from provisioner.errors import UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.environments import refuse_ending
 from provisioner.store.locks import locked
 
 DESTRUCTION_WAIT_SECONDS = 60.0
@@ -25,24 +25,27 @@ def creation_lock(session: Session, environment: Environment) -> Iterator[None]:
 def environment_lock(session: Session, environment: Environment) -> Iterator[Environment]:
     """Keeps other provisioners from changing the environment while this one does.
 
+    A destruction takes `destruction_lock` instead.
+
     Yields:
         the current record, which another provisioner may have changed: to be changed instead of the one given.
 
     Raises:
-        UsageError: the environment has been destroyed, so that nothing may be written about it.
+        UsageError: the environment has been destroyed, or its destruction has begun.
         DamagedRecordError: the record cannot be read.
     """
     with _locked(session, environment):
-        if not session.environments.exists(environment.id):
-            raise UsageError(
-                f"{environment.id} has been destroyed.", hint=f"`provisioner show {environment.id}` shows its record."
-            )
-        yield session.environments.reread(environment)
+        session.environments.refuse_destroyed(environment.id)
+        current = session.environments.reread(environment)
+        refuse_ending(current)
+        yield current
 
 
 @contextlib.contextmanager
 def destruction_lock(session: Session, environment: Environment) -> Iterator[Environment]:
-    """Does the same for a destruction, which no missing or damaged record and no unwritable lock file must prevent.
+    """Does the same for a destruction, which may have begun before.
+
+    No missing or damaged record and no unwritable lock file prevents it.
 
     A command that works on the environment has a minute to end: it may be waiting for a silent machine for hours.
 

@@ -19,9 +19,12 @@ from provisioner.ssh.keys import KeyPair
 from provisioner.ssh.login import Login
 from provisioner.store.files import remove_tree, sync, write_atomically
 from provisioner.store.home import Home
-from provisioner.store.locks import is_locked
+from provisioner.store.locks import is_locked, locked
 
 RECORD = "environment.json"
+# Locked while a record is read, changed and written, which takes milliseconds. A stopped process may hold it for good.
+RECORD_LOCK = "environment.lock"
+RECORD_WAIT_SECONDS = 30.0
 DETAILS_CHARACTERS = 2000
 # The endings of recordings among the logs.
 LARGE = (".cast", ".pcap")
@@ -50,6 +53,19 @@ def derived_id(family: str, task: str | None, seed: str) -> str:
 def _id(family: str, task: str | None, suffix: str) -> str:
     words = [re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:20].strip("-") for text in (family, task or "")]
     return "-".join([word for word in words if word] + [suffix])
+
+
+def refuse_ending(environment: Environment) -> None:
+    """Keeps an environment from being worked in while it is destroyed.
+
+    Raises:
+        UsageError: its destruction has begun.
+    """
+    if environment.is_ending:
+        raise UsageError(
+            f"The destruction of {environment.id} has begun: it cannot be used any more.",
+            hint=f"`provisioner destroy {environment.id}` ends it.",
+        )
 
 
 class EnvironmentStore:
@@ -99,13 +115,31 @@ class EnvironmentStore:
         return environment
 
     def update(self, environment: Environment, **changes: Any) -> Environment:
-        """Saves a copy of the record with some fields changed.
+        """Changes fields of the environment's record as it is on disk now.
+
+        The other fields of the record given do not count: another process may have changed them.
+
+        Returns:
+            the changed record.
 
         Raises:
-            UsageError: the environment has been destroyed.
+            UsageError: the environment has been destroyed, or its destruction has begun and it would be ready again.
+            DamagedRecordError: the record on disk cannot be read.
+            TimeoutError: another process has locked the record all the time.
         """
-        self.refuse_destroyed(environment.id)
-        return self.save(environment.model_copy(update=changes))
+        directory = self.directory(environment.id)
+        try:
+            # The directory is never made here: a destruction may have removed it.
+            with locked(directory / RECORD_LOCK, wait_seconds=RECORD_WAIT_SECONDS, make_parents=False):
+                current = self._read(directory / RECORD)
+                if changes.get("status") == "ready":
+                    refuse_ending(current)
+                current = current.model_copy(update=changes)
+                write_atomically(directory / RECORD, current.model_dump_json(indent=2))
+        except (FileNotFoundError, DamagedRecordError):
+            self.refuse_destroyed(environment.id)
+            raise
+        return current
 
     def all(self) -> list[Environment]:
         """Returns all live environments, oldest first.
@@ -160,9 +194,9 @@ class EnvironmentStore:
         """Keeps what has been destroyed from being recorded again, as if it were there.
 
         Raises:
-            UsageError: the environment has been destroyed.
+            UsageError: the environment has been destroyed: it has no record any more.
         """
-        if not self.exists(environment_id) and (self._home.archive / environment_id / RECORD).exists():
+        if not self.exists(environment_id):
             raise UsageError(
                 f"{environment_id} has been destroyed.", hint=f"`provisioner show {environment_id}` shows its record."
             )

@@ -24,37 +24,57 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Callable[[], None], contextlib.ExitStack]] = {}
-        self._mutex = threading.Lock()
+        # The takes that wait for a file's lock, each with a mark of its own.
+        self._taking: dict[str, object] = {}
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def take(self, environment_id: str, path: Path, renew: Callable[[], None]) -> None:
-        """Takes an environment's lease. Does nothing if this process already has it.
+        """Takes an environment's lease, and waits while another process has it.
+
+        Does nothing if this process already has it, or if another thread releases it during the wait.
 
         Args:
             environment_id: the environment.
             path: the file to lock.
             renew: renews the lease in the cloud; called regularly.
         """
-        with self._mutex:
+        mark = object()
+        with self._changed:
+            self._changed.wait_for(lambda: environment_id not in self._taking)
             if environment_id in self._held:
                 return
-            stack = contextlib.ExitStack()
-            stack.enter_context(locked(path))
-            self._held[environment_id] = (renew, stack)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep_renewing, name="leases", daemon=True)
-                self._thread.start()
+            self._taking[environment_id] = mark
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(locked(path))
+                with self._changed:
+                    if self._taking.get(environment_id) is mark:  # else it was released during the wait
+                        self._held[environment_id] = (renew, stack.pop_all())
+                        self._begin_renewing()
+        finally:
+            with self._changed:
+                if self._taking.get(environment_id) is mark:
+                    del self._taking[environment_id]
+                self._changed.notify_all()
+
+    def _begin_renewing(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_renewing, name="leases", daemon=True)
+            self._thread.start()
 
     def release(self, environment_id: str) -> None:
-        """Gives up an environment's lease. Does nothing if this process does not have it."""
-        with self._mutex:
+        """Gives up an environment's lease, also one that a thread still waits for. Does nothing if there is none."""
+        with self._changed:
+            self._taking.pop(environment_id, None)
+            self._changed.notify_all()
             _, stack = self._held.pop(environment_id, (None, contextlib.ExitStack()))
         stack.close()
 
     def _keep_renewing(self) -> None:
         pause = threading.Event()
         while not pause.wait(RENEW_SECONDS):
-            with self._mutex:
+            with self._changed:
                 renewals = [renew for renew, _ in self._held.values()]
             for renew in renewals:
                 # Whatever goes wrong with one, the others are renewed, and the next round tries it again.

@@ -29,7 +29,9 @@ from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
+from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine
+from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
 from tests.unit.fakes.world import Told, created, environment, told_of, up
@@ -61,7 +63,7 @@ STEPS = {
 }
 # Those after which a record stays, so that the same command tries again: the machines are gone all the same.
 LATE_STEPS = {
-    "record-write": "provisioner.store.environments.EnvironmentStore.save",
+    "record-write": "provisioner.store.environments.write_atomically",
     "settlement": "provisioner.machines.reservations.settle",
     "archive": "provisioner.store.environments.EnvironmentStore.archive",
 }
@@ -142,6 +144,17 @@ def test_machines_go_before_records(
     # The same command puts the rest away.
     lifecycle.destroy(session, env)
     assert unsettled(session) == []
+    assert not session.environments.directory("env").exists()
+
+
+def test_a_process_stopped_within_a_change_prevents_no_destruction(
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = running(session)
+    monkeypatch.setattr("provisioner.store.locks.time", WaitingClock())
+    with locked(session.environments.directory("env") / "environment.lock"):
+        lifecycle.destroy(session, env)
+    assert cloud.existing() == []
     assert not session.environments.directory("env").exists()
 
 

@@ -24,7 +24,15 @@ from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources, TerminationReason
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import agent, lifecycle, planning
-from provisioner.errors import AgentError, BudgetError, Interrupted, MachineLostError, SubmissionError, TaskError
+from provisioner.errors import (
+    AgentError,
+    BudgetError,
+    Interrupted,
+    MachineLostError,
+    SubmissionError,
+    TaskError,
+    UsageError,
+)
 from provisioner.family.loader import load_family
 from provisioner.machines import reservations
 from provisioner.machines.destroy import marked
@@ -403,12 +411,35 @@ def test_no_step_is_done_in_an_environment_whose_end_has_begun(
     assert failure == interruption("it was stopped")
 
 
+@pytest.mark.parametrize("step", ["agent", "score"])
+@pytest.mark.parametrize("is_gone", [False, True], ids=["destroying", "gone"])
+@pytest.mark.parametrize("error", [AgentError, MachineLostError, TaskError, UsageError, ValueError])
+def test_what_fails_while_others_destroy_is_an_interruption(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, step: str, is_gone: bool, error: type[Exception]
+) -> None:
+    known = recorded(attempt, agent_at=now())
+    store = attempt.session.environments
+
+    def destroyed(*_: Any) -> Any:
+        if is_gone:
+            store.archive(known)
+        else:
+            store.update(known, status="destroying")
+        raise error("It failed.")
+
+    monkeypatch.setattr(agent, "run_agent", destroyed)
+    monkeypatch.setattr(lifecycle, "score", destroyed)
+    failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
+    assert failure == interruption("its environment is gone" if is_gone else "it was stopped")
+    assert store.directory(attempt.id).exists() is not is_gone
+
+
 def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recorded(attempt)
     monkeypatch.setattr("provisioner.machines.logs.write_atomically", raising(OSError("No space left on device")))
     monkeypatch.setattr(type(attempt.session.cloud), "console", lambda *_: "text", raising=False)
     keep_logs(attempt.session, known, attempt.session.environments.live_logs(known.id))
-    monkeypatch.setattr(type(attempt.session.environments), "save", raising(OSError("No space left on device")))
+    monkeypatch.setattr("provisioner.store.environments.write_atomically", raising(OSError("No space left on device")))
     assert marked(attempt.session, known, "destroying") == known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.environment import lifecycle, operations, planning
+from provisioner.clock import now
+from provisioner.environment import agent, lifecycle, operations, planning
 from provisioner.environment.extend import extend
 from provisioner.errors import (
     CapacityError,
@@ -315,11 +317,44 @@ def test_an_environment_that_is_gone_can_be_destroyed_again(session: Session, cl
     assert cloud.runs() == ["apply env", "destroy env"]
 
 
-def test_nothing_is_scored_once_a_destruction_has_begun(session: Session, cloud: FakeCloud) -> None:
-    running = up(session)
-    session.environments.update(running, status="destroying")  # by a process that was killed after teardown()
+def _follow(session: Session, environment: Environment) -> None:
+    agent.run_agent(session, environment, agent.Agent(session.home.root, "true", identity="batch"))
+
+
+OPERATIONS: dict[str, Callable[[Session, Environment], object]] = {
+    "score": lifecycle.score,
+    "intermediate-score": lifecycle.intermediate_score,
+    "agent": lambda session, env: agent.run_agent(session, env, agent.Agent(session.home.root, "true")),
+    "followed-agent": _follow,
+    "extension": lambda session, env: extend(session, env, timedelta(hours=1)),
+    "hand-over": lifecycle.leave,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_only_a_destruction_works_in_what_is_being_destroyed(
+    session: Session, cloud: FakeCloud, operation: Callable[[Session, Environment], object]
+) -> None:
+    running = up(session, environment(has_intermediate_score=True, agent_at=now()))
+    ending = session.environments.update(running, status="destroying")  # by a process that was killed after teardown()
     with pytest.raises(UsageError, match="The destruction of env has begun"):
-        lifecycle.score(session, running)
+        operation(session, running)
+    assert session.environments.find("env") == ending
+    assert (cloud.machine(running).guest.operations, cloud.machine(running).guest.cgroup) == ([], [])
+    lifecycle.destroy(session, running)
+    assert cloud.existing() == []
+
+
+def test_a_score_that_a_destruction_overtakes_revives_nothing(session: Session, cloud: FakeCloud) -> None:
+    running = up(session, environment(has_intermediate_score=True))
+
+    def overtaken() -> None:
+        session.environments.update(running, status="destroying")  # the destruction has waited for a minute
+
+    cloud.machine(running).guest.during["intermediate_score"] = overtaken
+    scored, result = lifecycle.score(session, running)
+    assert (result.score, len(scored.score_log)) == (0.5, 1)
+    assert (scored.status, session.environments.find("env")) == ("destroying", scored)
 
 
 def test_scoring_uses_the_current_record(session: Session, cloud: FakeCloud) -> None:

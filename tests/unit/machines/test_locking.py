@@ -29,6 +29,16 @@ def test_a_destroyed_environment_cannot_be_changed(session: Session) -> None:
         raise AssertionError
 
 
+@pytest.mark.parametrize("status", ["destroying", "unverified"])
+def test_an_environment_that_is_ending_can_only_be_destroyed(session: Session, status: str) -> None:
+    saved = session.environments.save(environment())
+    ending = session.environments.update(saved, status=status)
+    with pytest.raises(UsageError, match="The destruction of env has begun"), environment_lock(session, saved):
+        raise AssertionError
+    with destruction_lock(session, saved) as current:
+        assert current == ending
+
+
 def test_an_environment_is_locked_before_it_has_a_record(session: Session) -> None:
     with creation_lock(session, environment()):
         assert is_locked(session.environments.lock("env"))

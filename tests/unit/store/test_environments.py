@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import InfrastructureError, UsageError
+from provisioner.errors import DamagedRecordError, InfrastructureError, UsageError
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.store.environments import EnvironmentStore, new_id
+from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import locked
 
@@ -163,6 +164,46 @@ def test_a_record_that_another_provisioner_changed_is_read_again(store: Environm
     assert mine.status == "ready"
     assert store.reread(mine).status == "destroying"
     assert store.reread(environment("never-saved")).status == "ready"
+
+
+@pytest.mark.parametrize("status", ["destroying", "unverified"])
+def test_a_change_keeps_what_others_have_recorded(store: EnvironmentStore, status: str) -> None:
+    mine = store.save(environment("fam-main-aaa"))
+    store.update(mine, status=status)
+    changed = store.update(mine, attended=True)
+    assert (changed.status, changed.attended) == (status, True)
+    assert store.record(mine.id) == changed
+    with pytest.raises(UsageError, match="The destruction of fam-main-aaa has begun"):
+        store.update(mine, status="ready")
+    assert store.record(mine.id) == changed
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_a_change_brings_no_removed_record_back(
+    store: EnvironmentStore, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    mine = store.save(environment("fam-main-aaa"))
+
+    def write(path: Path, data: str) -> None:
+        store.archive_damaged(mine.id)
+        write_atomically(path, data)
+
+    if moment == "before":
+        store.archive_damaged(mine.id)
+    else:
+        monkeypatch.setattr("provisioner.store.environments.write_atomically", write)
+    with pytest.raises(UsageError, match="fam-main-aaa has been destroyed"):
+        store.update(mine, attended=True)
+    assert not store.directory(mine.id).exists()
+
+
+def test_a_change_leaves_a_damaged_record_as_it_is(store: EnvironmentStore) -> None:
+    mine = store.save(environment("fam-main-aaa"))
+    record = store.directory(mine.id) / "environment.json"
+    record.write_text("{")
+    with pytest.raises(DamagedRecordError):
+        store.update(mine, attended=True)
+    assert record.read_text() == "{"
 
 
 def test_listing_while_others_come_and_go_never_fails(store: EnvironmentStore) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from provisioner.errors import InfrastructureError
 from provisioner.store import leases as module
 from provisioner.store.leases import Leases
-from provisioner.store.locks import is_locked
+from provisioner.store.locks import is_locked, locked
 from tests.waiting import BOUND_SECONDS
 
 
@@ -78,3 +79,74 @@ def test_a_released_lease_is_not_renewed(leases: Leases, tmp_path: Path) -> None
     for _ in range(3):
         assert rounds.acquire(timeout=BOUND_SECONDS)
     assert len(renewed) == before
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Counts the leases that are about to wait for their file's lock."""
+    about = threading.Semaphore(0)
+
+    def counted(path: Path) -> contextlib.AbstractContextManager[None]:
+        about.release()
+        return locked(path)
+
+    monkeypatch.setattr(module, "locked", counted)
+    return about
+
+
+def begun(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(BOUND_SECONDS)
+    return not thread.is_alive()
+
+
+def test_a_lease_that_another_process_has_holds_up_no_other(
+    leases: Leases, waiting: threading.Semaphore, tmp_path: Path
+) -> None:
+    renewed = threading.Event()
+    with locked(tmp_path / "one"):
+        one = begun(lambda: leases.take("one", tmp_path / "one", lambda: None))
+        assert waiting.acquire(timeout=BOUND_SECONDS)
+        assert ended(begun(lambda: leases.take("two", tmp_path / "two", renewed.set)))
+        assert renewed.wait(BOUND_SECONDS)
+        assert one.is_alive()
+    assert ended(one)
+    leases.release("two")
+    assert (is_locked(tmp_path / "one"), is_locked(tmp_path / "two")) == (True, False)
+
+
+def test_a_lease_that_two_threads_take_at_once_is_held_once(
+    leases: Leases, waiting: threading.Semaphore, tmp_path: Path
+) -> None:
+    with locked(tmp_path / "one"):
+        takers = [begun(lambda: leases.take("one", tmp_path / "one", lambda: None)) for _ in range(2)]
+        assert waiting.acquire(timeout=BOUND_SECONDS)
+    assert all(ended(taker) for taker in takers)
+    assert is_locked(tmp_path / "one")
+    leases.release("one")
+    assert not is_locked(tmp_path / "one")
+
+
+def test_a_lease_that_is_released_while_it_waits_is_not_held(
+    leases: Leases, waiting: threading.Semaphore, tmp_path: Path
+) -> None:
+    def take() -> None:
+        leases.take("one", tmp_path / "one", lambda: None)
+
+    with locked(tmp_path / "one"):
+        released = begun(take)
+        assert waiting.acquire(timeout=BOUND_SECONDS)
+        assert ended(begun(lambda: leases.release("one")))
+        again = begun(take)
+        assert waiting.acquire(timeout=BOUND_SECONDS)
+        assert ended(begun(lambda: leases.release("one")))
+    assert ended(released)
+    assert ended(again)
+    assert not is_locked(tmp_path / "one")
+    take()
+    assert is_locked(tmp_path / "one")
