@@ -160,13 +160,12 @@ def cancel(
     home, record, database = find_batch(batch, database)
     states, _ = states_and_rows(home, record, database)
     chosen = [key for key, state in states.items() if state.state == "queued" or (force and state.state == "running")]
-    # A worker that is being stopped has cancelled its runs by itself, and would requeue them unless they are noted.
+    # A worker that is being stopped has cancelled its runs by itself. It requeues them unless they are cancelled again.
     requeued = [key for key, state in states.items() if state.state == "cancelled"]
     if chosen or requeued:
         Batches(home).note_cancelled(record, [*chosen, *requeued])
-    if chosen:
         with contextlib.closing(open_client(home, record, database)) as client:
-            client.cancel(record.id, chosen)
+            client.cancel(record.id, [*chosen, *requeued])
     attended = has_controller(home, record)
     removed, problems = _remove_orphans(record) if force and not attended else ([], [])
     running = sum(state.state == "running" for state in states.values())
