@@ -113,9 +113,10 @@ class Worker:
         return states
 
     def reconcile_cancellations(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
-        """Makes a shared queue agree with what the operator cancelled; does nothing if the queue is not shared."""
-        if self._liveness_lock:
-            reconcile_cancellations(self.client, self._liveness_lock.dead_workers, batch, states, cancelled)
+        """Makes the queue agree with what the operator cancelled, as the function of this name does."""
+        # A queue that is not shared has no other worker that could have died.
+        find_dead = self._liveness_lock.dead_workers if self._liveness_lock else lambda _: ()
+        reconcile_cancellations(self.client, find_dead, batch, states, cancelled)
 
     def stop(self, requeue: bool = False) -> None:
         """Stops all runs that this process is working on, and waits until they have cleaned up.
@@ -212,10 +213,11 @@ def reconcile_cancellations(
     states: Mapping[str, RunState],
     cancelled: frozenset[str],
 ) -> None:
-    """Makes a shared queue agree with what the operator cancelled, where a worker that is stopped has interfered.
+    """Makes a queue agree with what the operator cancelled, where runs came into it later or a worker was stopped.
 
-    Such a worker cancels its runs in the queue, and requeues them once they have cleaned up. If it dies in between,
-    they are requeued here. Runs that the operator cancelled meanwhile, and that it requeued, are cancelled again.
+    Runs that the operator cancelled before they were queued are cancelled here. A worker that is stopped cancels its
+    runs in the queue, and requeues them once they have cleaned up. If it dies in between, they are requeued here. Runs
+    that the operator cancelled meanwhile, and that it requeued, are cancelled again.
 
     Args:
         find_dead: returns those of the named workers that are certainly dead.

@@ -301,3 +301,19 @@ def test_what_a_worker_stopped_is_cancelled_again(provisioner: CommandLine, own:
     """Else it would requeue the run: see test_worker.py."""
     assert provisioner("batch", "cancel", own.id).code == 0
     assert "c" in queue.cancelled
+
+
+@pytest.mark.parametrize(("force", "more"), [((), ""), (("--force",), "b")], ids=["gently", "force"])
+def test_runs_that_are_not_queued_yet_are_cancelled_too(
+    provisioner: CommandLine, own: Batch, queue: Queue, force: tuple[str, ...], more: str
+) -> None:
+    done = json.loads(provisioner("batch", "cancel", own.id, *force, "--json").stdout)
+    assert set(done["cancelled"]) == {"a", "e", *more}
+    assert Batches(Home(provisioner.home)).noted_cancelled(own) == {"a", "c", "e", *more} == set(queue.cancelled)
+
+
+def test_a_batch_without_a_queue_is_cancelled_by_a_note(provisioner: CommandLine, own: Batch) -> None:
+    batches = Batches(Home(provisioner.home))
+    (batches.directory(own.id) / "engine.sqlite").unlink()
+    assert provisioner("batch", "cancel", own.id).code == 0
+    assert batches.noted_cancelled(own) == set("abcde")
