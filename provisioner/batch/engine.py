@@ -84,12 +84,14 @@ class RunState(Record):
         key: the run's.
         executor: name of the process that works on it, or worked on it last.
         started_at: when it was last taken from the queue.
+        changed_at: when its state was last set, by the queue's clock; also if it was set to what it was.
     """
 
     key: str
     state: State
     executor: str = ""
     started_at: datetime | None = None
+    changed_at: datetime | None = None
 
 
 def sqlite_url(path: str) -> str:
@@ -259,13 +261,17 @@ def _run_step(name: str, kind: type[S], work: Callable[[], S]) -> S:
 def _state(workflow: Any, key: str) -> RunState:
     """Returns the state that a row claims; a state or time that dbos does not write makes the run broken."""
     state = _STATES.get(workflow.status, "broken")
-    started_at = None
+    started_at = changed_at = None
     try:
-        if workflow.dequeued_at:
-            started_at = datetime.fromtimestamp(workflow.dequeued_at / 1000, UTC)
+        started_at, changed_at = _time(workflow.dequeued_at), _time(workflow.updated_at)
     except (ValueError, TypeError, OverflowError, OSError):
         state = "broken"
-    return RunState(key=key, state=state, executor=str(workflow.executor_id or ""), started_at=started_at)
+    executor = str(workflow.executor_id or "")
+    return RunState(key=key, state=state, executor=executor, started_at=started_at, changed_at=changed_at)
+
+
+def _time(milliseconds: Any) -> datetime | None:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None
 
 
 def _output(workflow: Any) -> Json | str:

@@ -126,24 +126,27 @@ class Batches:
     def note_cancelled(self, batch: Batch, keys: Iterable[str]) -> None:
         """Records which runs the operator cancels. Must be called before they are cancelled in the queue.
 
-        The queue alone does not tell: a worker that is stopped also cancels its runs there, to requeue them.
+        The queue alone does not tell: a worker that is stopped also cancels its runs there, to requeue them. And a run
+        may not be in the queue yet.
         """
-        cancelled = sorted({*(self.cancelled(batch) or ()), *keys})
+        cancelled = sorted(self.noted_cancelled(batch).union(keys))
         write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(cancelled))
 
     def forget_cancelled(self, batch: Batch) -> None:
         """Forgets the operator's cancellations, as the batch is resumed."""
         (self.directory(batch.id) / CANCELLED).unlink(missing_ok=True)
 
+    def noted_cancelled(self, batch: Batch) -> frozenset[str]:
+        """Returns the keys of the runs that the operator cancelled, also of those that are not in the queue yet."""
+        path = self.directory(batch.id) / CANCELLED
+        return strict_json.load_file(frozenset[str], path) if path.exists() else frozenset()
+
     def cancelled(self, batch: Batch) -> frozenset[str] | None:
         """Returns the keys of the runs that the operator cancelled.
 
         None means that the queue's word is enough: it is not shared, so that no worker requeues runs.
         """
-        path = self.directory(batch.id) / CANCELLED
-        if not batch.shared:
-            return None
-        return strict_json.load_file(frozenset[str], path) if path.exists() else frozenset()
+        return self.noted_cancelled(batch) if batch.shared else None
 
     def write_results(self, batch: Batch, rows: list[Row], *, if_none_is_lost: bool = False) -> None:
         """Writes results.jsonl and results.csv, and seals both. Other processes wait.

@@ -113,34 +113,47 @@ class Worker:
         return states
 
     def reconcile_cancellations(self, batch: str, states: Mapping[str, RunState], cancelled: frozenset[str]) -> None:
-        """Makes a shared queue agree with what the operator cancelled; does nothing if the queue is not shared."""
-        if self._liveness_lock:
-            reconcile_cancellations(self.client, self._liveness_lock.dead_workers, batch, states, cancelled)
+        """Makes the queue agree with what the operator cancelled, as the function of this name does."""
+        # A queue that is not shared has no other worker that could have died.
+        find_dead = self._liveness_lock.dead_workers if self._liveness_lock else lambda _: ()
+        reconcile_cancellations(self.client, find_dead, batch, states, cancelled)
 
     def stop(self, requeue: bool = False) -> None:
         """Stops all runs that this process is working on, and waits until they have cleaned up.
 
         Args:
-            requeue: whether to queue them again, for other workers.
+            requeue: whether to queue them again, for other workers: not those that were cancelled again or taken
+                while they cleaned up.
         """
-        stopped: dict[str, list[str]] = {}
+        stopped: dict[str, list[RunState]] = {}
         # Cancelled first, so that no run begins another step when its current step ends.
         with contextlib.suppress(InfrastructureError):  # a lost database cannot be told
             for batch in {active_run.key.partition("/")[0] for active_run in self.live_status.active_runs()}:
                 states = self.client.states(batch).values()
                 # Runs that were cancelled, or taken over by another worker, are not this one's to requeue.
-                stopped[batch] = [
-                    state.key for state in states if state.state == "running" and state.executor == self._name
-                ]
-                self.client.cancel(batch, stopped[batch])
+                keys = [state.key for state in states if state.state == "running" and state.executor == self._name]
+                self.client.cancel(batch, keys)
+                stopped[batch] = self._cancelled_here(batch, keys)
         self.live_status.stop_all()
         deadline = time.monotonic() + CLEANUP_SECONDS
         while self.live_status.active_runs() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if requeue:
             with contextlib.suppress(InfrastructureError):
-                for batch, keys in stopped.items():
-                    self.client.resume(batch, keys)
+                for batch, noted in stopped.items():
+                    # The operator may have cancelled a run meanwhile. Or another worker took this one for dead and has
+                    # the run. Either changes the run's state or the time at which it was set.
+                    current = self._cancelled_here(batch, [state.key for state in noted])
+                    self.client.resume(batch, [state.key for state in current if state in noted])
+
+    def _cancelled_here(self, batch: str, keys: Collection[str]) -> list[RunState]:
+        """Returns the states of those of the runs that are cancelled and that this worker worked on last."""
+        states = self.client.states(batch).values()
+        return [
+            state
+            for state in states
+            if state.key in keys and state.state == "cancelled" and state.executor == self._name
+        ]
 
     def close(self) -> None:
         """Ends the engine and closes the connections."""
@@ -200,10 +213,11 @@ def reconcile_cancellations(
     states: Mapping[str, RunState],
     cancelled: frozenset[str],
 ) -> None:
-    """Makes a shared queue agree with what the operator cancelled, where a worker that is stopped has interfered.
+    """Makes a queue agree with what the operator cancelled, where runs came into it later or a worker was stopped.
 
-    Such a worker cancels its runs in the queue, and requeues them once they have cleaned up. If it dies in between,
-    they are requeued here. Runs that the operator cancelled meanwhile, and that it requeued, are cancelled again.
+    Runs that the operator cancelled before they were queued are cancelled here. A worker that is stopped cancels its
+    runs in the queue, and requeues them once they have cleaned up. If it dies in between, they are requeued here. Runs
+    that the operator cancelled meanwhile, and that it requeued, are cancelled again.
 
     Args:
         find_dead: returns those of the named workers that are certainly dead.

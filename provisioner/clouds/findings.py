@@ -15,11 +15,12 @@ class TerminationReason:
 
     Args:
         message: in the cloud's words; empty where it gives none.
-        from_within: whether the machine was switched off from inside, or may itself have made its host end it.
+        from_within: whether the machine was switched off from inside, or may itself have made its host end it. None if
+            the cloud cannot tell: it neither blames the machine nor excuses it.
     """
 
     message: str = ""
-    from_within: bool = False
+    from_within: bool | None = False
 
 
 @dataclass(frozen=True)

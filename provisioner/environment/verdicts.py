@@ -46,7 +46,7 @@ def attribute_loss(machines: Mapping[Role, TerminationReason | None], *, agent_b
     )
     if agent_began and (not ended or any(reason.from_within for reason in ended.values())):
         return Loss("agent", words)
-    if any(reason.message and not reason.from_within for reason in ended.values()):
+    if any(reason.message and reason.from_within is False for reason in ended.values()):
         return Loss("cloud", words)
     return Loss("unknown", words)
 

@@ -99,6 +99,7 @@ def test_an_agent_that_locks_the_controller_out_has_failed(
         pytest.param(TerminationReason("QEMU says guest-shutdown", from_within=True), "agent_failed", False, id="off"),
         pytest.param(TerminationReason("Server.SpotInstanceTermination"), "infrastructure_failed", True, id="spot"),
         pytest.param(TerminationReason(), "infrastructure_failed", False, id="unknown"),
+        pytest.param(TerminationReason("QEMU crashed", from_within=None), "infrastructure_failed", False, id="crash"),
     ],
 )
 @pytest.mark.parametrize("step", ["agent", "score"])
@@ -197,12 +198,12 @@ def test_agents_processes_that_do_not_end_are_the_agents_failure(
 
 
 @pytest.mark.parametrize(
-    ("killed", "cause"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "cloud", id="crash")]
+    ("killed", "cause"), [pytest.param(1, "agent", id="memory"), pytest.param(0, "unknown", id="crash")]
 )
-def test_a_machine_killed_for_memory_gets_no_fresh_attempt(
+def test_a_machine_that_ends_its_qemu_gets_no_fresh_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, cause: str
 ) -> None:
-    """It dirties all its memory, on a host that has too little: that kernel ends the process with most, its QEMU."""
+    """It dirties all its memory, on a host that has too little, and the kernel ends its QEMU; or a bug crashes QEMU."""
     home, env = Home(tmp_path / "home"), environment()
     directory = home.environments / env.id / "primary"
     directory.mkdir(parents=True)

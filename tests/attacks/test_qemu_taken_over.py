@@ -106,7 +106,7 @@ def test_a_port_that_is_none_is_an_error(text: str) -> None:
 
 def test_random_events_explain_no_end_or_give_a_short_reason() -> None:
     def check(events: bytes) -> None:
-        reason, _ = shutdown.explain(events, 1, 1)
+        reason, _ = shutdown.explain(events, 1, 1, rebooted=False)
         assert 0 < len(reason) < 300
 
     fuzz(damaged(GREETING + EVENT + SHUTDOWN) | st.binary(max_size=200), check)

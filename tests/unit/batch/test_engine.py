@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from provisioner.batch.engine import Engine, Json, QueueClient, postgres_url, sqlite_url
+from provisioner.batch.engine import Engine, Json, QueueClient, RunState, postgres_url, sqlite_url
 from provisioner.batch.steps import ScoreStep, Step
 from provisioner.batch.workflow import StepRunner
 from provisioner.errors import InfrastructureError, Interrupted
-from tests.waiting import until
+from tests.waiting import BOUND_SECONDS, until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 Work = Callable[[Json, StepRunner[Any]], Json]
@@ -70,6 +71,38 @@ def test_finished_steps_are_not_run_again_on_resume(
     until(lambda: client.states("batch")["a"].state == "done")
     assert calls == ["first", "second", "second"]
     assert client.outputs("batch", ["a"]) == {"a": {"n": 1, "score": 0.5}}
+
+
+def test_only_another_cancellation_changes_a_cancelled_run(start: Callable[[Work], QueueClient]) -> None:
+    begun, stop = threading.Event(), threading.Event()
+    cleaned_up = False
+
+    def step() -> Step:
+        begun.set()
+        assert stop.wait(BOUND_SECONDS)
+        raise Interrupted("stop")
+
+    def work(_job: Json, run_step: StepRunner[Any]) -> Json:
+        nonlocal cleaned_up
+        try:
+            run_step("step", Step, step)
+        finally:
+            cleaned_up = True
+        return {}
+
+    def cancelled() -> RunState:
+        client.cancel("batch", ["a"])
+        return client.states("batch")["a"]
+
+    client = start(work)
+    client.add("batch", 1, {"a": {}})
+    assert begun.wait(BOUND_SECONDS)
+    first = cancelled()
+    stop.set()
+    until(lambda: cleaned_up)
+    assert client.states("batch")["a"] == first
+    until(lambda: cancelled() != first)  # its clock counts milliseconds
+    assert (first.state, first.executor) == ("cancelled", "controller")
 
 
 def test_a_run_whose_work_raises_is_broken_and_says_why(

@@ -133,7 +133,9 @@ def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None
     alone = batch("b-1")
     batches.save(alone)
     batches.note_cancelled(alone, ["a"])
+    batches.note_cancelled(alone, ["b"])
     assert batches.cancelled(alone) is None
+    assert batches.noted_cancelled(alone) == {"a", "b"}
 
 
 WHOLE = Suite.model_validate(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
+from pathlib import Path
 from typing import cast
 
+import pytest
+
+from provisioner.batch import worker
 from provisioner.batch.engine import QueueClient, RunState
-from provisioner.batch.worker import reconcile_cancellations
+from provisioner.batch.worker import Worker, reconcile_cancellations
+from provisioner.clock import now
+from provisioner.config import Settings
+from provisioner.store.home import Home
+from tests.waiting import BOUND_SECONDS
 
 
 class Queue:
@@ -52,3 +61,36 @@ def test_runs_that_a_live_worker_is_requeueing_are_left_to_it() -> None:
     queue = Queue({})
     reconcile_cancellations(cast(QueueClient, queue), dead, "b-1", states(coming="cancelled by alive"), frozenset())
     assert queue.calls == []
+
+
+def test_a_stopped_worker_requeues_only_what_is_still_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keys = ("mine", "again", "resumed", "taken", "lost", "done")
+    queue = Queue({**states(**dict.fromkeys(keys, "running by controller")), **states(other="running by other")})
+    real_cancel = queue.cancel
+
+    def cancel(batch: str, cancelled: list[str]) -> None:
+        real_cancel(batch, cancelled)
+        queue.later |= states(**dict.fromkeys(cancelled, "cancelled by controller"))
+
+    def work() -> None:
+        with stopped.live_status.track("b-1/mine") as run:
+            begun.set()
+            assert run.stop.wait(BOUND_SECONDS)
+            # While it cleans up, the operator cancels a run, and other workers take this one for dead.
+            queue.later["again"] = queue.later["again"].model_copy(update={"changed_at": now()})
+            queue.later |= states(
+                resumed="queued by controller", taken="running by other", lost="cancelled by other",
+                done="done by other",
+            )  # fmt: skip
+
+    monkeypatch.setattr(queue, "cancel", cancel)
+    monkeypatch.setattr(worker, "Engine", lambda *_: None)
+    monkeypatch.setattr(worker, "QueueClient", lambda _: queue)
+    stopped = Worker(Home(tmp_path), Settings(), lambda _: None)
+    begun = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(BOUND_SECONDS)
+    stopped.stop(requeue=True)
+    thread.join(BOUND_SECONDS)
+    assert queue.calls == [("cancel", list(keys)), ("resume", ["mine"])]

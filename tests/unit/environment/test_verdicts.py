@@ -18,6 +18,7 @@ from tests.unit.fakes.world import up
 OFF = TerminationReason("QEMU says guest-shutdown", from_within=True)
 SPOT = TerminationReason("Server.SpotInstanceTermination")
 SILENT = TerminationReason()
+CRASH = TerminationReason("QEMU crashed or was killed", from_within=None)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,9 @@ SILENT = TerminationReason()
         pytest.param(None, SPOT, True, False, "cloud", id="aux spot"),
         pytest.param(SPOT, OFF, True, False, "agent", id="both"),
         pytest.param(SILENT, None, True, False, "unknown", id="silent"),
+        pytest.param(CRASH, None, True, False, "unknown", id="crash"),
+        pytest.param(CRASH, SPOT, True, False, "cloud", id="crash and spot"),
+        pytest.param(CRASH, OFF, True, False, "agent", id="crash and off"),
         pytest.param(SPOT, None, True, True, "ttl", id="ttl"),
     ],
 )

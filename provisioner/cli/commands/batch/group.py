@@ -113,7 +113,7 @@ def resume(batch: BatchArgument, database: DatabaseOption = "") -> Result:
     context = BatchContext(
         home, load_settings(), record.suite, directory, record.id, database=database, progress=progress()
     )
-    return run_batch(home, record, context, database)
+    return run_batch(home, record, context, database, resumed=True)
 
 
 def status(
@@ -159,14 +159,17 @@ def cancel(
     """Cancels the runs of a batch that have not begun, until the batch is resumed."""
     home, record, database = find_batch(batch, database)
     states, _ = states_and_rows(home, record, database)
-    chosen = [key for key, state in states.items() if state.state == "queued" or (force and state.state == "running")]
-    # A worker that is being stopped has cancelled its runs by itself, and would requeue them unless they are noted.
+    # In a batch's first seconds its controller is still queueing the runs. It cancels what was noted before.
+    by_key = {run.key: states.get(run.key) for run in record.runs}
+    stoppable = ("queued", "running") if force else ("queued",)
+    chosen = [key for key, state in by_key.items() if state is None or state.state in stoppable]
+    # A worker that is being stopped has cancelled its runs by itself. It requeues them unless they are cancelled again.
     requeued = [key for key, state in states.items() if state.state == "cancelled"]
     if chosen or requeued:
         Batches(home).note_cancelled(record, [*chosen, *requeued])
-    if chosen:
+    if states:
         with contextlib.closing(open_client(home, record, database)) as client:
-            client.cancel(record.id, chosen)
+            client.cancel(record.id, [*chosen, *requeued])
     attended = has_controller(home, record)
     removed, problems = _remove_orphans(record) if force and not attended else ([], [])
     running = sum(state.state == "running" for state in states.values())

@@ -34,11 +34,13 @@ OUTAGE_SECONDS = 300.0
 MAX_PROBLEMS_SHOWN = 5
 
 
-def run_batch(home: Home, batch: Batch, context: BatchContext, database: str) -> Result:
+def run_batch(home: Home, batch: Batch, context: BatchContext, database: str, *, resumed: bool = False) -> Result:
     """Works on a batch until all its runs have ended.
 
     Args:
         database: URL of the database with the queue; empty: the batch's own file.
+        resumed: whether runs that were cancelled are to run after all. If not, those that the operator cancelled before
+            they were queued stay cancelled.
 
     Raises:
         Interrupted: by the operator, once the active runs have cleaned up.
@@ -48,10 +50,11 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str) ->
         worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
         try:
+            if resumed:
+                states = worker.client.states(batch.id)
+                Batches(home).forget_cancelled(batch)
+                worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             worker.add(batch)
-            states = worker.client.states(batch.id)
-            Batches(home).forget_cancelled(batch)
-            worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():
@@ -172,8 +175,7 @@ def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view
         with outage.tolerated():
             states = worker.poll([batch.id])[batch.id]
             rows = _rows(home, batch, context, worker, states, known)
-            if (cancelled := Batches(home).cancelled(batch)) is not None:
-                worker.reconcile_cancellations(batch.id, states, cancelled)
+            worker.reconcile_cancellations(batch.id, states, Batches(home).noted_cancelled(batch))
             active_runs = worker.live_status.active_runs()
             ended = len(rows) == len(batch.runs) and not active_runs
             costs = batch_costs(context.session.ledger, batch.id)

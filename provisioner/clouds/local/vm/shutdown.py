@@ -2,7 +2,8 @@
 
 QEMU takes commands from the file events.in and writes QMP's events to events.out, in the machine's directory. If it
 ends without a word, the kernel may have killed it for want of memory, which its machine can bring about: the kernel
-counts such kills.
+counts such kills. Or the host lost its power or was reset: then the kernel has another boot id. Otherwise nothing tells
+whether the machine has crashed its QEMU.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pathlib import Path
 # QEMU's chardev `pipe` opens PATH.in and PATH.out, which may be plain files (QEMU's documentation, -chardev pipe).
 ARGUMENTS = ("-chardev", "pipe,id=events,path=events", "-mon", "chardev=events,mode=control")
 COMMANDS, EVENTS = "events.in", "events.out"
-# The count of such kills before QEMU starts.
-KILLS = "oom_kills"
-VMSTAT = Path("/proc/vmstat")
+# The count of such kills before QEMU starts, and the host's boot id.
+KILLS, BOOT = "oom_kills", "boot_id"
+VMSTAT, BOOT_ID = Path("/proc/vmstat"), Path("/proc/sys/kernel/random/boot_id")
 # A guest that reboots again and again writes an event each time, and the watchdog trims them; the last is at the end.
 READ_BYTES = 64 << 10
 REASON_CHARACTERS = 200
 
 
 def prepare(directory: Path) -> None:
-    """Writes the files that QEMU opens, and the kernel's count, before it starts.
+    """Writes the files that QEMU opens, the kernel's count and the host's boot id, before it starts.
 
     Without the command QEMU sends no events.
     """
@@ -32,6 +33,7 @@ def prepare(directory: Path) -> None:
     (directory / EVENTS).write_bytes(b"")
     kills = _kills()
     (directory / KILLS).write_text("" if kills is None else str(kills))
+    (directory / BOOT).write_text(_read(BOOT_ID))
 
 
 def _kills() -> int | None:
@@ -50,24 +52,36 @@ def _noted_kills(directory: Path) -> int | None:
     return None
 
 
-def reason(directory: Path) -> tuple[str, bool]:
-    """Returns why a machine no longer runs, and whether that can be its own doing."""
+def _read(path: Path) -> str:
+    """Returns a small file's text; empty if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text()
+    return ""
+
+
+def reason(directory: Path) -> tuple[str, bool | None]:
+    """Returns why a machine no longer runs, and whether that can be its own doing; None if the host cannot tell."""
     try:
         with (directory / EVENTS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             events = file.read(READ_BYTES)
     except OSError:
         return "its files were removed on this host", False
-    return explain(events, _noted_kills(directory), _kills())
+    boots = {_read(directory / BOOT), _read(BOOT_ID)}
+    rebooted = len(boots) == 2 and "" not in boots
+    return explain(events, _noted_kills(directory), _kills(), rebooted=rebooted)
 
 
-def explain(events: bytes, kills_before: int | None, kills_now: int | None) -> tuple[str, bool]:
-    """Decides why a machine no longer runs, and whether that can be its own doing. Pure.
+def explain(
+    events: bytes, kills_before: int | None, kills_now: int | None, *, rebooted: bool
+) -> tuple[str, bool | None]:
+    """Decides why a machine no longer runs, and whether that can be its own doing; None if the host cannot tell. Pure.
 
     Args:
         events: the last of what QEMU wrote.
         kills_before, kills_now: how many processes the kernel had killed for want of memory before QEMU started, and
             has by now; None if unknown.
+        rebooted: whether the host has booted since QEMU started.
     """
     for line in reversed(events.splitlines()):
         try:
@@ -82,6 +96,8 @@ def explain(events: bytes, kills_before: int | None, kills_now: int | None) -> t
             RecursionError,
         ):  # a taken-over QEMU writes anything
             continue
+    if rebooted:
+        return "the host was restarted", False
     if kills_before is not None and kills_now is not None and kills_now > kills_before:
         return "the host ran out of memory and killed a process", True
-    return "QEMU crashed or was killed", False
+    return "QEMU crashed or was killed", None

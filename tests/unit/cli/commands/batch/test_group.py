@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from provisioner.batch.context import BatchContext
+from provisioner.batch.engine import RunState, State
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, load_suite
-from provisioner.cli.commands.batch import group
+from provisioner.cli.commands.batch import group, lookup
 from provisioner.cli.commands.batch.plan import within
 from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
@@ -251,3 +252,68 @@ def test_cancelled_runs_have_not_ended(provisioner: CommandLine) -> None:
     assert reported["ended"] == 2
     assert "it broke" in Path(reported["report"]).read_text()
     assert len(batches.results(batch)) == 2
+
+
+class Queue:
+    """A batch's queue, in which some of its runs are."""
+
+    def __init__(self, **states: State) -> None:
+        self.by_key = {key: RunState(key=key, state=state) for key, state in states.items()}
+        self.cancelled: list[str] = []
+
+    def states(self, _batch: str) -> dict[str, RunState]:
+        return self.by_key
+
+    def outputs(self, _batch: str, _keys: object) -> dict[str, object]:
+        return {}
+
+    def cancel(self, _batch: str, keys: list[str]) -> None:
+        self.cancelled += keys
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def own(provisioner: CommandLine) -> Batch:
+    """A batch with its own queue, whose runs are named a to e."""
+    home = Home(provisioner.home)
+    home.make()
+    runs = tuple(Run(key=key, family="/fam", task="main", agent="x", repetition=1) for key in "abcde")
+    batch = Batch(
+        id="own-1", suite=load_suite(SUITE), suite_file=str(SUITE), shared=False, created_at=now(), version="1",
+        runs=runs,
+    )  # fmt: skip
+    Batches(home).save(batch)
+    (Batches(home).directory(batch.id) / "engine.sqlite").touch()
+    return batch
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue(a="queued", b="running", c="cancelled", d="done")
+    monkeypatch.setattr(lookup, "open_client", lambda *_: queue)
+    monkeypatch.setattr(group, "open_client", lambda *_: queue)
+    return queue
+
+
+def test_what_a_worker_stopped_is_cancelled_again(provisioner: CommandLine, own: Batch, queue: Queue) -> None:
+    """Else it would requeue the run: see test_worker.py."""
+    assert provisioner("batch", "cancel", own.id).code == 0
+    assert "c" in queue.cancelled
+
+
+@pytest.mark.parametrize(("force", "more"), [((), ""), (("--force",), "b")], ids=["gently", "force"])
+def test_runs_that_are_not_queued_yet_are_cancelled_too(
+    provisioner: CommandLine, own: Batch, queue: Queue, force: tuple[str, ...], more: str
+) -> None:
+    done = json.loads(provisioner("batch", "cancel", own.id, *force, "--json").stdout)
+    assert set(done["cancelled"]) == {"a", "e", *more}
+    assert Batches(Home(provisioner.home)).noted_cancelled(own) == {"a", "c", "e", *more} == set(queue.cancelled)
+
+
+def test_a_batch_without_a_queue_is_cancelled_by_a_note(provisioner: CommandLine, own: Batch) -> None:
+    batches = Batches(Home(provisioner.home))
+    (batches.directory(own.id) / "engine.sqlite").unlink()
+    assert provisioner("batch", "cancel", own.id).code == 0
+    assert batches.noted_cancelled(own) == set("abcde")

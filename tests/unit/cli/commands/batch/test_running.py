@@ -1,12 +1,24 @@
-"""What a controller bears of its database and disk."""
+"""What a controller bears of its database and disk, and which runs it begins."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from provisioner.batch.context import BatchContext
+from provisioner.batch.live_status import ActiveRun
+from provisioner.batch.records import Batch, Batches
+from provisioner.batch.steps import Costs, EndStep, Failure, UpStep
+from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch import running
-from provisioner.cli.commands.batch.running import OutageTolerance
-from provisioner.errors import InfrastructureError, LivenessLostError
+from provisioner.cli.commands.batch.running import OutageTolerance, run_batch
+from provisioner.clock import now
+from provisioner.config import Settings
+from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError
+from provisioner.store.home import Home
+from tests.waiting import BOUND_SECONDS
 
 
 def test_an_outage_is_noted_once_and_tolerated_until_it_ends() -> None:
@@ -35,3 +47,54 @@ def test_an_outage_that_lasts_too_long_is_an_error(monkeypatch: pytest.MonkeyPat
 def test_a_worker_that_others_consider_dead_stops_at_once() -> None:
     with pytest.raises(LivenessLostError), OutageTolerance(lambda _: None).tolerated():
         raise LivenessLostError("Others consider this worker dead.")
+
+
+class Attempt:
+    """An attempt that ends only once it is told to stop, or whose task is broken."""
+
+    id = "env"
+
+    def __init__(self, active_run: ActiveRun, *, broken: bool) -> None:
+        self.active_run, self.broken = active_run, broken
+
+    def up(self) -> UpStep:
+        if not self.broken:
+            assert self.active_run.stop.wait(BOUND_SECONDS)
+            raise Interrupted("It was told to stop.")
+        failure = Failure(outcome="task_failed", message="It is broken.")
+        return UpStep(at=now(), begun_at=now(), environment=self.id, cloud="moon", region="", failure=failure)
+
+    def end(self, **_: bool) -> EndStep:
+        return EndStep(at=now())
+
+    def costs(self, _environments: list[str]) -> Costs:
+        return Costs(at=now())
+
+
+def test_what_was_cancelled_before_it_was_queued_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fam").mkdir()
+    data = {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": "1"}]}
+    suite, home = Suite.model_validate(data), Home(tmp_path / "home")
+    home.make()
+    runs = tuple(
+        Run(key=f"fam/main/one/{n}", family=str(tmp_path / "fam"), task="main", agent="one", repetition=n)
+        for n in (1, 2)
+    )
+    batch = Batch(
+        id="b-1", suite=suite, suite_file=str(tmp_path / "suite.yaml"), shared=False, created_at=now(), version="1",
+        runs=runs,
+    )  # fmt: skip
+    batches = Batches(home)
+    batches.save(batch)
+    batches.note_cancelled(batch, [run.key for run in runs])
+    context, broken = BatchContext(home, Settings(), suite, tmp_path, batch.id), False
+
+    def new_attempt(*arguments: Any) -> Attempt:
+        return Attempt(arguments[5], broken=broken)
+
+    monkeypatch.setattr(context, "new_attempt", new_attempt)
+    assert run_batch(home, batch, context, "").exit_code == Interrupted.exit_code
+    assert [row.outcome for row in batches.results(batch)] == ["cancelled", "cancelled"]
+    broken = True
+    run_batch(home, batch, context, "", resumed=True)
+    assert [row.outcome for row in batches.results(batch)] == ["task_failed", "task_failed"]

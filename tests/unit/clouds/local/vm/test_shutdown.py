@@ -12,6 +12,7 @@ import pytest
 from provisioner.clouds.local.vm import qemu, shutdown
 from tests.waiting import BOUND_SECONDS
 
+CRASH = ("QEMU crashed or was killed", None)
 GREETING = '{"QMP": {"version": {}}}\n{"return": {}}\n'
 
 
@@ -25,19 +26,18 @@ def event(name: str, guest: str, reason: str) -> str:
         (GREETING + event("SHUTDOWN", "true", "guest-shutdown"), ("QEMU says guest-shutdown", True)),
         (GREETING + event("SHUTDOWN", "false", "host-signal"), ("QEMU says host-signal", False)),
         (event("RESET", "true", "guest-reset") * 9999 + event("SHUTDOWN", "true", "x"), ("QEMU says x", True)),
-        (GREETING + event("RESET", "true", "guest-reset"), ("QEMU crashed or was killed", False)),
-        (GREETING + "[1]\nx\n" + '{"event": "SHUTDOWN"}\n', ("QEMU crashed or was killed", False)),
-        ("[" * 60_000 + "\n", ("QEMU crashed or was killed", False)),
+        (GREETING + event("RESET", "true", "guest-reset"), CRASH),
+        (GREETING + "[1]\nx\n" + '{"event": "SHUTDOWN"}\n', CRASH),
+        ("[" * 60_000 + "\n", CRASH),
         (event("SHUTDOWN", "true", "x" * 9999), ("QEMU says " + "x" * shutdown.REASON_CHARACTERS, True)),
-        ("", ("QEMU crashed or was killed", False)),
+        ("", CRASH),
     ],
     ids=["guest", "host", "many", "reset", "strange", "deep", "long", "none"],
 )
-def test_the_last_shutdown_counts(events: str, expected: tuple[str, bool]) -> None:
-    assert shutdown.explain(events.encode(), 3, 3) == expected
+def test_the_last_shutdown_counts(events: str, expected: tuple[str, bool | None]) -> None:
+    assert shutdown.explain(events.encode(), 3, 3, rebooted=False) == expected
 
 
-CRASH = ("QEMU crashed or was killed", False)
 SHORT = ("the host ran out of memory and killed a process", True)
 
 
@@ -55,9 +55,9 @@ SHORT = ("the host ran out of memory and killed a process", True)
     ids=["killed", "first", "none-killed", "rebooted", "no-note", "no-counter", "event"],
 )
 def test_a_silent_end_by_the_oom_killer_is_no_crash(
-    events: str, before: int | None, now: int | None, expected: tuple[str, bool]
+    events: str, before: int | None, now: int | None, expected: tuple[str, bool | None]
 ) -> None:
-    assert shutdown.explain(events.encode(), before, now) == expected
+    assert shutdown.explain(events.encode(), before, now, rebooted=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_silent_end_by_the_oom_killer_is_no_crash(
     ids=["grown", "same", "no-counter", "strange", "unreadable"],
 )
 def test_the_counter_is_noted_before_qemu_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None, expected: tuple[str, bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None, expected: tuple[str, bool | None]
 ) -> None:
     vmstat = tmp_path / "vmstat"
     monkeypatch.setattr(shutdown, "VMSTAT", vmstat)
@@ -81,6 +81,30 @@ def test_a_lost_note_counts_as_a_crash(tmp_path: Path) -> None:
     shutdown.prepare(tmp_path)
     (tmp_path / shutdown.KILLS).unlink()
     assert shutdown.reason(tmp_path) == CRASH
+
+
+@pytest.mark.parametrize(
+    ("noted", "now", "expected"),
+    [
+        ("one", "two", ("the host was restarted", False)),
+        ("one", "one", SHORT),
+        ("", "two", SHORT),
+        ("one", "", SHORT),
+    ],
+    ids=["restarted", "same", "no-note", "unreadable"],
+)
+def test_the_end_of_the_host_ends_its_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str, now: str, expected: tuple[str, bool | None]
+) -> None:
+    vmstat, boot_id = tmp_path / "vmstat", tmp_path / "boot"
+    monkeypatch.setattr(shutdown, "VMSTAT", vmstat)
+    monkeypatch.setattr(shutdown, "BOOT_ID", boot_id)
+    vmstat.write_text("oom_kill 3\n")
+    boot_id.write_text(noted)
+    shutdown.prepare(tmp_path)
+    vmstat.write_text("oom_kill 4\n")  # a count from another boot compares with nothing
+    boot_id.write_text(now)
+    assert shutdown.reason(tmp_path) == expected
 
 
 def test_a_machine_without_a_directory_was_removed_here(tmp_path: Path) -> None:
