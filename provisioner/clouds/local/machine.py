@@ -301,10 +301,19 @@ def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> sub
     try:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=pass_fds,
-            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
+            env=child_environment.for_program(os.environ), preexec_fn=_prepare_to_become_qemu,
         )  # fmt: skip
     except subprocess.SubprocessError as error:
-        raise MachineError("QEMU gets no network namespace; `provisioner doctor` says what is missing") from error
+        raise MachineError(
+            "QEMU gets no network namespace, or its directory cannot be written; `provisioner doctor` says what is "
+            "missing"
+        ) from error
+
+
+def _prepare_to_become_qemu() -> None:
+    """Runs in the process that becomes QEMU: if the controller is killed now, no QEMU runs that was not noted."""
+    qemu.note_process()
+    confinement.leave_network()
 
 
 def _admit(group: int, *paths: Path) -> None:
