@@ -341,10 +341,23 @@ def destroy(directory: Path) -> None:
 
 
 def _end_all(directory: Path) -> None:
-    """Ends QEMU and the egress proxy."""
-    end(lambda: qemu.live_pid(directory / "qemu.pid"))
-    end(lambda: egress.pid_of(directory))
-    end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
+    """Ends QEMU and the egress proxy: each of them even if another does not end.
+
+    Raises:
+        MachineError, OSError: one of them did not end.
+    """
+    errors: list[MachineError | OSError] = []
+    for find in (
+        lambda: qemu.live_pid(directory / "qemu.pid"),
+        lambda: egress.pid_of(directory),
+        lambda: next(iter(holders(directory / OPEN_FILE)), None),
+    ):
+        try:
+            end(find)
+        except (MachineError, OSError) as error:
+            errors.append(error)
+    for each in errors:
+        raise each
 
 
 def end(find: Callable[[], int | None]) -> None:

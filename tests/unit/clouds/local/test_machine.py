@@ -21,6 +21,7 @@ from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.vm import qemu
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
+from provisioner.clouds.local.vm.processes import start_time
 from provisioner.config import Settings
 from provisioner.store.files import write_atomically
 from provisioner.store.home import TEMPLATES, Home
@@ -117,6 +118,26 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
     finally:
         young.kill()
         young.wait()
+
+
+def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "primary"
+    directory.mkdir()
+    monkeypatch.setattr(qemu, "live_pid", lambda _: qemu.UNTOLD)
+    proxy = subprocess.Popen(["sleep", "1000"])
+    (directory / "network.json").write_text(json.dumps({"pid": proxy.pid, "started": start_time(proxy.pid)}))
+    with (directory / machine.OPEN_FILE).open("wb") as inherited:
+        young = subprocess.Popen(["sleep", "1000"], pass_fds=[inherited.fileno()])
+    try:
+        with pytest.raises(machine.MachineError, match="cannot be told"):
+            machine.destroy(directory)
+        assert proxy.wait(BOUND_SECONDS) != 0
+        assert young.wait(BOUND_SECONDS) != 0
+        assert directory.exists()  # the sign that something is still there
+    finally:
+        for process in (proxy, young):
+            process.kill()
+            process.wait()
 
 
 def test_a_machine_that_is_gone_is_destroyed_again_silently(tmp_path: Path) -> None:
