@@ -44,7 +44,7 @@ from provisioner.clouds.local.vm import (
 from provisioner.clouds.local.vm.users import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
-from provisioner.store.locks import holders
+from provisioner.store.locks import openers
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
@@ -350,7 +350,7 @@ def _end_all(directory: Path) -> None:
     for find in (
         lambda: qemu.live_pid(directory / "qemu.pid"),
         lambda: egress.pid_of(directory),
-        lambda: next(iter(holders(directory / OPEN_FILE)), None),
+        lambda: next(iter(openers(directory / OPEN_FILE)), None),
     ):
         try:
             end(find)

@@ -194,7 +194,7 @@ def _lock_holder(pidfile: Path) -> int | None:
         return int(pid)
     # -1 for a lock of an open file description (fcntl(2)), to which only a taken-over QEMU changes; 0 for a process of
     # another PID namespace. To kill(2) they mean every process, and our own group.
-    return next((holder for holder in holders(pidfile) if holder not in (1, os.getpid())), UNTOLD)
+    return next(iter(holders(pidfile)), UNTOLD)
 
 
 class QMPError(Exception):
