@@ -47,7 +47,7 @@ while True:
         stream.write(b'{"return": {"status": "completed"}}\\n')
 """
 
-# Stands in for a QEMU that a machine has taken over: it gives up its pidfile, and all that it has inherited.
+# Stands in for a QEMU that a machine has taken over: it gives up its pidfile, what it has inherited, and its directory.
 TAKEN_OVER_QEMU = """#!/usr/bin/python3
 import fcntl, os, signal, socket
 pidfile = open("qemu.pid", "w")
@@ -64,9 +64,11 @@ while not asked:
         asked = asked or b"usernet" in line
         stream.write(b'{"return": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}\\n')
 os.closerange(0, 100)
-with open("taken_over.new", "w") as told:
+directory = os.getcwd()
+os.chdir("/")
+with open(f"{directory}/taken_over.new", "w") as told:
     told.write(str(os.getpid()))
-os.rename("taken_over.new", "taken_over")
+os.rename(f"{directory}/taken_over.new", f"{directory}/taken_over")
 signal.pause()
 """
 
@@ -216,6 +218,16 @@ def test_a_qemu_that_gave_up_its_lock_is_not_gone(taken_over: tuple[Path, int], 
     local.remove(environment("env"))
     until(lambda: ended(qemu_process))
     assert local.remaining(environment("env")) == []
+
+
+def test_a_sweep_ends_a_qemu_that_has_left_its_directory(taken_over: tuple[Path, int], tmp_path: Path) -> None:
+    _, qemu_process = taken_over
+    local = LocalCloud(Home(tmp_path / "home"), Settings())
+    [orphan] = local.survey(None)
+    assert any("QEMU" in resource for resource in orphan.resources)
+    assert local.clear(orphan)
+    until(lambda: ended(qemu_process))
+    assert local.survey(None) == []
 
 
 def test_a_qemu_that_gave_up_its_lock_ends_with_its_ttl(taken_over: tuple[Path, int]) -> None:
