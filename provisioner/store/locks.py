@@ -1,4 +1,4 @@
-"""Locks files, until the process ends at the latest, and finds the processes that have a file open."""
+"""Locks files, until the process ends at the latest, and finds the processes that have a file locked or open."""
 
 from __future__ import annotations
 
@@ -74,19 +74,34 @@ def is_locked(path: Path) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Returns the ids of our user's processes that have a file open. Unlike a pid file, this is never out of date."""
+    """Returns the ids of our user's processes that hold a lock on a file. Unlike a pid file, this is never out of date.
+
+    Processes that wait for the lock, or look whether it is held, have the file open and are not listed.
+    """
+    return sorted({pid for pid, descriptor in _open_descriptors(path) if _is_locked_by(pid, descriptor)})
+
+
+def openers(path: Path) -> list[int]:
+    """Returns the ids of our user's processes that have a file open."""
+    return sorted({pid for pid, _ in _open_descriptors(path)})
+
+
+def _open_descriptors(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields each descriptor of a file with its process."""
     try:
         status = path.stat()
     except FileNotFoundError:
-        return []
-    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, status)]
+        return
+    for process in Path("/proc").glob("[0-9]*"):
+        # Processes may end or close files in the meantime, and those of other users cannot be inspected.
+        with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(descriptor.stat(), status):
+                        yield int(process.name), descriptor.name
 
 
-def _has_open(process: Path, status: os.stat_result) -> bool:
-    # Processes may end or close files in the meantime, and those of other users cannot be inspected.
-    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(descriptor.stat(), status):
-                    return True
+def _is_locked_by(pid: int, descriptor: str) -> bool:
+    with contextlib.suppress(OSError):
+        return b"\nlock:" in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_bytes()  # proc(5)
     return False

@@ -220,7 +220,7 @@ class LocalCloud(Cloud):
         return (self._directory(environment, role) / HOST_KEY).read_text()
 
     def alive(self, environment: Environment, role: Role) -> bool:
-        """Whether QEMU holds its pidfile's lock."""
+        """Whether the machine's QEMU lives."""
         return qemu.live_pid(self._directory(environment, role) / "qemu.pid") is not None
 
     def termination_reason(self, environment: Environment, role: Role) -> TerminationReason:

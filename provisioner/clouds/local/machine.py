@@ -44,7 +44,7 @@ from provisioner.clouds.local.vm import (
 from provisioner.clouds.local.vm.users import own_user
 from provisioner.progress import NOTE_OF_A_PROGRAM
 from provisioner.store.files import read_end
-from provisioner.store.locks import holders
+from provisioner.store.locks import openers
 
 # QEMU opens its control socket in well under a second; on a busy host it may take longer.
 QMP_SECONDS = 60
@@ -301,10 +301,19 @@ def _start_qemu(argv: list[str], log: IO[bytes], pass_fds: Sequence[int]) -> sub
     try:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=pass_fds,
-            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
+            env=child_environment.for_program(os.environ), preexec_fn=_prepare_to_become_qemu,
         )  # fmt: skip
     except subprocess.SubprocessError as error:
-        raise MachineError("QEMU gets no network namespace; `provisioner doctor` says what is missing") from error
+        raise MachineError(
+            "QEMU gets no network namespace, or its directory cannot be written; `provisioner doctor` says what is "
+            "missing"
+        ) from error
+
+
+def _prepare_to_become_qemu() -> None:
+    """Runs in the process that becomes QEMU: if the controller is killed now, no QEMU runs that was not noted."""
+    qemu.note_process()
+    confinement.leave_network()
 
 
 def _admit(group: int, *paths: Path) -> None:
@@ -332,10 +341,23 @@ def destroy(directory: Path) -> None:
 
 
 def _end_all(directory: Path) -> None:
-    """Ends QEMU and the egress proxy."""
-    end(lambda: qemu.live_pid(directory / "qemu.pid"))
-    end(lambda: egress.pid_of(directory))
-    end(lambda: next(iter(holders(directory / OPEN_FILE)), None))
+    """Ends QEMU and the egress proxy: each of them even if another does not end.
+
+    Raises:
+        MachineError, OSError: one of them did not end.
+    """
+    errors: list[MachineError | OSError] = []
+    for find in (
+        lambda: qemu.live_pid(directory / "qemu.pid"),
+        lambda: egress.pid_of(directory),
+        lambda: next(iter(openers(directory / OPEN_FILE)), None),
+    ):
+        try:
+            end(find)
+        except (MachineError, OSError) as error:
+            errors.append(error)
+    for each in errors:
+        raise each
 
 
 def end(find: Callable[[], int | None]) -> None:

@@ -1,7 +1,8 @@
 """Finds and removes what exists in a home's environments directory, with or without a record. For the sweep.
 
 A process belongs to an environment by its working directory, which the kernel still names when the directory is gone.
-Only our own programs are ever ended: an operator's shell may be in the directory, too.
+Only our own programs are ever ended: an operator's shell may be in the directory, too. A QEMU that a machine has taken
+over can change its working directory and its arguments, so each machine's directory is also asked for its QEMU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local import machine
+from provisioner.clouds.local.vm import qemu
 from provisioner.errors import InfrastructureError, StillThereError
 from provisioner.store.files import remove_tree
 from provisioner.store.home import Home
@@ -61,7 +63,7 @@ def _still_running(home: Home, environment: str, pid: int) -> int | None:
 
 
 def _processes(home: Home) -> dict[str, dict[int, str]]:
-    """Environment id -> pid -> program, of our programs that work in one of the home's environments."""
+    """Environment id -> pid -> program, of our programs that work in an environment of the home, and of its QEMUs."""
     root = os.path.realpath(home.environments)
     by_environment: dict[str, dict[int, str]] = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -72,6 +74,9 @@ def _processes(home: Home) -> dict[str, dict[int, str]]:
             if program and working_directory.startswith(root + os.sep):
                 environment = Path(working_directory[len(root) + 1 :]).parts[0]
                 by_environment.setdefault(environment, {})[int(process.name)] = program
+    for directory in home.environments.glob("*/*/"):
+        if (pid := qemu.live_pid(directory / "qemu.pid")) is not None:
+            by_environment.setdefault(directory.parent.name, {})[pid] = "QEMU"
     return by_environment
 
 

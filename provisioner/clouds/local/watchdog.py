@@ -1,6 +1,7 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
-One small process per machine, which starts before QEMU and ends with it. It also keeps the machine's logs and captures
+One small process per machine, which starts before QEMU and ends with it. If the directory is removed while the machine
+runs, the machine ends. The watchdog also keeps the machine's logs and captures
 short, ends the machine if it has filled the host's disk, resumes it if QEMU paused it because others had or if the
 process that froze it was killed, and tells it what it asks for at each boot. The file `expires_at` in the machine's
 directory, its working directory, says when the machine ends: seconds since the epoch. To move it, replace the file.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +43,7 @@ def main() -> int:
     directory = Path.cwd()
     deadline = time.monotonic() + START_SECONDS
     seen = False
+    watched: int | None = None
     asked_at = time.monotonic()
     port = CredentialPort(directory)
     captured = captures.Captures(directory, ANSWER_SECONDS)
@@ -48,10 +51,13 @@ def main() -> int:
         machine_logs.trim_all(Path())
         grows_fast = captured.look()
         pid = qemu.live_pid(pidfile)
+        if watched is None and pid is not None:
+            watched = _opened(pid, pidfile)
         seconds_left = _seconds_left()
         if pid is None:
             # Without an expiry there is no directory any more.
             if seen or seconds_left is None or time.monotonic() > deadline:
+                _kill(watched)
                 return 0
             time.sleep(START_PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
@@ -70,6 +76,25 @@ def main() -> int:
             pause = START_PAUSE_SECONDS if not port.connect() else LOOK_SECONDS
             _wait_for(pid, port, min(seconds_left, captures.FAST_LOOK_SECONDS if grows_fast else pause))
             port.serve()
+
+
+def _opened(pid: int, pidfile: Path) -> int | None:
+    """Returns a descriptor of QEMU, by which it can be ended if its directory is gone; None if it has just ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has just ended, or cannot be told
+        return None
+    if qemu.live_pid(pidfile) == pid:
+        return descriptor
+    os.close(descriptor)  # by now, another process may have the number
+    return None
+
+
+def _kill(watched: int | None) -> None:
+    """Ends QEMU if it still lives although nothing in its directory says so, as if the directory is gone."""
+    if watched is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
 
 
 def _end(pidfile: Path) -> bool:

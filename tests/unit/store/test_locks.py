@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store.locks import is_locked, locked
+from provisioner.store.locks import holders, is_locked, locked, openers
 from tests.waiting import BOUND_SECONDS, until
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -36,6 +36,20 @@ def test_a_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> None:
         assert is_locked(path)
     holder.join()
     assert not is_locked(path)
+
+
+def test_a_process_that_only_reads_a_file_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    held = PROCESSES.Event()
+    holder = PROCESSES.Process(target=hold, args=(path, held))
+    holder.start()
+    assert held.wait(BOUND_SECONDS)
+    with path.open():
+        assert holders(path) == [holder.pid]
+        assert openers(path) == sorted([os.getpid(), holder.pid or 0])
+    holder.kill()
+    holder.join()
+    assert holders(path) == openers(path) == []
 
 
 def test_a_process_that_waits_for_a_lock_is_notified(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner import child_environment
-from provisioner.clouds.local.vm.processes import start_time
+from provisioner.clouds.local.vm.processes import is_alive, start_time
 
 # The egress proxy counts there (egress_counters.py).
 COUNTERS = "network.counters"
@@ -45,9 +45,6 @@ def pid_of(directory: Path) -> int | None:
     """Returns the pid of the machine's egress proxy; None if it has ended."""
     try:
         process = json.loads((directory / "network.json").read_text())
-        state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return None
-    if state == "Z" or start_time(process["pid"]) != process["started"]:
-        return None
-    return int(process["pid"])
+    return int(process["pid"]) if is_alive(process["pid"], process["started"]) else None

@@ -21,6 +21,7 @@ from typing import Any, Self
 from provisioner import unix_socket
 from provisioner.clouds.local.vm import shutdown
 from provisioner.clouds.local.vm.network_cards import Link, captured, network
+from provisioner.clouds.local.vm.processes import is_alive, start_time
 from provisioner.clouds.local.vm.users import User
 from provisioner.store.locks import holders
 
@@ -42,6 +43,9 @@ SHARED_MEMORY_STAYS = [{"capability": "x-ignore-shared", "state": True}]
 ALL_MEMORY_GOES = [{"capability": "x-ignore-shared", "state": False}]
 # The socket of the machine's end of its virtio-serial port.
 PORT = "credentials.sock"
+# In the machine's directory: number and start time of the process that became QEMU. Where the controller is root, QEMU
+# cannot write it.
+PROCESS = "qemu.process"
 # For each answer about a machine's status: QEMU serves one client at a time, and another may be at work.
 STATUS_SECONDS = 5.0
 
@@ -148,11 +152,35 @@ def confined(user: User | None) -> list[str]:
     return ["-sandbox", f"{SANDBOX}allow", "-runas", f"{user.uid}:{user.gid}"]
 
 
-def live_pid(pidfile: Path) -> int | None:
-    """Returns the pid of the QEMU that holds `pidfile`, or None; UNTOLD if it is not known which process does.
+def note_process() -> None:
+    """Notes this process, which is about to become QEMU, in the machine's directory, its working directory.
 
-    QEMU keeps an fcntl lock on its pidfile as long as it lives, so a reused pid cannot mislead.
+    Raises:
+        OSError: the note cannot be written.
     """
+    Path(PROCESS).write_text(f"{os.getpid()} {start_time(os.getpid())}")
+
+
+def live_pid(pidfile: Path) -> int | None:
+    """Returns the pid of a machine's QEMU, or None; UNTOLD if it is not known which process holds `pidfile`.
+
+    QEMU lives if the process that was noted beside its pidfile does, or if a process holds the lock on the pidfile.
+    QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A QEMU that an older
+    version started has no note. A reused pid misleads neither.
+    """
+    noted = _noted_pid(pidfile.with_name(PROCESS))
+    return _lock_holder(pidfile) if noted is None else noted
+
+
+def _noted_pid(note: Path) -> int | None:
+    try:
+        pid, started = note.read_text().split()
+        return int(pid) if is_alive(int(pid), started) else None
+    except (OSError, ValueError):  # there is no note, or not yet all of it
+        return None
+
+
+def _lock_holder(pidfile: Path) -> int | None:
     try:
         with pidfile.open("rb") as file:
             # struct flock: type, whence, start, len, pid
@@ -166,7 +194,7 @@ def live_pid(pidfile: Path) -> int | None:
         return int(pid)
     # -1 for a lock of an open file description (fcntl(2)), to which only a taken-over QEMU changes; 0 for a process of
     # another PID namespace. To kill(2) they mean every process, and our own group.
-    return next((holder for holder in holders(pidfile) if holder not in (1, os.getpid())), UNTOLD)
+    return next(iter(holders(pidfile)), UNTOLD)
 
 
 class QMPError(Exception):

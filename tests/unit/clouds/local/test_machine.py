@@ -1,23 +1,34 @@
-"""The end of a local machine that was cut short while it started."""
+"""The start of a local machine that is cut short, and the end of one that has taken its QEMU over."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provisioner.clouds.local import machine
+from provisioner.clouds.local import machine, watchdog
+from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import templates
 from provisioner.clouds.local.vm import qemu
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
-from provisioner.store.home import TEMPLATES
+from provisioner.clouds.local.vm.processes import start_time
+from provisioner.config import Settings
+from provisioner.store.files import write_atomically
+from provisioner.store.home import TEMPLATES, Home
+from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS, until
 
+ROOT = Path(__file__).parents[4]
 # Stands in for a QEMU that resumes from any template, and whose machine never asks for anything.
 SILENT_QEMU = """#!/usr/bin/python3
 import fcntl, os, socket
@@ -36,6 +47,65 @@ while True:
         stream.write(b'{"return": {"status": "completed"}}\\n')
 """
 
+# Stands in for a QEMU that a machine has taken over: it gives up its pidfile, what it has inherited, and its directory.
+TAKEN_OVER_QEMU = """#!/usr/bin/python3
+import fcntl, os, signal, socket
+pidfile = open("qemu.pid", "w")
+fcntl.lockf(pidfile, fcntl.LOCK_EX)
+server = socket.socket(socket.AF_UNIX)
+server.bind("qmp.sock")
+server.listen()
+asked = False
+while not asked:
+    client, _ = server.accept()
+    stream = client.makefile("rwb", buffering=0)
+    stream.write(b'{"QMP": {}}\\n')
+    for line in stream:
+        asked = asked or b"usernet" in line
+        stream.write(b'{"return": "TCP[HOST_FORWARD] 5 127.0.0.1 2222"}\\n')
+os.closerange(0, 100)
+directory = os.getcwd()
+os.chdir("/")
+with open(f"{directory}/taken_over.new", "w") as told:
+    told.write(str(os.getpid()))
+os.rename(f"{directory}/taken_over.new", f"{directory}/taken_over")
+signal.pause()
+"""
+
+
+def prepare(directory: Path, image: Path, monkeypatch: pytest.MonkeyPatch, *texts: str) -> dict[str, Any]:
+    """Prepares a machine as the controller does, and returns its settings.
+
+    Args:
+        texts: the programs that stand in for QEMU and qemu-img.
+    """
+    programs = image.with_name("bin")
+    programs.mkdir()
+    for name, text in zip(("qemu-system-x86_64", "qemu-img"), texts, strict=True):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for path in (image / "disk.raw", image / "vmlinuz", image / "initrd.img", directory / CREDENTIALS / "hostname"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (directory / "accelerator").write_text("tcg")
+    (directory / machine.PEERS).touch()
+    (directory / watchdog.EXPIRY).write_text(str(time.time() + 300))
+    return {
+        "image": str(image / "disk.raw"), "cpus": 1, "memory_gib": 2 / 1024, "disk_gib": 1, "public_key": "x",
+        "full_internet": False, "allowed_destinations": [],
+    }  # fmt: skip
+
+
+def starting(directory: Path, settings: dict[str, Any]) -> subprocess.Popen[str]:
+    values = {"PROVISIONER_MACHINE": json.dumps(settings), "PROVISIONER_MACHINE_DIRECTORY": str(directory)}
+    return subprocess.Popen(
+        [sys.executable, "-m", machine.__name__, "start"],
+        env={**os.environ, **values, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
 
 def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path) -> None:
     directory = tmp_path / "primary"
@@ -52,6 +122,26 @@ def test_a_qemu_that_has_not_yet_locked_its_pidfile_is_ended_too(tmp_path: Path)
         young.wait()
 
 
+def test_what_cannot_be_told_keeps_no_other_process_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "primary"
+    directory.mkdir()
+    monkeypatch.setattr(qemu, "live_pid", lambda _: qemu.UNTOLD)
+    proxy = subprocess.Popen(["sleep", "1000"])
+    (directory / "network.json").write_text(json.dumps({"pid": proxy.pid, "started": start_time(proxy.pid)}))
+    with (directory / machine.OPEN_FILE).open("wb") as inherited:
+        young = subprocess.Popen(["sleep", "1000"], pass_fds=[inherited.fileno()])
+    try:
+        with pytest.raises(machine.MachineError, match="cannot be told"):
+            machine.destroy(directory)
+        assert proxy.wait(BOUND_SECONDS) != 0
+        assert young.wait(BOUND_SECONDS) != 0
+        assert directory.exists()  # the sign that something is still there
+    finally:
+        for process in (proxy, young):
+            process.kill()
+            process.wait()
+
+
 def test_a_machine_that_is_gone_is_destroyed_again_silently(tmp_path: Path) -> None:
     machine.destroy(tmp_path / "primary")
 
@@ -60,27 +150,9 @@ def test_a_machine_that_is_gone_is_destroyed_again_silently(tmp_path: Path) -> N
 def test_a_destroy_does_not_wait_for_a_start_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    programs = tmp_path / "bin"
-    for path, text in (
-        (programs / "qemu-system-x86_64", SILENT_QEMU),
-        (programs / "qemu-img", "#!/bin/sh\nsleep 1\ntouch $9\n"),
-    ):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     image, directory = tmp_path / "image", tmp_path / "environment" / "primary"
-    for path in (image / "disk.raw", image / "vmlinuz", image / "initrd.img", directory / CREDENTIALS / "hostname"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    (directory / "accelerator").write_text("tcg")
-    (directory / machine.PEERS).touch()
+    settings = prepare(directory, image, monkeypatch, SILENT_QEMU, "#!/bin/sh\nsleep 1\ntouch $9\n")
     (directory / machine.WANTS_TEMPLATE).touch()
-    (directory / "expires_at").write_text(str(time.time() + 300))
-    settings = {
-        "image": str(image / "disk.raw"), "cpus": 1, "memory_gib": 2 / 1024, "disk_gib": 1, "public_key": "x",
-        "full_internet": False, "allowed_destinations": [],
-    }  # fmt: skip
     key = templates.key(image / "disk.raw", machine.described(directory, settings))
     template = templates.Template(image / TEMPLATES / key)
     template.directory.mkdir(parents=True, mode=0o700)
@@ -88,14 +160,7 @@ def test_a_destroy_does_not_wait_for_a_start_without_credentials(
         path.touch(mode=0o600)
         os.truncate(path, 2 << 20)
     templates.complete(template.directory)
-    values = {"PROVISIONER_MACHINE": json.dumps(settings), "PROVISIONER_MACHINE_DIRECTORY": str(directory)}
-    start = subprocess.Popen(
-        [sys.executable, "-m", machine.__name__, "start"],
-        env={**os.environ, **values},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with start:
+    with starting(directory, settings) as start:
         until((directory / moment).exists, lambda: start.poll() is None)
         machine.destroy(directory)
         assert "it was destroyed while it started" in start.communicate()[1]
@@ -123,3 +188,49 @@ def test_a_damaged_template_is_thrown_away_before_qemu_sees_it(
     origin = machine._start_from_template({}, launch, template)
     assert origin.startswith(f"boot: the template did not work and was deleted: {part} is damaged")
     assert not template.directory.exists()
+
+
+@pytest.fixture
+def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, int]]:
+    """A machine's directory, and a descriptor of its QEMU, which the machine has taken over: no lock tells of it."""
+    directory = tmp_path / "home" / "environments" / "env" / "primary"
+    settings = prepare(directory, tmp_path / "image", monkeypatch, TAKEN_OVER_QEMU, "#!/bin/sh\ntouch $9\n")
+    with starting(directory, settings) as start:
+        assert start.communicate()[1] == ""
+    assert start.returncode == 0
+    until((directory / "taken_over").exists)
+    descriptor = os.pidfd_open(int((directory / "taken_over").read_text()))
+    yield directory, descriptor
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    os.close(descriptor)
+
+
+def ended(qemu_process: int) -> bool:
+    return bool(select.select([qemu_process], [], [], 0)[0])
+
+
+def test_a_qemu_that_gave_up_its_lock_is_not_gone(taken_over: tuple[Path, int], tmp_path: Path) -> None:
+    _, qemu_process = taken_over
+    local = LocalCloud(Home(tmp_path / "home"), Settings())
+    assert local.alive(environment("env"), "primary")
+    assert "QEMU process" in local.remaining(environment("env"))[0]
+    local.remove(environment("env"))
+    until(lambda: ended(qemu_process))
+    assert local.remaining(environment("env")) == []
+
+
+def test_a_sweep_ends_a_qemu_that_has_left_its_directory(taken_over: tuple[Path, int], tmp_path: Path) -> None:
+    _, qemu_process = taken_over
+    local = LocalCloud(Home(tmp_path / "home"), Settings())
+    [orphan] = local.survey(None)
+    assert any("QEMU" in resource for resource in orphan.resources)
+    assert local.clear(orphan)
+    until(lambda: ended(qemu_process))
+    assert local.survey(None) == []
+
+
+def test_a_qemu_that_gave_up_its_lock_ends_with_its_ttl(taken_over: tuple[Path, int]) -> None:
+    directory, qemu_process = taken_over
+    write_atomically(directory / watchdog.EXPIRY, "0")
+    until(lambda: ended(qemu_process))

@@ -1,11 +1,23 @@
-"""A process's start time."""
+"""A process's start time, and whether it lives."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
-from provisioner.clouds.local.vm.processes import start_time
+from provisioner.clouds.local.vm.processes import is_alive, start_time
+from tests.waiting import until
+
+# Gives itself a name that is no UTF-8 and looks like a zombie's, then ends its first thread alone (exit(2)).
+DISGUISED = r"""
+import ctypes, threading
+libc = ctypes.CDLL(None)
+libc.prctl(15, b"\xff) Z 1 1", 0, 0, 0)  # PR_SET_NAME
+threading.Thread(target=input).start()
+libc.pthread_exit(None)
+"""
 
 
 def test_only_a_living_process_has_a_start_time() -> None:
@@ -13,3 +25,30 @@ def test_only_a_living_process_has_a_start_time() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert start_time(ended.pid) is None
+
+
+def test_a_process_that_ended_is_not_alive_before_it_is_reaped() -> None:
+    started = start_time(os.getpid())
+    assert started
+    assert is_alive(os.getpid(), started)
+    assert not is_alive(os.getpid(), f"{started}0")
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    started = start_time(process.pid)
+    assert started
+    assert is_alive(process.pid, started)
+    process.kill()
+    until(lambda: not is_alive(process.pid, started))
+    assert start_time(process.pid) == started
+    process.communicate()
+
+
+def test_a_process_without_its_first_thread_is_alive() -> None:
+    with subprocess.Popen([sys.executable, "-c", DISGUISED], stdin=subprocess.PIPE) as process:
+        try:
+            stat = Path(f"/proc/{process.pid}/stat")
+            until(lambda: stat.read_bytes().rpartition(b")")[2].split()[0] == b"Z", lambda: process.poll() is None)
+            started = start_time(process.pid)
+            assert started
+            assert is_alive(process.pid, started)
+        finally:
+            process.kill()

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -147,12 +148,18 @@ def hold_untold(pidfile: Path, held: Event) -> None:
 def test_a_lock_that_names_no_process_ends_its_holder_alone(tmp_path: Path) -> None:
     # A taken-over QEMU may change the lock: for such a one, the kernel says -1, which to kill() is every process.
     pidfile, held = tmp_path / "qemu.pid", PROCESSES.Event()
+    pidfile.touch()
+    with pidfile.open() as file:
+        reader = subprocess.Popen(["sleep", "1000"], stdin=file)  # as a command that looks whether the machine lives
     holder = PROCESSES.Process(target=hold_untold, args=(pidfile, held))
     holder.start()
     assert held.wait(BOUND_SECONDS)
     assert live_pid(pidfile) == holder.pid
     machine.end(lambda: live_pid(pidfile))
     holder.join()
+    assert reader.poll() is None
+    reader.kill()
+    reader.wait()
     assert holder.exitcode == -signal.SIGTERM
     assert live_pid(pidfile) is None
 
