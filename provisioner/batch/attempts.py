@@ -366,23 +366,33 @@ class Attempt:
             with contextlib.suppress(OSError):
                 write_log(path, stopped.model_dump_json())
             raise
-        except (SubmissionError, AgentError) as error:
-            result = kind(at=now(), failure=Failure(outcome="agent_failed", message=truncate(error.message)))
-        except MachineLostError as error:
-            known, began = self.session.environments.last_known(environment), self._agent_began(environment)
-            result = kind(at=now(), failure=classify_loss(known, error, name, agent_began=began))
         except Exception as error:
-            began = self._agent_began(environment)
-            result = kind(at=now(), failure=classify_work_error(error, task_outcome, agent_began=began))
-        if result.failure and (reason := self._stop_reason()):
-            result = kind(at=now(), failure=interruption(reason))
+            result = kind(at=now(), failure=self._failure_of(error, environment, name, task_outcome))
         result = result.model_copy(update={"phases": tuple(phases.finished)})
         with contextlib.suppress(OSError):
             write_log(path, result.model_dump_json())
         return result
 
-    def _stop_reason(self) -> str:
-        """Returns why a step that failed counts as interrupted; empty if its environment is not being destroyed."""
+    def _failure_of(self, error: Exception, environment: Environment, step: str, task_outcome: Outcome) -> Failure:
+        """Classifies an error of work in the environment, which others may have destroyed meanwhile."""
+        if isinstance(error, SubmissionError):
+            return Failure(outcome="agent_failed", message=truncate(error.message))
+        if reason := self._stop_reason(environment):
+            return interruption(reason)
+        if isinstance(error, AgentError):
+            return Failure(outcome="agent_failed", message=truncate(error.message))
+        began = self._agent_began(environment)
+        if isinstance(error, MachineLostError):
+            return classify_loss(self.session.environments.last_known(environment), error, step, agent_began=began)
+        return classify_work_error(error, task_outcome, agent_began=began)
+
+    def _stop_reason(self, known: Environment) -> str:
+        """Returns why a step that failed counts as interrupted; empty if its environment is not being destroyed.
+
+        Nor does it count if the environment's time was over: that alone ended it.
+        """
+        if self.session.environments.last_known(known).expires_at <= now():
+            return ""
         with contextlib.suppress(DamagedRecordError):
             record = self._record()
             if record is None:

@@ -139,7 +139,12 @@ class Batches:
     def noted_cancelled(self, batch: Batch) -> frozenset[str]:
         """Returns the keys of the runs that the operator cancelled, also of those that are not in the queue yet."""
         path = self.directory(batch.id) / CANCELLED
-        return strict_json.load_file(frozenset[str], path) if path.exists() else frozenset()
+        try:
+            return strict_json.load_file(frozenset[str], path)
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError) as error:
+            raise _unreadable("The note of what was cancelled", path, error) from error
 
     def cancelled(self, batch: Batch) -> frozenset[str] | None:
         """Returns the keys of the runs that the operator cancelled.

@@ -45,6 +45,7 @@ from provisioner.signals import wait
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
 from provisioner.ssh.output_buffer import NO_OUTPUT, BoundedBuffer, StreamSize
+from provisioner.store.environments import refuse_ending
 
 HOME = "/home/agent"
 SCAFFOLDING = f"{HOME}/scaffolding"
@@ -141,8 +142,9 @@ def run_agent(session: Session, environment: Environment, agent: Agent) -> Agent
         MachineLostError: the machine was lost, and the agent is not to blame.
     """
     require_directory(agent.directory)
-    with environment_lock(session, environment) as current:
-        environment = current  # an agent that works already is not followed if the lock is refused
+    session.environments.refuse_destroyed(environment.id)
+    environment = session.environments.reread(environment)
+    refuse_ending(environment)
     log = session.environments.logs(environment.id) / "agent.log"
     with (
         attributing_loss(session, environment),
@@ -293,6 +295,8 @@ class _Following:
 
     def _call(self, connection: Connection) -> AgentEnd | None:
         """Calls the program in the machine, which starts the agent if it may and has not."""
+        if self._frames.end:  # the connection broke after the end was told
+            return self._frames.end
         limit = self._agent.limit
         request = {
             "id": self._identity,

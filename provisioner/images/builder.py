@@ -209,7 +209,7 @@ def _seal_and_power_off(session: Session, builder: Environment, connection: Conn
             details=last_lines(sealed.stderr.decode(errors="replace"), 500),
         )
     # What was removed leaves the local cloud's disk, but for pieces that are smaller than its clusters.
-    connection.run(["sh", "-c", "sync; fstrim / 2> /dev/null; systemctl --no-block poweroff"])
+    connection.run(["sh", "-c", "sync; timeout 60 fstrim / > /dev/null 2>&1; systemctl --no-block poweroff"])
 
 
 def _wait_until_off(session: Session, builder: Environment) -> None:

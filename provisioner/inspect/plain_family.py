@@ -14,6 +14,8 @@ from provisioner.inspect.configuration import Machine
 FAMILY = "sandbox"
 TASK = "machine"
 WORKDIR = "/workspace"
+# The family's directory with what its build steps copy. No eval has one of that name.
+SOURCES = "provisioner_build_sources"
 
 _MODULE = '''"""A machine of an Inspect eval, without a task of its own."""
 
@@ -27,9 +29,8 @@ class TaskFamily:
     @staticmethod
     def install():
         # The build steps have put these where they belong, and may have left some out.
-        shutil.rmtree("/root/files", ignore_errors=True)
-        for path in (pathlib.Path("/root/build_steps.json"), *pathlib.Path("/root").glob("*.service")):
-            path.unlink(missing_ok=True)
+        shutil.rmtree("/root/{sources}", ignore_errors=True)
+        pathlib.Path("/root/build_steps.json").unlink(missing_ok=True)
 
     @staticmethod
     def get_tasks():
@@ -74,9 +75,9 @@ def plain_family(machine: Machine, internet: str, directory: Path, base_image: s
         UsageError: a file that the configuration names does not exist or cannot be copied.
     """
     family = directory / FAMILY
-    family.mkdir()
+    (family / SOURCES).mkdir(parents=True)
     permissions = ["full_internet"] if internet == "full" else []
-    (family / f"{FAMILY}.py").write_text(_MODULE.format(task=TASK, permissions=permissions))
+    (family / f"{FAMILY}.py").write_text(_MODULE.format(task=TASK, permissions=permissions, sources=SOURCES))
     asked = {"cpus": machine.cpus, "memory_gb": machine.memory_gb, "storage_gb": machine.storage_gb}
     resources = {name: value for name, value in asked.items() if value is not None}
     needs = {"base_image": base_image} if base_image else {}
@@ -111,9 +112,8 @@ def _users(machine: Machine) -> list[str]:
 def _files(machine: Machine, family: Path) -> list[dict[str, object]]:
     steps: list[dict[str, object]] = []
     for number, (target, source) in enumerate(machine.files):
-        name = f"files/{number}"
+        name = f"{SOURCES}/{number}"
         copy = family / name
-        copy.parent.mkdir(exist_ok=True)
         try:
             if Path(source).is_dir():
                 shutil.copytree(source, copy, symlinks=True)
@@ -131,7 +131,7 @@ def _services(machine: Machine, family: Path) -> list[dict[str, object]]:
         # systemd replaces % and $ itself, and knows of JSON only the escapes (systemd.service, "Command lines").
         argument = json.dumps(command, ensure_ascii=False).replace("%", "%%").replace("$", "$$")
         unit = f"{name}.service"
-        (family / unit).write_text(_UNIT.format(name=name, command=argument))
-        steps.append({"type": "file", "source": unit, "destination": f"/etc/systemd/system/{unit}"})
+        (family / SOURCES / unit).write_text(_UNIT.format(name=name, command=argument))
+        steps.append({"type": "file", "source": f"{SOURCES}/{unit}", "destination": f"/etc/systemd/system/{unit}"})
         steps.append(_shell([f"systemctl enable {unit}"]))
     return steps

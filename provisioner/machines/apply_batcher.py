@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from provisioner.errors import CapacityError, Interrupted, TerraformError
+from provisioner.errors import CapacityError, Interrupted, ProvisionerError, TerraformError
 from provisioner.machines.create import create_machines
 from provisioner.models import Environment
 from provisioner.session import Session
@@ -128,10 +128,7 @@ class ApplyBatcher:
 
         session = replace(requests[0].session, check=check)
         stack = new_id(self._label, None)
-        pending = {}
-        for request in requests:
-            environment = session.environments.update(request.environment, stack=stack)
-            pending[environment.id] = (request, environment)
+        pending = _recorded(session, requests, stack)
         while pending:
             try:
                 created = create_machines(session, [environment for _, environment in pending.values()])
@@ -158,3 +155,18 @@ def _is_stopped(session: Session) -> bool:
     except Interrupted:
         return True
     return False
+
+
+def _recorded(
+    session: Session, requests: list[_CreateRequest], stack: str
+) -> dict[str, tuple[_CreateRequest, Environment]]:
+    """Records the stack of each request's environment. A request whose record is gone or damaged gets the error."""
+    recorded = {}
+    for request in requests:
+        try:
+            environment = session.environments.update(request.environment, stack=stack)
+        except (ProvisionerError, OSError) as error:
+            request.result.set_exception(error)
+        else:
+            recorded[environment.id] = (request, environment)
+    return recorded

@@ -90,7 +90,9 @@ def _conclude(session: Session, environment: Environment, *, ran: bool | None) -
     Returns:
         what could not be done; empty if all was.
     """
-    environment = environment.model_copy(update={"gone_at": now()})
+    # A command that outlasted the wait for its lock may have recorded more.
+    current = session.environments.last_known(environment)
+    environment = current.model_copy(update={"status": environment.status, "gone_at": now()})
     with best_effort(session.progress, f"Ending the connections kept to {environment.id}"):
         end_kept(session, environment)
     problem = ""

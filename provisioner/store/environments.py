@@ -13,7 +13,7 @@ from typing import Any
 
 from provisioner import strict_json
 from provisioner.best_effort import SURVIVABLE
-from provisioner.errors import DamagedRecordError, UsageError
+from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.models import Endpoint, Environment, Role
 from provisioner.ssh.keys import KeyPair
 from provisioner.ssh.login import Login
@@ -125,7 +125,7 @@ class EnvironmentStore:
         Raises:
             UsageError: the environment has been destroyed, or its destruction has begun and it would be ready again.
             DamagedRecordError: the record on disk cannot be read.
-            TimeoutError: another process has locked the record all the time.
+            HostError: another process has locked the record all the time.
         """
         directory = self.directory(environment.id)
         try:
@@ -139,6 +139,11 @@ class EnvironmentStore:
         except (FileNotFoundError, DamagedRecordError):
             self.refuse_destroyed(environment.id)
             raise
+        except TimeoutError as error:
+            raise HostError(
+                f"The record of {environment.id} cannot be changed: {error}.",
+                hint=f"`lslocks` names the process that holds {directory / RECORD_LOCK}: continue it, or end it.",
+            ) from error
         return current
 
     def all(self) -> list[Environment]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from provisioner.store.locks import locked
 
 RENEW_SECONDS = 120.0
+# How long it waits for another process before it looks whether the lease is still wanted.
+ROUND_SECONDS = 1.0
 # Several renewals may fail before other controllers consider the environment abandoned.
 LEASE = timedelta(minutes=10)
 
@@ -46,12 +48,14 @@ class Leases:
                 return
             self._taking[environment_id] = mark
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(locked(path))
-                with self._changed:
-                    if self._taking.get(environment_id) is mark:  # else it was released during the wait
-                        self._held[environment_id] = (renew, stack.pop_all())
-                        self._begin_renewing()
+            while self._taking.get(environment_id) is mark:  # else it was released during the wait
+                with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:
+                    stack.enter_context(locked(path, wait_seconds=ROUND_SECONDS))
+                    with self._changed:
+                        if self._taking.get(environment_id) is mark:
+                            self._held[environment_id] = (renew, stack.pop_all())
+                            self._begin_renewing()
+                            return
         finally:
             with self._changed:
                 if self._taking.get(environment_id) is mark:

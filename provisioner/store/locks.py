@@ -76,7 +76,7 @@ def is_locked(path: Path) -> bool:
 def holders(path: Path) -> list[int]:
     """Returns the ids of our user's processes that hold a lock on a file. Unlike a pid file, this is never out of date.
 
-    Processes that wait for the lock, or look whether it is held, have the file open and are not listed.
+    Processes that wait for the lock, or have the file open to read it, are not listed.
     """
     return sorted({pid for pid, descriptor in _open_descriptors(path) if _is_locked_by(pid, descriptor)})
 

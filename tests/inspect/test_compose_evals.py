@@ -21,6 +21,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
 from provisioner.inspect.configuration import configuration_of
+from provisioner.inspect.plain_family import SOURCES
 from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from provisioner.store.images import ImageStore
@@ -76,7 +77,7 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
             stdout=subprocess.PIPE, check=True, text=True,
         )  # fmt: skip
         assert "sandbox.py" in listed.stdout.split()
-        assert not {"files", "build_steps.json"} & set(listed.stdout.split())
+        assert not {SOURCES, "build_steps.json"} & set(listed.stdout.split())
         # What was removed is trimmed from the disk, but for its ends.
         disk = ImageStore(home).disk(environment.machines["primary"].image)
         with disk.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as read:

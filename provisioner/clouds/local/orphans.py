@@ -49,21 +49,29 @@ def clear(home: Home, environment: str) -> None:
         InfrastructureError: the directory could not be removed.
     """
     try:
-        for pid in _processes(home).get(environment, {}):
-            machine.end(functools.partial(_still_running, home, environment, pid))
+        errors = []
+        for pid in _processes(home, environment).get(environment, {}):
+            try:
+                machine.end(functools.partial(_still_running, home, environment, pid))
+            except (machine.MachineError, OSError) as error:
+                errors.append(str(error))
+        if errors:
+            raise StillThereError(f"{environment}: {'; '.join(errors)}")
         remove_tree(home.environments / environment)
-    except machine.MachineError as error:
-        raise StillThereError(f"{environment}: {error}") from error
     except OSError as error:
         raise InfrastructureError(f"{environment}: {error}") from error
 
 
 def _still_running(home: Home, environment: str, pid: int) -> int | None:
-    return pid if pid in _processes(home).get(environment, {}) else None
+    return pid if pid in _processes(home, environment).get(environment, {}) else None
 
 
-def _processes(home: Home) -> dict[str, dict[int, str]]:
-    """Environment id -> pid -> program, of our programs that work in an environment of the home, and of its QEMUs."""
+def _processes(home: Home, only: str = "*") -> dict[str, dict[int, str]]:
+    """Environment id -> pid -> program, of our programs that work in an environment of the home, and of its QEMUs.
+
+    Args:
+        only: the environment whose machines are asked for their QEMUs; by default all are.
+    """
     root = os.path.realpath(home.environments)
     by_environment: dict[str, dict[int, str]] = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -74,9 +82,11 @@ def _processes(home: Home) -> dict[str, dict[int, str]]:
             if program and working_directory.startswith(root + os.sep):
                 environment = Path(working_directory[len(root) + 1 :]).parts[0]
                 by_environment.setdefault(environment, {})[int(process.name)] = program
-    for directory in home.environments.glob("*/*/"):
-        if (pid := qemu.live_pid(directory / "qemu.pid")) is not None:
-            by_environment.setdefault(directory.parent.name, {})[pid] = "QEMU"
+    for directory in home.environments.glob(f"{only}/"):
+        with contextlib.suppress(OSError):  # it is being removed
+            for pid in (qemu.live_pid(path / "qemu.pid") for path in directory.iterdir()):
+                if pid is not None:
+                    by_environment.setdefault(directory.name, {})[pid] = "QEMU"
     return by_environment
 
 

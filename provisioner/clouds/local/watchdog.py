@@ -1,11 +1,10 @@
 """Ends a local machine when its time to live is over, whatever the controller or the machine's root do.
 
 One small process per machine, which starts before QEMU and ends with it. If the directory is removed while the machine
-runs, the machine ends. The watchdog also keeps the machine's logs and captures
-short, ends the machine if it has filled the host's disk, resumes it if QEMU paused it because others had or if the
-process that froze it was killed, and tells it what it asks for at each boot. The file `expires_at` in the machine's
-directory, its working directory, says when the machine ends: seconds since the epoch. To move it, replace the file.
-Standard library only.
+runs, the machine ends. The watchdog also keeps the machine's logs and captures short, ends the machine if it has filled
+the host's disk, resumes it if QEMU paused it because others had or if the process that froze it was killed, and tells
+it what it asks for at each boot. The file `expires_at` in the machine's directory, its working directory, says when the
+machine ends: seconds since the epoch. To move it, replace the file. Standard library only.
 
 Usage: python -m provisioner.clouds.local.watchdog
 """
@@ -18,6 +17,7 @@ import select
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from provisioner.clouds.local import machine
@@ -55,18 +55,16 @@ def main() -> int:
             watched = _opened(pid, pidfile)
         seconds_left = _seconds_left()
         if pid is None:
-            # Without an expiry there is no directory any more.
-            if seen or seconds_left is None or time.monotonic() > deadline:
-                _kill(watched)
+            if _is_over(watched, seconds_left, may_start=not seen and time.monotonic() < deadline):
                 return 0
             time.sleep(START_PAUSE_SECONDS)
         elif seconds_left is None or seconds_left <= 0:
             seen = True
-            if not _end(pidfile):
+            if not _end(pidfile, watched):
                 time.sleep(LOOK_SECONDS)
         elif _must_go(directory):
             seen = True
-            disk.evict(directory, lambda: _end(pidfile))
+            disk.evict(directory, partial(_end, pidfile, watched))
         else:
             seen = True
             _end_pause(directory)
@@ -90,18 +88,33 @@ def _opened(pid: int, pidfile: Path) -> int | None:
     return None
 
 
+def _is_over(watched: int | None, seconds_left: float | None, *, may_start: bool) -> bool:
+    """Returns whether the watchdog has nothing more to watch, where its directory names no QEMU that lives.
+
+    Args:
+        watched: descriptor of the QEMU that was seen before.
+        seconds_left: until the machine expires; None if there is no expiry any more, and so no directory.
+        may_start: whether QEMU may be about to start.
+    """
+    if seconds_left is None or seconds_left <= 0:
+        _kill(watched)
+    lives = watched is not None and not select.select([watched], [], [], 0)[0]
+    return seconds_left is None or not (may_start or lives)
+
+
 def _kill(watched: int | None) -> None:
-    """Ends QEMU if it still lives although nothing in its directory says so, as if the directory is gone."""
+    """Ends QEMU by its descriptor, if it still lives: its directory may be gone, or not name it."""
     if watched is not None:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
 
-def _end(pidfile: Path) -> bool:
+def _end(pidfile: Path, watched: int | None) -> bool:
     """Ends the machine. Returns whether that worked; if not, the next round tries again."""
     with contextlib.suppress(machine.MachineError, OSError):
         machine.end(lambda: qemu.live_pid(pidfile))
         return True
+    _kill(watched)
     return False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -432,6 +432,24 @@ def test_what_fails_while_others_destroy_is_an_interruption(
     failure = (attempt.agent() if step == "agent" else attempt.score(now())).failure
     assert failure == interruption("its environment is gone" if is_gone else "it was stopped")
     assert store.directory(attempt.id).exists() is not is_gone
+
+
+@pytest.mark.parametrize("error", [SubmissionError, AgentError])
+def test_what_the_agent_decided_stays_whatever_others_destroy(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """An AgentError only once the environment's time is over: a destruction cuts connections, too."""
+    known = recorded(attempt, agent_at=now())
+
+    def failed(*_: Any) -> NoReturn:
+        over = now() if error is AgentError else known.expires_at
+        attempt.session.environments.update(known, status="destroying", expires_at=over)
+        raise error("It failed.")
+
+    monkeypatch.setattr(lifecycle, "score", failed)
+    failure = attempt.score(now()).failure
+    assert failure
+    assert failure.outcome == "agent_failed"
 
 
 def test_a_full_disk_does_not_keep_what_shall_go(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:

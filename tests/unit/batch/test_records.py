@@ -136,6 +136,9 @@ def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None
     batches.note_cancelled(alone, ["b"])
     assert batches.cancelled(alone) is None
     assert batches.noted_cancelled(alone) == {"a", "b"}
+    (batches.directory(alone.id) / "cancelled.json").write_text("[")
+    with pytest.raises(InfrastructureError, match="The note of what was cancelled"):
+        batches.noted_cancelled(alone)
 
 
 WHOLE = Suite.model_validate(

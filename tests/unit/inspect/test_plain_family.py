@@ -10,7 +10,7 @@ import pytest
 from provisioner.errors import UsageError
 from provisioner.family.loader import family_digest
 from provisioner.inspect.configuration import Machine
-from provisioner.inspect.plain_family import TASK, plain_family
+from provisioner.inspect.plain_family import SOURCES, TASK, plain_family
 
 
 def _written(tmp_path: Path, name: str, machine: Machine) -> Path:
@@ -40,8 +40,8 @@ def test_all_that_is_configured_is_in_the_family(tmp_path: Path) -> None:
         "web.service",
     ):
         assert part in text
-    assert (family.directory / "files" / "0" / "one").read_text() == "1"
-    unit = (family.directory / "web.service").read_text()
+    assert (family.directory / SOURCES / "0" / "one").read_text() == "1"
+    unit = (family.directory / SOURCES / "web.service").read_text()
     assert r"""ExecStart=/bin/sh -c "echo $$HOME 100%% 'now'" """.strip() in unit
 
 

@@ -19,6 +19,7 @@ from provisioner.machines import apply_batcher
 from provisioner.machines.apply_batcher import MAX_PER_STACK, ApplyBatcher, terraform_slots
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.session import Session
+from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.waiting import until
 
@@ -69,6 +70,8 @@ def launched(
             return batcher.create(session, recorded(session, f"env-{number}"))
         except Exception as error:
             return error
+        finally:
+            begun.add(f"env-{number}")
 
     with ThreadPoolExecutor(max_workers=count) as pool:
         return list(pool.map(request, range(count)))
@@ -125,6 +128,19 @@ def test_one_that_cannot_be_created_fails_alone(
     results = launched(session, ApplyBatcher("batch", slots=1), 3, create, monkeypatch)
     assert [type(result).__name__ for result in results] == ["Environment", kind.__name__, "Environment"]
     assert asked == [{"env-0", "env-1", "env-2"}, {"env-0", "env-2"}]
+
+
+def test_one_whose_record_is_gone_fails_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = EnvironmentStore.update
+
+    def updated(store: EnvironmentStore, environment: Environment, **changes: str) -> Environment:
+        if environment.id == "env-1":
+            store.archive(environment)
+        return update(store, environment, **changes)
+
+    monkeypatch.setattr(EnvironmentStore, "update", updated)
+    results = launched(session, ApplyBatcher("batch", slots=1), 3, lambda _, given: given, monkeypatch)
+    assert [type(result).__name__ for result in results] == ["Environment", "UsageError", "Environment"]
 
 
 def test_an_apply_whose_runs_have_all_stopped_is_interrupted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,11 +86,12 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Counts the leases that are about to wait for their file's lock."""
     about = threading.Semaphore(0)
 
-    def counted(path: Path) -> contextlib.AbstractContextManager[None]:
+    def counted(path: Path, wait_seconds: float) -> contextlib.AbstractContextManager[None]:
         about.release()
-        return locked(path)
+        return locked(path, wait_seconds=wait_seconds)
 
     monkeypatch.setattr(module, "locked", counted)
+    monkeypatch.setattr(module, "ROUND_SECONDS", 0.0)
     return about
 
 
@@ -145,8 +146,8 @@ def test_a_lease_that_is_released_while_it_waits_is_not_held(
         again = begun(take)
         assert waiting.acquire(timeout=BOUND_SECONDS)
         assert ended(begun(lambda: leases.release("one")))
-    assert ended(released)
-    assert ended(again)
+        assert ended(released)
+        assert ended(again)
     assert not is_locked(tmp_path / "one")
     take()
     assert is_locked(tmp_path / "one")

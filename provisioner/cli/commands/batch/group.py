@@ -160,7 +160,8 @@ def cancel(
     home, record, database = find_batch(batch, database)
     states, _ = states_and_rows(home, record, database)
     # In a batch's first seconds its controller is still queueing the runs. It cancels what was noted before.
-    by_key = {run.key: states.get(run.key) for run in record.runs}
+    ended = {row.key for row in Batches(home).results(record)}  # the queue may be gone
+    by_key = {run.key: states.get(run.key) for run in record.runs if run.key in states or run.key not in ended}
     stoppable = ("queued", "running") if force else ("queued",)
     chosen = [key for key, state in by_key.items() if state is None or state.state in stoppable]
     # A worker that is being stopped has cancelled its runs by itself. It requeues them unless they are cancelled again.
@@ -169,7 +170,7 @@ def cancel(
         Batches(home).note_cancelled(record, [*chosen, *requeued])
     if states:
         with contextlib.closing(open_client(home, record, database)) as client:
-            client.cancel(record.id, [*chosen, *requeued])
+            client.cancel(record.id, [key for key in (*chosen, *requeued) if key in states])
     attended = has_controller(home, record)
     removed, problems = _remove_orphans(record) if force and not attended else ([], [])
     running = sum(state.state == "running" for state in states.values())

@@ -55,6 +55,7 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str, *,
                 Batches(home).forget_cancelled(batch)
                 worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             worker.add(batch)
+            worker.client.cancel(batch.id, sorted(Batches(home).noted_cancelled(batch)))
             rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():

@@ -77,9 +77,11 @@ class Room:
 def overlays(environments: Path) -> list[Overlay]:
     """Lists the disks of all machines in a home's environments directory, made or about to be made."""
     listed = []
-    for path in environments.glob(f"*/*/{SHARE}"):
-        with contextlib.suppress(OSError, ValueError):  # the machine is being destroyed
-            listed.append(Overlay(path.parent, _used(path.with_name(OVERLAY)), int(path.read_text())))
+    for environment in environments.glob("*/"):
+        with contextlib.suppress(OSError):  # it is being destroyed
+            for path in environment.glob(f"*/{SHARE}"):
+                with contextlib.suppress(OSError, ValueError):
+                    listed.append(Overlay(path.parent, _used(path.with_name(OVERLAY)), int(path.read_text())))
     return listed
 
 

@@ -164,20 +164,26 @@ def note_process() -> None:
 def live_pid(pidfile: Path) -> int | None:
     """Returns the pid of a machine's QEMU, or None; UNTOLD if it is not known which process holds `pidfile`.
 
-    QEMU lives if the process that was noted beside its pidfile does, or if a process holds the lock on the pidfile.
+    QEMU lives if a process holds the lock on the pidfile, or if the process that was noted beside the pidfile lives.
     QEMU keeps that lock until it ends, but a machine that has taken QEMU over may give it up. A QEMU that an older
     version started has no note. A reused pid misleads neither.
     """
-    noted = _noted_pid(pidfile.with_name(PROCESS))
-    return _lock_holder(pidfile) if noted is None else noted
+    holder = _lock_holder(pidfile)
+    if holder is None or holder == UNTOLD:
+        noted = _noted_pid(pidfile.with_name(PROCESS))
+        return holder if noted is None else noted
+    return holder
 
 
 def _noted_pid(note: Path) -> int | None:
     try:
-        pid, started = note.read_text().split()
-        return int(pid) if is_alive(int(pid), started) else None
+        number, started = note.read_text().split()
+        if (pid := int(number)) > 1 and is_alive(pid, started):
+            os.kill(pid, 0)  # QEMU, which can write the note of a controller that is not root, may name another's
+            return pid
     except (OSError, ValueError):  # there is no note, or not yet all of it
-        return None
+        pass
+    return None
 
 
 def _lock_holder(pidfile: Path) -> int | None:
