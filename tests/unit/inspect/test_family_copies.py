@@ -16,6 +16,7 @@ import pytest
 from provisioner.inspect import family_copies
 from provisioner.inspect.configuration import Machine
 from provisioner.inspect.family_copies import PREFIX, family_of_machine, remove_abandoned
+from provisioner.inspect.plain_family import SOURCES
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def _machine(tmp_path: Path) -> Machine:
 def test_samples_share_one_copy_of_each_distinct_machine(tmp_path: Path, temporary: Path) -> None:
     machine = _machine(tmp_path)
     first = family_of_machine(machine, "none")
-    assert (first.directory / "files" / "0" / "one").read_text() == "1"
+    assert (first.directory / SOURCES / "0" / "one").read_text() == "1"
     assert family_of_machine(machine.model_copy(), "none") is first
     assert family_of_machine(machine, "full") is not first
     [directory] = temporary.iterdir()
@@ -51,7 +52,7 @@ def test_changed_files_are_copied_again(tmp_path: Path) -> None:
     family_of_machine(machine, "none")
     (tmp_path / "data" / "one").write_text("another text")
     again = family_of_machine(machine, "none")
-    assert (again.directory / "files" / "0" / "one").read_text() == "another text"
+    assert (again.directory / SOURCES / "0" / "one").read_text() == "another text"
 
 
 def test_a_log_that_grows_in_a_packed_directory_changes_no_copy(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_changed_target_of_a_link_is_copied_again(tmp_path: Path) -> None:
     assert family_of_machine(machine, "none") is first
     (tmp_path / "text").write_text("another text")
     again = family_of_machine(machine, "none")
-    assert (again.directory / "files" / "0").read_text() == "another text"
+    assert (again.directory / SOURCES / "0").read_text() == "another text"
 
 
 def test_a_killed_process_leaves_nothing_that_others_use(temporary: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from provisioner.clouds.local import machine, watchdog
 from provisioner.clouds.local.cloud import LocalCloud
 from provisioner.clouds.local.frozen import templates
-from provisioner.clouds.local.vm import qemu
+from provisioner.clouds.local.vm import machine_logs, qemu
 from provisioner.clouds.local.vm.credential_port import CREDENTIALS
 from provisioner.clouds.local.vm.processes import start_time
 from provisioner.config import Settings
@@ -228,6 +228,24 @@ def test_a_sweep_ends_a_qemu_that_has_left_its_directory(taken_over: tuple[Path,
     assert local.clear(orphan)
     until(lambda: ended(qemu_process))
     assert local.survey(None) == []
+
+
+def wait_for_a_round(directory: Path) -> None:
+    """Waits until the machine's watchdog has looked at all that it looks at: logs come first in each round."""
+    log, long = directory / machine_logs.SERIAL, b"x" * (2 * machine_logs.LIMIT_BYTES)
+    for _ in range(2):
+        write_atomically(log, long.decode())
+        until(lambda: log.stat().st_size < len(long))
+
+
+def test_a_qemu_that_nothing_names_ends_only_with_its_ttl(taken_over: tuple[Path, int]) -> None:
+    directory, qemu_process = taken_over
+    wait_for_a_round(directory)
+    (directory / qemu.PROCESS).rename(directory / "away")  # as if it could not be read
+    wait_for_a_round(directory)
+    assert not ended(qemu_process)
+    write_atomically(directory / watchdog.EXPIRY, "0")
+    until(lambda: ended(qemu_process))
 
 
 def test_a_qemu_that_gave_up_its_lock_ends_with_its_ttl(taken_over: tuple[Path, int]) -> None:
