@@ -230,19 +230,19 @@ def test_a_sweep_ends_a_qemu_that_has_left_its_directory(taken_over: tuple[Path,
     assert local.survey(None) == []
 
 
-def wait_for_a_round(directory: Path) -> None:
-    """Waits until the machine's watchdog has looked at all that it looks at: logs come first in each round."""
+def wait_for_a_round(directory: Path, qemu_process: int) -> None:
+    """Waits until the watchdog has looked at all that it looks at, logs first, or has ended QEMU."""
     log, long = directory / machine_logs.SERIAL, b"x" * (2 * machine_logs.LIMIT_BYTES)
     for _ in range(2):
         write_atomically(log, long.decode())
-        until(lambda: log.stat().st_size < len(long))
+        until(lambda: log.stat().st_size < len(long) or ended(qemu_process))
 
 
 def test_a_qemu_that_nothing_names_ends_only_with_its_ttl(taken_over: tuple[Path, int]) -> None:
     directory, qemu_process = taken_over
-    wait_for_a_round(directory)
+    wait_for_a_round(directory, qemu_process)
     (directory / qemu.PROCESS).rename(directory / "away")  # as if it could not be read
-    wait_for_a_round(directory)
+    wait_for_a_round(directory, qemu_process)
     assert not ended(qemu_process)
     write_atomically(directory / watchdog.EXPIRY, "0")
     until(lambda: ended(qemu_process))
