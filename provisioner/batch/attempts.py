@@ -391,9 +391,10 @@ class Attempt:
 
         Nor does it count if the environment's time was over: that alone ended it.
         """
-        if self.session.environments.last_known(known).expires_at <= now():
-            return ""
         with contextlib.suppress(DamagedRecordError):
+            newest = self.session.environments.record(self.id) or known  # it may have been extended, and archived
+            if newest.expires_at <= now():
+                return ""
             record = self._record()
             if record is None:
                 return "its environment is gone"

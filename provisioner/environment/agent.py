@@ -212,6 +212,9 @@ class _Following:
             except LivenessLostError:
                 raise
             except InfrastructureError as error:  # the connection broke, or the cloud could not be asked
+                if end := self._frames.end:
+                    self._record_end(end)
+                    return self._result(end)
                 self._require_reachable(error)
                 self._session.progress.note(f"{error.message} The agent works on; connecting again.")
             wait(next(pauses, PAUSES_SECONDS[-1]), self._plain_session.check)
@@ -295,8 +298,6 @@ class _Following:
 
     def _call(self, connection: Connection) -> AgentEnd | None:
         """Calls the program in the machine, which starts the agent if it may and has not."""
-        if self._frames.end:  # the connection broke after the end was told
-            return self._frames.end
         limit = self._agent.limit
         request = {
             "id": self._identity,

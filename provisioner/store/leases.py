@@ -49,8 +49,13 @@ class Leases:
             self._taking[environment_id] = mark
         try:
             while self._taking.get(environment_id) is mark:  # else it was released during the wait
-                with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:
-                    stack.enter_context(locked(path, wait_seconds=ROUND_SECONDS))
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(locked(path, wait_seconds=ROUND_SECONDS))
+                    except TimeoutError as error:
+                        if error.errno is not None:  # the file system's, not the lock's
+                            raise
+                        continue
                     with self._changed:
                         if self._taking.get(environment_id) is mark:
                             self._held[environment_id] = (renew, stack.pop_all())

@@ -96,10 +96,17 @@ def _is_over(watched: int | None, seconds_left: float | None, *, may_start: bool
         seconds_left: until the machine expires; None if there is no expiry any more, and so no directory.
         may_start: whether QEMU may be about to start.
     """
-    if seconds_left is None or seconds_left <= 0:
+    if seconds_left is None or seconds_left <= 0 or _fills_disk():
         _kill(watched)
     lives = watched is not None and not select.select([watched], [], [], 0)[0]
     return seconds_left is None or not (may_start or lives)
+
+
+def _fills_disk() -> bool:
+    """Whether the host's disk is nearly full: a QEMU that nothing names is counted by no other watchdog."""
+    with contextlib.suppress(OSError):
+        return disk.nearly_full(Path.cwd())
+    return False
 
 
 def _kill(watched: int | None) -> None:
@@ -113,6 +120,7 @@ def _end(pidfile: Path, watched: int | None) -> bool:
     """Ends the machine. Returns whether that worked; if not, the next round tries again."""
     with contextlib.suppress(machine.MachineError, OSError):
         machine.end(lambda: qemu.live_pid(pidfile))
+        _kill(watched)  # which may only have stopped to say that it lives
         return True
     _kill(watched)
     return False

@@ -160,8 +160,10 @@ def cancel(
     home, record, database = find_batch(batch, database)
     states, _ = states_and_rows(home, record, database)
     # In a batch's first seconds its controller is still queueing the runs. It cancels what was noted before.
-    ended = {row.key for row in Batches(home).results(record)}  # the queue may be gone
-    by_key = {run.key: states.get(run.key) for run in record.runs if run.key in states or run.key not in ended}
+    over: set[str] = set()
+    with contextlib.suppress(InfrastructureError):
+        over = {row.key for row in Batches(home).results(record)}  # the queue may be gone
+    by_key = {run.key: states.get(run.key) for run in record.runs if run.key in states or run.key not in over}
     stoppable = ("queued", "running") if force else ("queued",)
     chosen = [key for key, state in by_key.items() if state is None or state.state in stoppable]
     # A worker that is being stopped has cancelled its runs by itself. It requeues them unless they are cancelled again.

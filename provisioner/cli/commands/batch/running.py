@@ -55,7 +55,6 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str, *,
                 Batches(home).forget_cancelled(batch)
                 worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             worker.add(batch)
-            worker.client.cancel(batch.id, sorted(Batches(home).noted_cancelled(batch)))
             rows = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():
@@ -217,7 +216,7 @@ def _stop(home: Home, batch: Batch, context: BatchContext, worker: Worker, *, by
     if not requeue:
         keys = [run.key for run in batch.runs]
         # The disk or the database may have failed; each is tried.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(InfrastructureError, OSError):
             Batches(home).note_cancelled(batch, keys)
         with contextlib.suppress(InfrastructureError):
             worker.client.cancel(batch.id, keys)

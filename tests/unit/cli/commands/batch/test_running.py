@@ -71,7 +71,9 @@ class Attempt:
         return Costs(at=now())
 
 
-def test_what_was_cancelled_before_it_was_queued_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Home, Batch, BatchContext]:
+    """A batch of two runs, which nothing works on yet."""
     (tmp_path / "fam").mkdir()
     data = {"name": "s", "families": [{"path": "fam"}], "submissions": [{"name": "one", "text": "1"}]}
     suite, home = Suite.model_validate(data), Home(tmp_path / "home")
@@ -84,10 +86,16 @@ def test_what_was_cancelled_before_it_was_queued_is_not_run(tmp_path: Path, monk
         id="b-1", suite=suite, suite_file=str(tmp_path / "suite.yaml"), shared=False, created_at=now(), version="1",
         runs=runs,
     )  # fmt: skip
-    batches = Batches(home)
-    batches.save(batch)
-    batches.note_cancelled(batch, [run.key for run in runs])
-    context, broken = BatchContext(home, Settings(), suite, tmp_path, batch.id), False
+    Batches(home).save(batch)
+    return home, batch, BatchContext(home, Settings(), suite, tmp_path, batch.id)
+
+
+def test_what_was_cancelled_before_it_was_queued_is_not_run(
+    two: tuple[Home, Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, batch, context = two
+    batches, broken = Batches(home), False
+    batches.note_cancelled(batch, [run.key for run in batch.runs])
 
     def new_attempt(*arguments: Any) -> Attempt:
         return Attempt(arguments[5], broken=broken)
@@ -98,3 +106,22 @@ def test_what_was_cancelled_before_it_was_queued_is_not_run(tmp_path: Path, monk
     broken = True
     run_batch(home, batch, context, "", resumed=True)
     assert [row.outcome for row in batches.results(batch)] == ["task_failed", "task_failed"]
+
+
+def test_a_damaged_note_of_cancellations_keeps_no_run_alive(
+    two: tuple[Home, Batch, BatchContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, batch, context = two
+    attempts: list[Attempt] = []
+
+    def new_attempt(*arguments: Any) -> Attempt:
+        attempts.append(Attempt(arguments[5], broken=False))
+        (Batches(home).directory(batch.id) / "cancelled.json").write_text("[")
+        return attempts[-1]
+
+    monkeypatch.setattr(context, "new_attempt", new_attempt)
+    monkeypatch.setattr(running, "OUTAGE_SECONDS", 0.0)
+    with pytest.raises(InfrastructureError, match="The note of what was cancelled"):
+        run_batch(home, batch, context, "")
+    assert attempts
+    assert all(attempt.active_run.stop.is_set() for attempt in attempts)
