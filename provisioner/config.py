@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from provisioner.errors import UsageError
 from provisioner.models import PrimaryDistribution, TimeLimits
 from provisioner.ttl import parse_duration
+from provisioner.validation import lines_of, listed
 
 Money = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=6)]
+HINT = "docs/reference/settings.md lists every setting."
 # S3 user guide, "Bucket naming rules"; the prefix excludes characters that Terraform would evaluate.
 STATE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_./-]*)?")
 
@@ -83,10 +85,17 @@ class Settings(BaseModel):
     def _are_durations(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        try:
-            return {f"{name}_seconds": parse_duration(str(text)).total_seconds() for name, text in value.items()}
-        except UsageError as error:
-            raise ValueError(error.message) from error
+        seconds, problems = {}, []
+        for name, text in value.items():
+            try:
+                seconds[f"{name}_seconds"] = parse_duration(str(text)).total_seconds()
+            except UsageError as error:
+                problems.append(f"{name}: {error.message} {error.hint or ''}".rstrip())
+        known = [name.removesuffix("_seconds") for name in TimeLimits.model_fields]
+        problems += [f"{name}: unknown key; known are {', '.join(known)}" for name in value if name not in known]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return seconds
 
     @field_validator("region", "profile")
     @classmethod
@@ -166,18 +175,27 @@ def load_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         values.update(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         pass
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"The configuration file {path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The configuration file {path} is not UTF-8 text: see byte {error.start}.") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"The configuration file {path} cannot be read: {reason}") from error
     named = _named_by_variables(environment)
     try:
         return Settings.model_validate(values | named)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        what = problem["msg"].removeprefix("Value error, ")
-        if problem["loc"][0] in named:
-            raise UsageError(f"PROVISIONER_{where.partition('.')[0].upper()} is not valid: {what}") from error
-        raise UsageError(f"The configuration file {path} is not valid: {where}: {what}") from error
+        for problem in error.errors():
+            if (name := str(problem["loc"][0])) in named:
+                what = problem["msg"].removeprefix("Value error, ")
+                raise UsageError(f"PROVISIONER_{name.upper()} is not valid: {what}") from error
+        raise UsageError(
+            f"The configuration file {path} is not valid:{listed(lines_of(error, _known_keys))}", hint=HINT
+        ) from error
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys that are allowed in the place of an unknown one."""
+    return list((StandingBudgets if location[0] == "budget" and len(location) > 1 else Settings).model_fields)
 
 
 def _named_by_variables(environment: Mapping[str, str]) -> dict[str, object]:

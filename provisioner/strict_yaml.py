@@ -57,9 +57,13 @@ def load(data: bytes, name: str, kind: type[UsageError] = UsageError, *, plain: 
         reason = (error.problem or error.context or "no reason given")[:200]
         hint = "Text that begins with * or & needs quotes." if "alphabetic" in reason else None
         raise kind(f"{name} is not valid YAML{at}: {reason}.", hint=hint) from None
+    except yaml.reader.ReaderError as error:
+        what = "has a character that YAML forbids" if error.encoding == "unicode" else "is not UTF-8 text"
+        raise kind(f"{name} {what}: see byte {error.position}.", hint="Save it as UTF-8.") from None
+    except UnicodeError:
+        raise kind(f"{name} is not UTF-8 text.", hint="Save it as UTF-8.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        hint = "Save it as UTF-8." if isinstance(error, yaml.reader.ReaderError | UnicodeError) else None
-        raise kind(f"{name} cannot be read as YAML: {shown(str(error))}.", hint=hint) from None
+        raise kind(f"{name} cannot be read as YAML: {shown(str(error))}.") from None
     except RecursionError:
         raise kind(f"{name} is nested too deeply.") from None
 

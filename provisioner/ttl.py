@@ -31,9 +31,7 @@ def parse_duration(text: str) -> timedelta:
     match = _PARTS.fullmatch(text.strip().lower())
     if not match or not any(match.groups()):
         number = text.strip()
-        unit = (
-            f"Say the unit: {number}m for minutes, {number}s for seconds." if re.fullmatch(r"\d{1,5}", number) else ""
-        )
+        unit = f"Say the unit: {number}h for hours, {number}m for minutes." if re.fullmatch(r"\d{1,4}", number) else ""
         raise UsageError(f"{text!r} is not a duration.", hint=unit or "Write it as 30m, 4h, 1h30m or 2d.")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -11,7 +11,7 @@ import typer
 from typer import _completion_shared as shared  # Typer has no other way to change a script
 
 # Typer carries its own click, and exports only some of its exceptions.
-from typer._click.exceptions import ClickException, NoArgsIsHelpError
+from typer._click.exceptions import ClickException, NoArgsIsHelpError, NoSuchOption
 
 from provisioner.cli.lazy_commands import lazy_app
 from provisioner.cli.output import unwritable
@@ -104,6 +104,15 @@ app = lazy_app(
 )
 
 
+def _hint(wrong: ClickException, context: typer.Context) -> str:
+    """Says what to do about arguments that no command takes."""
+    if isinstance(wrong, NoSuchOption) and wrong.option_name in ("--json", "--debug"):
+        return f"{wrong.option_name} comes after the command, as in `{PROGRAM} list {wrong.option_name}`."
+    if isinstance(wrong, NoSuchOption) and context.info_name == "exec":
+        return f"Write -- before what is to run: `{context.command_path} ENV -- ls -l`."
+    return f"`{context.command_path} --help` shows what it takes."
+
+
 def main() -> int:
     """Runs the command line; returns the exit code."""
     # What commands write holds keys, states and logs, and is for the operator alone.
@@ -118,7 +127,7 @@ def main() -> int:
     except ClickException as wrong:
         # Arguments that no command takes look like every other error, under --json too.
         context = getattr(wrong, "ctx", None)
-        hint = f"`{context.command_path} --help` shows what it takes." if context else None
+        hint = _hint(wrong, context) if context else None
         before_dashes = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
         _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)

@@ -20,6 +20,7 @@ from provisioner.ssh.login import Login
 from provisioner.store.files import remove_tree, sync, write_atomically
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked, locked
+from provisioner.validation import shown
 
 RECORD = "environment.json"
 # Locked while a record is read, changed and written, which takes milliseconds. A stopped process may hold it for good.
@@ -254,10 +255,10 @@ class EnvironmentStore:
             if len(only) == 1:
                 return self._read(paths[only[0]])
         if matches:
-            raise UsageError(f"{name!r} is ambiguous: it matches {', '.join(matches[:10])}.")
+            raise UsageError(f"{shown(name)} is ambiguous: it matches {', '.join(matches[:10])}.")
         if not archived and name and (gone := self._destroyed(name)):
             raise UsageError(f"{gone} has been destroyed.", hint=f"`provisioner show {gone}` shows its record.")
-        raise UsageError(f"There is no environment {name!r}.", hint="`provisioner list` shows all environments.")
+        raise UsageError(f"There is no environment {shown(name)}.", hint="`provisioner list` shows all environments.")
 
     def _destroyed(self, name: str) -> str | None:
         """Returns the id of the only destroyed environment that a name means, if there is one."""

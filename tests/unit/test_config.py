@@ -58,8 +58,22 @@ def test_time_limits_are_durations(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ['start = "soon"', 'start = "8d"', "start = 5", 'begin = "1h"'])
 def test_a_time_limit_that_is_not_valid_is_named(tmp_path: Path, limit: str) -> None:
     configure(tmp_path, f"[time_limits]\n{limit}\n")
-    with pytest.raises(UsageError, match=r"config\.toml is not valid: time_limits"):
+    with pytest.raises(UsageError, match=r"config\.toml is not valid:\n  - time_limits"):
         load_settings(environment(tmp_path))
+
+
+def test_all_mistakes_are_named_with_what_was_meant(tmp_path: Path) -> None:
+    configure(tmp_path, 'regoin = "us-east-1"\n[budget]\nweek = 3\n[time_limits]\nstart = "3"\nteardwon = "1h"\n')
+    with pytest.raises(UsageError) as caught:
+        load_settings(environment(tmp_path))
+    for words in (
+        "regoin: unknown key; perhaps region?",
+        "budget.week: unknown key",
+        "start: '3' is not a duration. Say the unit: 3h for hours",
+        "teardwon: unknown key",
+    ):
+        assert words in caught.value.message
+    assert caught.value.hint == "docs/reference/settings.md lists every setting."
 
 
 def test_the_base_image_is_debian_12_by_default(tmp_path: Path) -> None:
@@ -71,9 +85,9 @@ def test_the_base_image_is_debian_12_by_default(tmp_path: Path) -> None:
 
 
 def test_an_unknown_base_image_is_named_with_the_known(tmp_path: Path) -> None:
-    known = "Input should be 'debian-12' or 'debian-13'$"
-    with pytest.raises(UsageError, match=f"^PROVISIONER_BASE_IMAGE is not valid: {known}"):
+    known = "be 'debian-12' or 'debian-13'"
+    with pytest.raises(UsageError, match=f"^PROVISIONER_BASE_IMAGE is not valid: Input should {known}$"):
         load_settings(environment(tmp_path, PROVISIONER_BASE_IMAGE="ubuntu-20.04-cuda"))
     configure(tmp_path, 'base_image = "debian"\n')
-    with pytest.raises(UsageError, match=rf"config\.toml is not valid: base_image: {known}"):
+    with pytest.raises(UsageError, match=rf"config\.toml is not valid:\n  - base_image: must {known}, not 'debian'$"):
         load_settings(environment(tmp_path))

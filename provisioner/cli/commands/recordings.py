@@ -25,6 +25,7 @@ from provisioner.recording import casts, isolation, published, tables
 from provisioner.recording.manifest import MANIFEST
 from provisioner.recording.parts import parts_of
 from provisioner.store.environments import EnvironmentStore
+from provisioner.validation import shown
 
 # Of all that is shown with --json.
 JSON_BYTES = 8 << 20
@@ -183,6 +184,11 @@ def _checked(what: str) -> tuple[list[published.Checked], Path]:
     try:
         environment = store.find(what, archived=True)
     except UsageError as error:
+        if not path.exists() and os.sep in what:
+            raise UsageError(
+                f"There is no file or directory {shown(what)}.",
+                hint=f"The results of batches are in {default_home().batches}, in a directory for each.",
+            ) from error
         if not what or not path.is_dir():
             raise
         raise UsageError(

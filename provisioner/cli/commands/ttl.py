@@ -10,10 +10,10 @@ from provisioner.cli.command import command
 from provisioner.cli.options import EnvironmentArgument
 from provisioner.cli.output import Result, table
 from provisioner.cli.sessions import environment_session, session, session_of, shared_database
-from provisioner.clouds.registry import Where
+from provisioner.clouds.registry import CLOUDS, Where, clouds_with_places
 from provisioner.environment import sweep
 from provisioner.environment.extend import extend as extend_environment
-from provisioner.errors import StillThereError
+from provisioner.errors import StillThereError, UsageError
 from provisioner.ttl import parse_duration
 
 
@@ -50,6 +50,8 @@ def run_sweep(
     """Finds orphans, looks a second time, and removes them."""
     least = {"older_than": parse_duration(older_than)} if older_than is not None else {}
     opened = session(where=where)
+    if all_regions and not CLOUDS[where.cloud].has_places:
+        raise UsageError(f"--all-regions is for --cloud {clouds_with_places()}.")
     regions: list[str] | None = list(where.regions) or [opened.cloud.region]
     if all_regions or not opened.cloud.region:
         regions = opened.cloud.open_regions(opened.progress.note)

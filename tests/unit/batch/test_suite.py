@@ -74,7 +74,7 @@ def test_a_suite_means_every_task_with_every_agent(directory: Path) -> None:
         ({"submissions": [{"name": "b", "text": "\ud800"}]}, "submissions.0.text: it is not UTF-8 text"),
         (
             {"limits": {"ttl": 20}},
-            "limits.ttl: '20' is not a duration. Say the unit: 20m for minutes, 20s for seconds.",
+            "limits.ttl: '20' is not a duration. Say the unit: 20h for hours, 20m for minutes.",
         ),
         ({"submissions": [{"name": "b", "text": 42}]}, "submissions.0.text: must be a string"),
         ({"budget": "1e400"}, "budget"),

@@ -115,7 +115,7 @@ ttl: 2h
         ),
         ("machines: [{env: {A-B: 1}}]", "in quotes; 'A-B' is not the name of a variable"),
         ("machines: [{name: web, naame: x}]", "machines.0 ('web').naame: unknown key; perhaps name?"),
-        ("ttl: 90", "ttl: '90' is not a duration. Say the unit: 90m for minutes, 90s for seconds."),
+        ("ttl: 90", "ttl: '90' is not a duration. Say the unit: 90h for hours, 90m for minutes."),
         ("registry: /x", "`registry` belongs to a compose file"),
         ("compose: x\nfamily: y\ntask: z", "`family` and `compose` exclude each other"),
         ("compose: x\nmachines: [{}, {name: b}]", "with `compose` there is one machine"),

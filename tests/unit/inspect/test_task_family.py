@@ -100,5 +100,5 @@ def test_a_wrong_argument_is_named(fam: Path) -> None:
 def test_a_missing_family_and_a_bad_ttl_are_explained(fam: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=f"^{tmp_path}/nowhere does not exist: a task family is a directory NAME"):
         load_tasks(["provisioner/task_family"], {"family": "nowhere"})
-    with pytest.raises(BadInputError, match="Say the unit: 90m for minutes, 90s for seconds"):
+    with pytest.raises(BadInputError, match="Say the unit: 90h for hours, 90m for minutes"):
         load_tasks(["provisioner/task_family"], {"family": "fam", "ttl": 90})
