@@ -58,8 +58,9 @@ def load(data: bytes, name: str, kind: type[UsageError] = UsageError, *, plain: 
         hint = "Text that begins with * or & needs quotes." if "alphabetic" in reason else None
         raise kind(f"{name} is not valid YAML{at}: {reason}.", hint=hint) from None
     except yaml.reader.ReaderError as error:
-        what = "has a character that YAML forbids" if error.encoding == "unicode" else "is not UTF-8 text"
-        raise kind(f"{name} {what}: see byte {error.position}.", hint="Save it as UTF-8.") from None
+        if error.encoding == "unicode":
+            raise kind(f"{name} has a character that YAML forbids: see character {error.position}.") from None
+        raise kind(f"{name} is not UTF-8 text: see byte {error.position}.", hint="Save it as UTF-8.") from None
     except UnicodeError:
         raise kind(f"{name} is not UTF-8 text.", hint="Save it as UTF-8.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:

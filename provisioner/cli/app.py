@@ -106,9 +106,9 @@ app = lazy_app(
 
 def _hint(wrong: ClickException, context: typer.Context) -> str:
     """Says what to do about arguments that no command takes."""
-    if isinstance(wrong, NoSuchOption) and wrong.option_name in ("--json", "--debug"):
+    if isinstance(wrong, NoSuchOption) and wrong.option_name in ("--json", "--debug") and not context.parent:
         return f"{wrong.option_name} comes after the command, as in `{PROGRAM} list {wrong.option_name}`."
-    if isinstance(wrong, NoSuchOption) and context.info_name == "exec":
+    if isinstance(wrong, NoSuchOption) and context.info_name == "exec" and "--" not in sys.argv:
         return f"Write -- before what is to run: `{context.command_path} ENV -- ls -l`."
     return f"`{context.command_path} --help` shows what it takes."
 

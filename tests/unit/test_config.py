@@ -63,11 +63,11 @@ def test_a_time_limit_that_is_not_valid_is_named(tmp_path: Path, limit: str) -> 
 
 
 def test_all_mistakes_are_named_with_what_was_meant(tmp_path: Path) -> None:
-    configure(tmp_path, 'regoin = "us-east-1"\n[budget]\nweek = 3\n[time_limits]\nstart = "3"\nteardwon = "1h"\n')
+    configure(tmp_path, 'regions = "us-east-1"\n[budget]\nweek = 3\n[time_limits]\nstart = "3"\nteardwon = "1h"\n')
     with pytest.raises(UsageError) as caught:
         load_settings(environment(tmp_path))
     for words in (
-        "regoin: unknown key; perhaps region?",
+        "regions: unknown key; perhaps region?",
         "budget.week: unknown key",
         "start: '3' is not a duration. Say the unit: 3h for hours",
         "teardwon: unknown key",

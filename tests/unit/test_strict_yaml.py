@@ -51,7 +51,7 @@ def test_a_document_says(text: str, value: object) -> None:
         ("a: 2024-99-99", "cannot be read as YAML"),
         ("[" * 5000, "is nested too deeply"),
         ("a: &a {x: 1}\nb: {<<: [" + "*a, " * 21 + "]}", "a merge has too many mappings"),
-        ("a: \x07", "has a character that YAML forbids: see byte 3"),
+        ("ä: \x07", "has a character that YAML forbids: see character 3"),
     ],
     ids=["twice", "twice-deep", "list-key", "mapping-key", "open", "alias", "python", "tag", "circle", "list-circle",
          "root-circle", "root-list-circle", "deep-list-circle", "mapping-list-circle", "set-circle",
