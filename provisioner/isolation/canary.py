@@ -99,7 +99,7 @@ class Canary:
         if source is self._listener:
             for visitor in self._arrivals():
                 if len(self._visits) >= VISITORS_AT_ONCE:
-                    self._dismiss(next(iter(self._visits)))
+                    self._hear_out(next(iter(self._visits)))
                 visitor.setblocking(False)
                 self._visits[visitor] = (time.monotonic() + VISIT_SECONDS, b"")
                 self._selector.register(visitor, selectors.EVENT_READ)
@@ -132,6 +132,12 @@ class Canary:
         if data and len(heard) < MOST_BYTES:
             self._visits[visitor] = (end, heard)
         else:
+            self._dismiss(visitor)
+
+    def _hear_out(self, visitor: socket.socket) -> None:
+        """Makes room for another: what has arrived by now counts."""
+        self._hear(visitor)
+        if visitor in self._visits:
             self._dismiss(visitor)
 
     def _recognise(self, heard: bytes) -> None:
