@@ -39,7 +39,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproc
 
 
 def test_a_flood_of_packets_leaves_a_bounded_capture(running: subprocess.Popen[bytes]) -> None:
-    watched, file = captures.Captures(Path.cwd(), 5), captures.path(Path.cwd(), "link")
+    watched, file = captures.Captures(Path.cwd(), BOUND_SECONDS), captures.path(Path.cwd(), "link")
     largest = sent = 0
     pause = 0.5
     with (

@@ -192,30 +192,37 @@ def test_a_broken_listener_does_not_prevent_the_destruction(
     assert not session.environments.directory("env").exists()
 
 
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Ends what is left behind, before what the test has changed is as before."""
+    release = threading.Event()
+    yield release
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name in ("teardown", "Keeping the logs of env"):
+            thread.join(BOUND_SECONDS)
+
+
 def test_a_teardown_that_never_ends_is_left_behind(
-    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
     env = running(session)
-    release = threading.Event()
     monkeypatch.setattr("provisioner.environment.lifecycle.TEARDOWN_GRACE_SECONDS", -119.8)
     monkeypatch.setattr("provisioner.environment.operations.teardown", lambda *_: release.wait(BOUND_SECONDS))
     lifecycle.destroy(session, env)
     assert cloud.existing() == []
     assert any("teardown: TimeoutError" in note for note in told_of(session).notes)
-    release.set()
 
 
 def test_a_console_that_never_ends_is_left_behind(
-    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+    session: Session, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
     env = running(session)
-    release = threading.Event()
     monkeypatch.setattr("provisioner.machines.destroy.LOGS_SECONDS", 0.2)
     monkeypatch.setattr(cloud, "console", lambda *_: str(release.wait(BOUND_SECONDS)))
     lifecycle.destroy(session, env)
     assert cloud.existing() == []
     assert any("Keeping the logs of env: TimeoutError" in note for note in told_of(session).notes)
-    release.set()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from provisioner.batch.engine import VERSION, Engine, Json, QueueClient, sqlite_url
 from provisioner.batch.steps import Step
 from provisioner.batch.workflow import StepRunner
-from tests.waiting import until
+from tests.waiting import BOUND_SECONDS, until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 # A row's columns that dbos reads as data of the program, by table.
@@ -66,13 +66,13 @@ class Attacked:
         client.close()
 
     def write(self, statement: str, *values: object) -> None:
-        with sqlite3.connect(self.file) as database:
+        with sqlite3.connect(self.file, timeout=BOUND_SECONDS) as database:
             database.execute(statement, values)
         database.close()
 
     def tables(self) -> dict[str, set[str]]:
         """The columns of each table."""
-        with sqlite3.connect(self.file) as database:
+        with sqlite3.connect(self.file, timeout=BOUND_SECONDS) as database:
             names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             tables = {name: {row[1] for row in database.execute(f"PRAGMA table_info({name})")} for name in names}
         database.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+
+from tests.ports import reserved_port
 
 USER = "postgres"
 
@@ -22,15 +23,13 @@ def serving() -> Iterator[str]:
     """The URL of an empty database; the server and its files go at the end."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     assert programs, "Debian's package postgresql is missing: scripts/setup dev installs it"
-    with tempfile.TemporaryDirectory(prefix="pg-") as name:
+    with tempfile.TemporaryDirectory(prefix="pg-") as name, reserved_port() as port:
         directory = Path(name)
         as_user: list[str] = []
         if os.geteuid() == 0:  # which Postgres does not run as
             account = pwd.getpwnam(USER)
             shutil.chown(directory, account.pw_uid, account.pw_gid)
             as_user = ["runuser", "-u", USER, "--"]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
 
         def run(program: str, *arguments: str) -> None:
             subprocess.run(

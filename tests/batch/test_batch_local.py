@@ -109,7 +109,8 @@ def test_four_runs_whose_controller_is_killed_once_end_once_each(home: Home, tmp
     writing = {"name": "writing", "directory": str(WRITER), "command": "bash write.sh"}
     failing = "echo 0.25 > ~/submission.txt; exit 3"
     crashing = {"name": "crashing", "directory": str(WRITER), "command": failing}
-    path = suite(tmp_path, families=[family], agents=[writing, crashing], repetitions=2)
+    limits = {"ttl": "20m", "agent": "10m"}
+    path = suite(tmp_path, families=[family], agents=[writing, crashing], repetitions=2, limits=limits)
     process = started(home, "run", str(path))
     wait_for(lambda: any(record["agent_at"] for record in records(home)), process)
     os.kill(process.pid, signal.SIGKILL)

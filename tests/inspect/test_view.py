@@ -18,6 +18,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from tests.browser import chromium
 from tests.inspect.running import command
+from tests.ports import reserved_port
 from tests.waiting import BOUND_SECONDS, until
 
 OF_TOMORROW = {
@@ -65,11 +66,7 @@ def viewed(directory: Path, written: Path) -> Iterator[str]:
     Args:
         written: the file for what it writes.
     """
-    with socket.socket() as reserved, written.open("w") as output:
-        # Bound and not listening, it keeps the port from all but servers that reuse addresses, as this one does.
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    with reserved_port() as port, written.open("w") as output:
         view = command("view", "start", "--log-dir", str(directory), "--port", str(port))
         with subprocess.Popen(view, stdout=output, stderr=output) as server:
 

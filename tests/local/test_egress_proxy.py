@@ -144,10 +144,20 @@ class Host:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.99", 9))  # sends nothing
             self.address: str = probe.getsockname()[0]
-        self._tcp = socket.create_server(("0.0.0.0", 0))
+        self._tcp, self._udp = until(self._listening)
         self.port: int = self._tcp.getsockname()[1]
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._udp.bind(("0.0.0.0", self.port))
+
+    @staticmethod
+    def _listening() -> tuple[socket.socket, socket.socket] | None:
+        """Sockets for TCP and UDP on one port; None if another program has that port of UDP."""
+        tcp, udp = socket.create_server(("0.0.0.0", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            udp.bind(tcp.getsockname())
+        except OSError:
+            tcp.close()
+            udp.close()
+            return None
+        return tcp, udp
 
     def reached(self, seconds: float = 0.5) -> list[str]:
         """What came in since the last call."""

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from provisioner.store.environments import EnvironmentStore
 from provisioner.store.home import Home
 from tests.command_line import CLI, ROOT, provisioner, variables
 from tests.homes import borrow_images
+from tests.waiting import until
 
 pytestmark = pytest.mark.vm
 FAMILY = ROOT / "tests" / "contract" / "families" / "echo"
@@ -25,7 +27,6 @@ Moment = float | Status
 INTERRUPTED: list[tuple[Moment, tuple[signal.Signals, ...]]] = [
     (0.3, (signal.SIGINT, signal.SIGTERM)), (2.5, (signal.SIGINT, signal.SIGTERM)), ("ready", (signal.SIGTERM,)),
 ]  # fmt: skip
-READY_SECONDS = 300
 KILLED: list[tuple[Moment, Moment]] = [(1.3, "ready")]
 
 
@@ -40,14 +41,15 @@ def start_run(home: Home) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def wait_for(home: Home, moment: Moment, begin: float) -> None:
-    """Waits for a moment; `begin` is the work's beginning, in time.monotonic() seconds."""
+def wait_for(home: Home, moment: Moment, begin: float, runs: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Waits for a moment, while a run lives; `begin` is the work's beginning, in time.monotonic() seconds."""
     if isinstance(moment, float):
         time.sleep(max(0, begin + moment - time.monotonic()))
         return
-    while not any(record.status == moment for record in EnvironmentStore(home).readable()):
-        assert time.monotonic() < begin + READY_SECONDS
-        time.sleep(0.05)
+    until(
+        lambda: any(record.status == moment for record in EnvironmentStore(home).readable()),
+        lambda: any(run.poll() is None for run in runs),
+    )
 
 
 def destroy_all(home: Home) -> None:
@@ -89,7 +91,7 @@ def test_an_interrupted_run_cleans_up_by_itself(
     home: Home, moment: Moment, signals: tuple[signal.Signals, ...]
 ) -> None:
     runs = {number: start_run(home) for number in signals}
-    wait_for(home, moment, time.monotonic())
+    wait_for(home, moment, time.monotonic(), runs.values())
     for number, process in runs.items():
         process.send_signal(number)
     for number, process in runs.items():
@@ -104,7 +106,7 @@ def test_what_killed_controllers_leave_is_destroyed(home: Home, moments: tuple[M
     runs = [start_run(home) for _ in moments]
     begin = time.monotonic()
     for moment, process in zip(moments, runs, strict=True):
-        wait_for(home, moment, begin)
+        wait_for(home, moment, begin, [process])
         process.kill()
         process.wait()
     destroy_all(home)

@@ -23,11 +23,12 @@ from provisioner.errors import AgentError, HostError, MachineLostError, TaskErro
 from provisioner.family.files import digest_files
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.ssh.connection import Connection
 from tests.unit.fakes.clock import WaitingClock
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Guest
 from tests.unit.fakes.world import Trigger, agents, lock_out, told_of
-from tests.waiting import until
+from tests.waiting import BOUND_SECONDS, until
 
 
 def log(session: Session) -> str:
@@ -122,8 +123,14 @@ def test_the_machine_ends_an_agent_that_is_too_late(session: Session, env: Envir
 def test_the_controller_ends_an_agent_that_is_too_late(
     session: Session, env: Environment, guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_program, stop = guest._run_agent, module.stop
+
+    def stop_without_haste(connection: Connection) -> None:
+        monkeypatch.setattr(module, "STOPPING_SECONDS", BOUND_SECONDS)
+        stop(connection)
+
     monkeypatch.setattr(module, "STOPPING_SECONDS", 1.0)
-    run_program = guest._run_agent
+    monkeypatch.setattr(module, "stop", stop_without_haste)
 
     def without_limit(call: Any) -> int:
         stdin = call.stdin
@@ -168,11 +175,23 @@ def test_a_broken_connection_ends_nothing_and_no_output_is_lost(
             if "2" in text or "4" in text:
                 threading.Thread(target=sshd.cut).start()
 
-    directory = agents(tmp_path / "agent", "for i in 1 2 3 4 5; do echo $i; sleep 0.3; done; exit 4")
+        def note(self, text: str) -> None:
+            super().note(text)
+            if "connecting again" in text:
+                (guest.home / f"cut-{self.breaks()}").touch()
+
+        def breaks(self) -> int:
+            return sum("connecting again" in note for note in self.notes)
+
+    script = """
+    await() { until [ -e ../cut-$1 ]; do sleep 0.05; done; }
+    echo 1; echo 2; await 1; echo 3; echo 4; await 2; echo 5; exit 4
+    """
+    directory = agents(tmp_path / "agent", script)
     progress = Cutting()
     done = run_agent(replace(session, progress=progress), env, Agent(directory, "exec sh run.sh"))
     assert (done.exit_code, done.stdout) == (4, b"1\n2\n3\n4\n5\n")
-    assert sum("connecting again" in note for note in progress.notes) >= 2
+    assert progress.breaks() >= 2
     assert [request["start"] for request in guest.agent_requests] == [True, *[False] * (len(guest.agent_requests) - 1)]
 
 

@@ -18,6 +18,7 @@ from provisioner.family.env_file import load_env_file
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.models import Environment
 from provisioner.session import Session
+from provisioner.store.files import write_atomically
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import Fails
 from tests.unit.fakes.world import MODULE, told_of
@@ -155,7 +156,7 @@ def test_a_changed_env_file_needs_a_new_environment(
 ) -> None:
     writer = writing()
     until(lambda: writer.worked)
-    writer.env_file.write_text("WORD=second\n")
+    write_atomically(writer.env_file, "WORD=second\n")
     until(lambda: len(writer.worked) == 2)
     until(lambda: writer.alive() == writer.worked[1:])
     writer.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,8 +17,11 @@ from tests.waiting import BOUND_SECONDS, until
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has work said often; a thread that still ends would say the next test's."""
     monkeypatch.setattr(heartbeat, "EVERY_SECONDS", 0.1)
+    yield
+    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
 
 
 def _shown(caplog: pytest.LogCaptureFixture) -> list[str]:

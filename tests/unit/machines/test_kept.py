@@ -114,7 +114,7 @@ def test_a_command_after_the_connection_s_end_opens_another(
 
 def test_a_command_whose_connection_breaks_says_so(session: Session, running: Environment, sshd: Sshd) -> None:
     with connect_kept(session, running, "primary") as connection, pytest.raises(MachineLostError, match="broke"):
-        connection.run(["sh", "-c", "echo one; exec sleep 2"], user="agent", on_stdout=lambda _: sshd.cut())
+        connection.run(["sh", "-c", "echo one; exec sleep 1000"], user="agent", on_stdout=lambda _: sshd.cut())
 
 
 def test_a_kept_connection_without_answers_is_not_used(

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,6 +24,7 @@ from provisioner.ssh.connection import Connection
 from provisioner.ssh.keys import ed25519_key_pair
 from provisioner.ssh.login import Login
 from provisioner.ssh.output_buffer import BoundedBuffer
+from tests.ports import reserved_port
 from tests.unit.fakes.exec_call import Call
 from tests.unit.fakes.sshd import Sshd
 from tests.waiting import BOUND_SECONDS, until
@@ -57,11 +59,6 @@ def login_to(server: Sshd, directory: Path, via: Login | None = None) -> Login:
 
 def sh(script: str) -> list[str]:
     return ["sh", "-c", script]
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_a_command_returns_its_exit_code_and_both_streams(connection: Connection) -> None:
@@ -138,7 +135,7 @@ def test_a_listeners_exception_is_no_lost_connection(connection: Connection, err
         raise error
 
     with pytest.raises(type(error)) as caught:
-        connection.run(sh("echo one; echo two >&2; exec sleep 2"), **{stream: refuse})  # type: ignore[arg-type]
+        connection.run(sh("echo one; echo two >&2; exec sleep 1000"), **{stream: refuse})  # type: ignore[arg-type]
     assert caught.value is error
     assert connection.run(["true"]).exit_code == 0
 
@@ -190,7 +187,7 @@ def test_the_checks_exception_is_no_lost_connection(login: Login) -> None:
             raise BrokenPipeError
 
     with Connection(login, check=check) as connection, pytest.raises(BrokenPipeError):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
+        connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: has_output.set())
 
 
 def test_a_command_killed_by_signal_n_exits_with_128_plus_n(connection: Connection) -> None:
@@ -227,7 +224,7 @@ def test_a_timeout_leaves_the_connection_usable(connection: Connection, monkeypa
 
 def test_a_connection_lost_during_a_command_raises_machine_lost(server: Sshd, connection: Connection) -> None:
     with pytest.raises(MachineLostError, match=f"127.0.0.1:{server.port}"):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
+        connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: server.cut())
     with pytest.raises(MachineLostError):
         connection.run(["true"])
 
@@ -240,7 +237,7 @@ def test_an_exception_from_the_check_ends_the_wait(login: Login) -> None:
             raise Stop
 
     with Connection(login, check=check) as connection, pytest.raises(Stop):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: has_output.set())
+        connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: has_output.set())
 
 
 def test_another_host_key_is_refused_before_our_key_is_offered(server: Sshd, login: Login) -> None:
@@ -296,15 +293,13 @@ def test_a_server_that_does_not_speak_ssh_raises_machine_lost(login: Login) -> N
 
 
 def test_a_machine_that_does_not_answer_raises_machine_lost(login: Login) -> None:
-    silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
-    with pytest.raises(MachineLostError, match="it did not answer in time"):
-        Connection(silent, 0.01)
+    with reserved_port() as port, pytest.raises(MachineLostError, match="it did not answer in time"):
+        Connection(replace(login, endpoint=Endpoint(host="127.0.0.1", port=port)), 0.01)
 
 
 def test_a_machine_that_has_ended_is_not_waited_for(login: Login) -> None:
-    silent = Login(Endpoint(host="127.0.0.1", port=unused_port()), "root", login.private_key, login.host_key)
-    with pytest.raises(MachineLostError, match="it ended by itself"):
-        Connection(silent, 1000, alive=lambda: False)
+    with reserved_port() as port, pytest.raises(MachineLostError, match="it ended by itself"):
+        Connection(replace(login, endpoint=Endpoint(host="127.0.0.1", port=port)), 1000, alive=lambda: False)
 
 
 def test_a_machine_that_is_still_booting_is_waited_for(tmp_path: Path) -> None:
@@ -324,7 +319,7 @@ def test_a_machine_behind_another_one_is_reached_through_it(server: Sshd, tmp_pa
         with Connection(login) as connection:
             assert connection.run(["cat"], stdin=b"there").stdout == b"there"
             with pytest.raises(MachineLostError):
-                connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
+                connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: server.cut())
 
 
 def test_closing_twice_is_not_an_error(login: Login) -> None:

@@ -24,8 +24,9 @@ from provisioner.ssh.bounded_transport import PORT_WINDOW_BYTES
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.forwarding import Forwarder, listen
 from tests.attacks.hostile_sshd import message
+from tests.ports import reserved_port
 from tests.unit.fakes.sshd import Sshd, _Server
-from tests.unit.ssh.test_connection import login_to, unused_port
+from tests.unit.ssh.test_connection import login_to
 from tests.waiting import BOUND_SECONDS, until
 
 Service = Callable[[socket.socket], None]
@@ -131,8 +132,7 @@ def test_only_the_loopback_listens() -> None:
 
 
 def test_the_preferred_port_is_taken_if_it_is_free() -> None:
-    port = unused_port()
-    with listen(None, preferred=port) as first, listen(None, preferred=port) as second:
+    with reserved_port() as port, listen(None, preferred=port) as first, listen(None, preferred=port) as second:
         assert first.getsockname()[1] == port
         assert second.getsockname()[1] not in (0, port)
         with pytest.raises(OSError, match="in use"):
@@ -140,8 +140,7 @@ def test_the_preferred_port_is_taken_if_it_is_free() -> None:
 
 
 def test_a_closed_port_is_reported_and_tried_again(tmp_path: Path) -> None:
-    port = unused_port()
-    with forwarded(port, tmp_path) as there:
+    with reserved_port() as port, forwarded(port, tmp_path) as there:
         with there.client() as client:
             assert client.recv(1) == b""
         assert there.notes == [f"Port {port} of the machine is closed."]

@@ -92,7 +92,7 @@ def test_closing_ends_the_calls_and_not_what_openssh_keeps(path: Path, connectio
 
 def test_a_connection_that_breaks_during_a_command_is_lost(server: Sshd, connection: KeptConnection) -> None:
     with pytest.raises(MachineLostError, match="machine:22 broke"):
-        connection.run(sh("echo one; exec sleep 2"), on_stdout=lambda _: server.cut())
+        connection.run(sh("echo one; exec sleep 1000"), on_stdout=lambda _: server.cut())
 
 
 def test_a_machine_without_an_exec_server_does_not_answer(server: Sshd, path: Path) -> None:

@@ -14,9 +14,9 @@ from provisioner.errors import UsageError
 from provisioner.models import Environment
 from provisioner.session import Session
 from provisioner.ssh.forwarding import Forwarder
+from tests.ports import reserved_port
 from tests.unit.conftest import CommandLine
 from tests.unit.fakes.world import environment, up
-from tests.unit.ssh.test_connection import unused_port
 from tests.unit.ssh.test_forwarding import echo, service
 from tests.waiting import BOUND_SECONDS
 
@@ -33,7 +33,6 @@ def test_the_printed_address_reaches_the_machine(
     provisioner: CommandLine, running: Environment, monkeypatch: pytest.MonkeyPatch, local: str
 ) -> None:
     answers: list[bytes] = []
-    chosen = unused_port()
 
     def interrupt(self: Forwarder, _: object) -> None:
         """Plays an operator, who uses the port and presses Ctrl-C."""
@@ -43,7 +42,7 @@ def test_the_printed_address_reaches_the_machine(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Forwarder, "wait", interrupt)
-    with service(echo) as port:
+    with service(echo) as port, reserved_port() as chosen:
         done = provisioner("forward", running.id, f"{port}:{chosen}" if local else str(port))
     assert (done.code, answers) == (130, [b"hello"])
     match = re.fullmatch(

@@ -41,7 +41,7 @@ def test_applies_that_come_together_take_turns_and_keep_the_rate() -> None:
 
 def test_processes_share_the_rate_and_report_long_waits(tmp_path: Path) -> None:
     said: list[str] = []
-    await_turn(tmp_path / "launches", 20, said.append, lambda: None)
+    await_turn(tmp_path / "launches", 2000, said.append, lambda: None)
     assert said == []
 
     def stop() -> None:

@@ -17,6 +17,7 @@ from provisioner.clouds.local.vm.qemu import command
 from provisioner.recording.packets import LIMIT_BYTES
 from tests.unit.clouds.local.vm.test_qemu import LAUNCH
 from tests.unit.fakes.qmp import serving
+from tests.waiting import BOUND_SECONDS
 
 
 def test_only_a_recorded_machine_is_captured(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_captures_are_found_by_their_cards(tmp_path: Path) -> None:
 def test_a_full_capture_ends_and_its_file_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "link.pcap"
     path.write_bytes(b"x" * LIMIT_BYTES)
-    watched = Captures(tmp_path, 5)
+    watched = Captures(tmp_path, BOUND_SECONDS)
     assert watched.look()  # it has grown fast
     with path.open("ab") as file:
         file.write(b"y" * 100_000)
@@ -69,7 +70,7 @@ def test_captures_end_when_the_hosts_disk_is_nearly_full(tmp_path: Path, monkeyp
     monkeypatch.setattr(disk, "nearly_full", lambda _: True)
     (tmp_path / "link.pcap").write_bytes(b"some")
     with serving(tmp_path, {}) as commands:
-        Captures(tmp_path, 5).look()
+        Captures(tmp_path, BOUND_SECONDS).look()
     assert commands == ["qmp_capabilities", "object-del"]
     assert (tmp_path / "link.pcap").read_bytes() == b"some"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.clouds.local.vm import kvm
-from tests.waiting import until
+from tests.waiting import BOUND_SECONDS, until
 
 ROOT = Path(__file__).parents[5]
 
@@ -75,7 +75,8 @@ def test_a_guest_that_never_gets_anywhere_means_no(
     until(lambda: not lives(int((tmp_path / "pid").read_text())))
 
 
-def test_only_a_kernel_that_spoke_counts_as_booted(stand_in: Path) -> None:
+def test_only_a_kernel_that_spoke_counts_as_booted(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvm, "TRIAL_SECONDS", BOUND_SECONDS)
     stand_in.write_text("#!/bin/sh\nexit 0\n")
     assert not kvm._boots(Path("/nowhere"))
     stand_in.write_text("#!/bin/sh\necho '[    0.000000] Linux version 6.1.0'\n")

@@ -145,7 +145,8 @@ def hold_untold(pidfile: Path, held: Event) -> None:
         signal.pause()
 
 
-def test_a_lock_that_names_no_process_ends_its_holder_alone(tmp_path: Path) -> None:
+def test_a_lock_that_names_no_process_ends_its_holder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "QUIT_SECONDS", BOUND_SECONDS)
     # A taken-over QEMU may change the lock: for such a one, the kernel says -1, which to kill() is every process.
     pidfile, held = tmp_path / "qemu.pid", PROCESSES.Event()
     pidfile.touch()
@@ -188,7 +189,10 @@ def test_the_forwarded_port_is_read_from_qemus_own_words() -> None:
     [({"status": "io-error"}, True), ({"status": "running"}, False), ({"status": "paused"}, False), ([], False)],
     ids=["full", "running", "paused", "strange"],
 )
-def test_a_machine_that_qemu_paused_is_known_by_its_status(tmp_path: Path, answer: Any, paused: bool) -> None:
+def test_a_machine_that_qemu_paused_is_known_by_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, paused: bool
+) -> None:
+    monkeypatch.setattr(qemu, "STATUS_SECONDS", BOUND_SECONDS)
     with serving(tmp_path, {"query-status": answer}):
         assert paused_by_full_disk(tmp_path) is paused
 
