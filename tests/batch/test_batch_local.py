@@ -58,7 +58,7 @@ def suite(directory: Path, **changes: Any) -> Path:
     for entry in data["families"]:
         entry["path"] = str((SUITE.parent / entry["path"]).resolve())
     data["agents"] = agents()
-    data["limits"]["agent"] = "20s"  # on a busy host, an honest agent takes more than half of it
+    data["limits"]["agent"] = "60s"  # on a busy host, an honest agent takes a quarter of it
     path = directory / "suite.yaml"
     path.write_text(yaml.safe_dump(data | changes))
     return path

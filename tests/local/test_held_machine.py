@@ -87,7 +87,7 @@ def test_a_machine_without_credentials_cannot_be_reached(
         credentials, withheld = directory / CREDENTIALS, directory / "withheld"
         credentials.rename(withheld)
         try:
-            connection.run(["systemctl", "reboot"])
+            connection.run(["systemd-run", "--on-active=1", "systemctl", "reboot"])  # once this has been answered
             deadline = time.monotonic() + BOOT_SECONDS
             while f"held: {LOOKS}".encode() not in (directory / machine_logs.SERIAL).read_bytes():
                 assert time.monotonic() < deadline

@@ -33,6 +33,7 @@ from tests.homes import new_home
 from tests.local.clones import in_directory, planned, remove, running, started, starting
 from tests.soak import moments
 from tests.soak.template_kills import prune_beside_start
+from tests.waiting import until
 
 pytestmark = [pytest.mark.vm, pytest.mark.xdist_group("templates")]
 # The campaign soak has 20.
@@ -129,9 +130,7 @@ def doomed_maker(session: Session, image: str) -> Iterator[None]:
     environment = planned(session, image)
     try:
         with starting(session, environment, *moments.through(moments.TEMPLATE_MADE)) as process:
-            while not made(session, image):
-                assert process.poll() is None
-                time.sleep(0.05)
+            until(lambda: made(session, image), lambda: process.poll() is None)
             yield
             _, said = process.communicate()
             assert process.returncode == moments.KILLED, said
@@ -259,7 +258,7 @@ def test_a_machine_of_a_template_is_larger_and_reboots(session: Session, image: 
         accelerator = "kvm" if kvm.known_answer(session.home.root / KVM_ANSWER) else "tcg"
         assert f"\0-accel\0{accelerator}" in Path(f"/proc/{pid}/cmdline").read_text()
         before = text(connection, "sh", "-c", LOOK).splitlines()
-        connection.run(["systemctl", "reboot"])
+        connection.run(["systemd-run", "--on-active=1", "systemctl", "reboot"])  # once this command has been answered
         deadline = time.monotonic() + BOOT_SECONDS
         after = before
         while after[1] == before[1]:  # it takes a moment to go down
@@ -287,10 +286,7 @@ def test_a_start_during_a_prune_gets_a_whole_machine_or_none(
 
 def nothing_works_in(path: Path) -> None:
     """Waits until no process has a directory, or a deleted one below it, as its own."""
-    deadline = time.monotonic() + 10
-    while working := in_directory(path):
-        assert time.monotonic() < deadline, working
-        time.sleep(0.05)
+    until(lambda: not in_directory(path))
 
 
 def test_a_killed_template_maker_leaves_no_machine(session: Session, image: str) -> None:
@@ -299,10 +295,10 @@ def test_a_killed_template_maker_leaves_no_machine(session: Session, image: str)
     environment = planned(session, image)
     try:
         with starting(session, environment) as process:
-            deadline = time.monotonic() + 30
-            while not any((path / "serial.log").exists() for path in made(session, image)):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(
+                lambda: any((path / "serial.log").exists() for path in made(session, image)),
+                lambda: process.poll() is None,
+            )
             [unfinished] = made(session, image)
             assert unfinished.name.startswith(UNFINISHED)
             assert in_directory(unfinished)
