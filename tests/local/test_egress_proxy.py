@@ -144,7 +144,9 @@ class Host:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.99", 9))  # sends nothing
             self.address: str = probe.getsockname()[0]
-        self._tcp, self._udp = until(self._listening)
+        sockets = until(self._listening)
+        assert sockets
+        self._tcp, self._udp = sockets
         self.port: int = self._tcp.getsockname()[1]
 
     @staticmethod
