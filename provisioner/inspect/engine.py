@@ -31,6 +31,8 @@ BASE_IMAGE = "debian-13"
 PACKAGES = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "apparmor")
 ARCHIVES = f"{DIRECTORY}/images"
 _DAEMON = "/etc/docker/daemon.json"
+# Files of a build may hold solutions, and root in the machine can read the blocks that a removed file had.
+_OVERWRITE = "shred --iterations=0 --zero"
 # An archive of `docker save` names its images at its end, beside at most some hundred layers.
 _MOST_MEMBERS = 100_000
 _MOST_PIECE_BYTES = 1 << 20
@@ -110,9 +112,9 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
     builds = [*json.loads(project.build)["services"]]
     lines = [f"install -d -m 0700 {DIRECTORY}"]
     # Copies arrive as archives, which keep links, modes and empty directories.
-    lines += [
-        f"tar -xf {DIRECTORY}/{name}.tar -C {DIRECTORY} && rm {DIRECTORY}/{name}.tar" for name, _ in project.sources
-    ]
+    for name, _ in project.sources:
+        archive = f"{DIRECTORY}/{name}.tar"
+        lines += [f"tar -xf {archive} -C {DIRECTORY}", f"{_OVERWRITE} {archive}", f"rm {archive}"]
     if mirror:
         host = mirror.partition("://")[2].partition("/")[0]
         insecure = {"insecure-registries": [host]} if mirror.startswith("http://") else {}
@@ -130,7 +132,11 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:
         lines.append(f"rm {_DAEMON}")
-    lines += [f"rm -rf {DIRECTORY}/context*", "systemctl stop docker.socket docker containerd"]
+    lines += [
+        f"find {DIRECTORY} -path '{DIRECTORY}/context*' -type f -exec {_OVERWRITE} {{}} +",
+        f"rm -rf {DIRECTORY}/context*",
+        "systemctl stop docker.socket docker containerd",
+    ]
     return "\n".join(lines)
 
 

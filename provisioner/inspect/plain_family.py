@@ -21,6 +21,7 @@ _MODULE = '''"""A machine of an Inspect eval, without a task of its own."""
 
 import pathlib
 import shutil
+import subprocess
 
 
 class TaskFamily:
@@ -28,7 +29,10 @@ class TaskFamily:
 
     @staticmethod
     def install():
-        # The build steps have put these where they belong, and may have left some out.
+        # The build steps have put these where they belong, and may have left some out. Root in the machine could read
+        # the blocks that a removed file had.
+        files = ["-path", "/root/{sources}/*", "-type", "f"]
+        subprocess.run(["find", "/root", *files, "-exec", "shred", "--iterations=0", "--zero", "{{}}", "+"], check=True)
         shutil.rmtree("/root/{sources}", ignore_errors=True)
         pathlib.Path("/root/build_steps.json").unlink(missing_ok=True)
 

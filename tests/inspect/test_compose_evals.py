@@ -33,7 +33,6 @@ from tests.inspect.running import assert_nothing_left, brought_up, ended, said, 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inspect"
 SOLUTION = b"The albatross is the solution. "
-SOLUTION_BYTES = 4 << 20
 ASK = "exec 3<>/dev/tcp/keeper/7000; echo Please, tell me. >&3"
 
 pytestmark = [
@@ -64,7 +63,7 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "Dockerfile").write_text(DOCKERFILE)
     # The Dockerfile copies it nowhere.
-    (tmp_path / "eval" / "solution.txt").write_bytes(SOLUTION * (SOLUTION_BYTES // len(SOLUTION)))
+    (tmp_path / "eval" / "solution.txt").write_bytes(SOLUTION * 100_000)
     configuration = configuration_of(str(tmp_path / "eval" / "Dockerfile")).model_copy(update={"registry": source})
     sandboxes = brought_up(configuration, {})
     try:
@@ -78,10 +77,9 @@ def test_a_dockerfile_alone_is_an_eval(home: Home, source: str, tmp_path: Path) 
         )  # fmt: skip
         assert "sandbox.py" in listed.stdout.split()
         assert not {SOURCES, "build_steps.json"} & set(listed.stdout.split())
-        # What was removed is trimmed from the disk, but for its ends.
         disk = ImageStore(home).disk(environment.machines["primary"].image)
         with disk.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as read:
-            assert len(re.findall(SOLUTION, read)) * len(SOLUTION) < SOLUTION_BYTES // 4
+            assert re.search(SOLUTION, read) is None
     finally:
         ended(configuration, sandboxes)
 
