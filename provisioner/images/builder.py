@@ -209,7 +209,8 @@ def _seal_and_power_off(session: Session, builder: Environment, connection: Conn
             details=last_lines(sealed.stderr.decode(errors="replace"), 500),
         )
     # Most of what was removed leaves the local cloud's disk; not what the file system holds ready for files that grow.
-    connection.run(["sh", "-c", "sync; fstrim / > /dev/null 2>&1; systemctl --no-block poweroff"])
+    # No image depends on it.
+    connection.run(["sh", "-c", "sync; timeout 60 fstrim / > /dev/null 2>&1; systemctl --no-block poweroff"])
 
 
 def _wait_until_off(session: Session, builder: Environment) -> None:

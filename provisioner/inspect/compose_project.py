@@ -49,8 +49,9 @@ _NETWORK = frozenset({"attachable", "driver", "driver_opts", "enable_ipv6", "int
 _VOLUME = frozenset({"driver", "labels", "name"})
 _PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)b?", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+# As Docker reads sizes (docker/go-units, RAMInBytes): 512m, 512MB, 512MiB, 2 Gi, 1t, or bytes.
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DRIVE_OR_PATH = re.compile(r"[./~]")
 # The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
@@ -76,6 +77,7 @@ class Project:
         images: the images that have to be there before a sample starts, and are not built.
         local: those of them that come from archives alone.
         sources: names in DIRECTORY, and the files or directories here that are copied to them.
+        copied_bytes: the size of the copies.
         dockerfiles: the text of all Dockerfiles.
         cpus, memory_gb: the least that the machine has; memory in GiB.
         online: the services that would reach the internet in Docker.
@@ -87,6 +89,7 @@ class Project:
     images: tuple[str, ...]
     local: frozenset[str]
     sources: tuple[tuple[str, str], ...]
+    copied_bytes: int
     dockerfiles: str
     cpus: float
     memory_gb: float
@@ -125,14 +128,14 @@ class _Translation:
         variables: as for translated.
         room: what counts the characters of the result.
         problems: lines of the form `path.of.keys: problem`.
-        sources: names in DIRECTORY by what is copied to them.
+        sources: names in DIRECTORY, by what is copied to them and its kind: contexts are removed once they are built.
     """
 
     file: ComposeFile
     variables: Mapping[str, str]
     room: Room
     problems: list[str] = field(default_factory=list)
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[tuple[str, str], str] = field(default_factory=dict)
     copied_bytes: int = 0
     dockerfiles: list[str] = field(default_factory=list)
 
@@ -173,7 +176,8 @@ class _Translation:
             run=_json({"name": PROJECT, "services": runs, **kept}),
             images=tuple(dict.fromkeys(image for image in used.values() if image not in built)),
             local=frozenset(local),
-            sources=tuple((name, source) for source, name in self.sources.items()),
+            sources=tuple((name, source) for (_, source), name in self.sources.items()),
+            copied_bytes=self.copied_bytes,
             dockerfiles="\n".join(self.dockerfiles),
             cpus=max([1.0, *(self._cpus(name, each) for name, each in config.services.items())]),
             memory_gb=max(
@@ -253,7 +257,10 @@ class _Translation:
         if "dockerfile_inline" in build:
             self.dockerfiles.append(str(build["dockerfile_inline"]))
         else:
-            self._dockerfile(where, source, str(build.get("dockerfile") or "Dockerfile"))
+            given = str(build.get("dockerfile") or "Dockerfile")
+            self._dockerfile(where, source, given)
+            if Path(given).is_absolute():
+                build["dockerfile"] = os.path.relpath(given, source)
         for key in ("args", "labels"):
             if key in build:
                 build[key] = self._resolved(f"{where}.{key}", build[key])
@@ -330,13 +337,13 @@ class _Translation:
 
     def _copied(self, where: str, source: Path, kind: str) -> str:
         """Returns where the machine has a copy of a file or directory, and refuses more than an image may have."""
-        if str(source) not in self.sources:
+        if (kind, str(source)) not in self.sources:
             for size in _sizes(source):
                 self.copied_bytes += size
                 if self.copied_bytes > MAXIMUM_TOTAL_BYTES:
                     self._refuse(where, f"with {source}, more than {MAXIMUM_TOTAL_BYTES >> 30} GiB would be copied")
                     break
-        name = self.sources.setdefault(str(source), f"{kind}{len(self.sources)}")
+        name = self.sources.setdefault((kind, str(source)), f"{kind}{len(self.sources)}")
         return f"{DIRECTORY}/{name}"
 
     def _resolved(self, where: str, given: list[str] | dict[str, Any]) -> dict[str, Any]:
@@ -439,7 +446,7 @@ def _options(service: ComposeService) -> list[str]:
 
 
 def _nothing() -> Project:
-    return Project((), "", "", (), frozenset(), (), "", 1, 1, ())
+    return Project((), "", "", (), frozenset(), (), 0, "", 1, 1, ())
 
 
 def _known(document: dict[str, Any], services: dict[str, Any]) -> dict[str, Any]:

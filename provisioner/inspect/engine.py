@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import shlex
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -38,9 +40,9 @@ _MOST_MEMBERS = 100_000
 _MOST_PIECE_BYTES = 1 << 20
 _MOST_ARCHIVES = 1000
 _MOST_UNPACKED_BYTES = 8 * MAXIMUM_TOTAL_BYTES
-# Copies of them are files of the machine's image before they are unpacked, and layers after that.
-_DISK_PER_ARCHIVE = 4
-_BASE_DISK_GIB = 12.0
+# A copy is a file of the machine's image before it is unpacked, then files of a build or of a layer, and a layer.
+_DISK_PER_COPY = 4
+_BASE_DISK_GIB = 12
 
 
 def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Project | None:
@@ -93,12 +95,12 @@ def machine_of(project: Project, machine: Machine, registry: str) -> Machine:
         )
     files = [*machine.files]
     files += [(f"{ARCHIVES}/{number}.tar", str(path)) for number, (path, _) in enumerate(archives)]
-    gib = sum(path.stat().st_size for path, _ in archives) / (1 << 30)
+    gib = (project.copied_bytes + sum(path.stat().st_size for path, _ in archives)) / (1 << 30)
     return machine.model_copy(
         update={
             "cpus": machine.cpus or project.cpus,
             "memory_gb": machine.memory_gb or project.memory_gb,
-            "storage_gb": machine.storage_gb or _BASE_DISK_GIB + _DISK_PER_ARCHIVE * gib,
+            "storage_gb": machine.storage_gb or math.ceil(_BASE_DISK_GIB + _DISK_PER_COPY * gib),
             "packages": (*PACKAGES, *machine.packages),
             "files": tuple(files),
             "run": (*machine.run, _script(project, mirror, with_archives=bool(archives))),
@@ -127,7 +129,7 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
         # One at a time: several at once have failed on an emulated CPU, where builds begin late for BuildKit.
         lines += [f"docker compose -f {build} build {name}" for name in builds]
-        lines += [f"rm {build}", "docker builder prune --all --force > /dev/null"]
+        lines += [f"{_OVERWRITE} {build}", f"rm {build}", "docker builder prune --all --force > /dev/null"]
     for image in map(shlex.quote, project.images):
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:
@@ -202,11 +204,20 @@ def _unzipped(file: IO[bytes]) -> IO[bytes]:
 
 
 def images_in(archive: Path) -> tuple[str, ...]:
-    """Returns the names of the images in an archive of `docker save`.
+    """Returns the names of the images in an archive of `docker save`, which is read again only if it has changed.
 
     Raises:
         UsageError: it is no such archive.
     """
+    try:
+        status = archive.stat()
+    except OSError as error:
+        raise UsageError(f"{archive} cannot be read: {error.strerror}.") from error
+    return _images_in(archive, (status.st_mtime_ns, status.st_size, status.st_ino))
+
+
+@cache
+def _images_in(archive: Path, look: tuple[int, ...]) -> tuple[str, ...]:
     try:
         with (
             archive.open("rb") as raw,

@@ -52,10 +52,14 @@ def family_of_machine(machine: Machine, internet: str, base_image: str = "", pac
         key = (machine, internet, base_image, packed, (*_look(machine.files), *of_packed))
         if key not in _families:
             directory = Path(tempfile.mkdtemp(dir=_directory()))
-            with tempfile.TemporaryDirectory(dir=directory) as archives:
-                files = [(target, pack(Path(source), target, Path(archives))) for target, source in packed]
-                whole = machine.model_copy(update={"files": (*files, *machine.files)})
-                _families[key] = plain_family(whole, internet, directory, base_image)
+            try:
+                with tempfile.TemporaryDirectory(dir=directory) as archives:
+                    files = [(target, pack(Path(source), target, Path(archives))) for target, source in packed]
+                    whole = machine.model_copy(update={"files": (*files, *machine.files)})
+                    _families[key] = plain_family(whole, internet, directory, base_image)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
         return _families[key]
 
 

@@ -7,7 +7,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from provisioner.errors import UsageError
+from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.family.files import list_files
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.inspect.configuration import Machine
 
@@ -31,7 +32,7 @@ class TaskFamily:
     def install():
         # The build steps have put these where they belong, and may have left some out. Root in the machine could read
         # the blocks that a removed file had.
-        files = ["-path", "/root/{sources}/*", "-type", "f"]
+        files = ["(", "-path", "/root/{sources}/*", "-o", "-path", "/root/build_steps.json", ")", "-type", "f"]
         subprocess.run(["find", "/root", *files, "-exec", "shred", "--iterations=0", "--zero", "{{}}", "+"], check=True)
         shutil.rmtree("/root/{sources}", ignore_errors=True)
         pathlib.Path("/root/build_steps.json").unlink(missing_ok=True)
@@ -51,6 +52,7 @@ class TaskFamily:
 _UNIT = """[Unit]
 Description={name}, of the eval's configuration
 After=network.target
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=/bin/sh -c {command}
@@ -121,10 +123,14 @@ def _files(machine: Machine, family: Path) -> list[dict[str, object]]:
         try:
             if Path(source).is_dir():
                 shutil.copytree(source, copy, symlinks=True)
+                list_files(family, copy)
             else:
                 shutil.copy(source, copy)
         except OSError as error:
             raise UsageError(f"{source} cannot be copied for {target}: {error.strerror or error}.") from error
+        except TaskFamilyError as error:
+            problem = error.message.replace(f"{name}/", "").replace("the family directory", "the directory")
+            raise UsageError(f"{source} cannot be copied for {target}: {problem}") from error
         steps.append({"type": "file", "source": name, "destination": target})
     return steps
 

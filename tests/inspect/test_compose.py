@@ -46,6 +46,7 @@ services:
     networks: [inner]
     mem_limit: 256m
     cpus: 0.5
+    volumes: [".:/eval:ro"]
   store:
     image: debian:12
     x-local: true
@@ -124,6 +125,8 @@ async def test_volumes_are_copies_and_the_engines_own(
     services: dict[str, SandboxEnvironment],
 ) -> None:
     assert await services["web"].read_file("/srv/data/note") == "from the eval's directory"
+    # Its image was built of the same directory, which only root may enter.
+    assert await _said(services["agent"], "cat /eval/data/note", user="root") == "from the eval's directory"
     assert "Read-only" in await _said(services["web"], "echo x > /srv/data/note")
     assert await _said(services["web"], "cat /shared/ready") == "ready"
 

@@ -106,6 +106,26 @@ services:
     assert "FROM debian:12" in found.dockerfiles
 
 
+def test_a_build_context_that_is_a_volume_too_has_two_copies(directory: Path) -> None:
+    found = project(directory, "services: {web: {build: ./app, volumes: ['./app:/app']}}")
+    assert found.sources == (("context0", str(directory / "app")), ("files1", str(directory / "app")))
+    assert _run(found)["volumes"] == ["/opt/sandbox/files1:/app"]  # contexts are removed after the build
+    assert found.copied_bytes >= 2 * len("FROM debian:12\n")
+
+
+def test_an_absolute_dockerfile_is_one_of_its_context(directory: Path) -> None:
+    found = project(
+        directory, f"services: {{web: {{build: {{context: app, dockerfile: {directory}/app/Dockerfile}}}}}}"
+    )
+    assert json.loads(found.build)["services"]["web"]["build"]["dockerfile"] == "Dockerfile"
+
+
+@pytest.mark.parametrize(("size", "gib"), [("2Gi", 2), ("512MiB", 0.5), ("0.001t", 1.024), ("2 GB", 2)])
+def test_sizes_are_written_as_docker_reads_them(directory: Path, size: str, gib: float) -> None:
+    found = project(directory, f"services: {{web: {{image: x, mem_limit: {size}}}}}")
+    assert found.memory_gb == pytest.approx(max(2.0, 1 + gib))
+
+
 def test_what_changes_a_container_alone_changes_no_image(directory: Path) -> None:
     text = "services: {web: {build: ./app, command: 'echo $FLAG', environment: [FLAG]}}"
     one, other = project(directory, text, FLAG="1"), project(directory, text, FLAG="2")
@@ -212,7 +232,7 @@ networks: {inner: {internal: true}, outer: }
             "services.web.deploy.resources.limits.cpus: it must be a number from 0 to 1024, not 'many'",
         ),
         (
-            "deploy: {resources: {limits: {memory: 1t}}}",
+            "deploy: {resources: {limits: {memory: 1x}}}",
             "services.web.deploy.resources.limits.memory: it must be a size",
         ),
         ("deploy: {replicas: 2}", "services.web.deploy: Unknown field: 'replicas'"),
@@ -263,7 +283,7 @@ def test_too_much_for_an_image_is_named_before_the_copy(directory: Path) -> None
     for name, gib in (("app", 5), ("data", 4)):
         (directory / name / "large").touch()
         os.truncate(directory / name / "large", gib << 30)
-    text = "services: {web: {build: ./app, volumes: ['./data:/data', './app:/app']}}"
+    text = "services: {web: {build: ./app, volumes: ['./data:/data', './data:/other']}}"
     with pytest.raises(UsageError, match=r"services\.web\.volumes\.0: with .*data, more than 8 GiB would be copied"):
         project(directory, text)
     (directory / "data" / "large").unlink()

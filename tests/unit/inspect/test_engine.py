@@ -56,6 +56,15 @@ def test_the_machines_family_has_an_engine_of_debian_13(tmp_path: Path) -> None:
         assert archive.getnames() == ["context0", "context0/Dockerfile"]
 
 
+def test_the_disk_has_room_for_what_is_copied(tmp_path: Path) -> None:
+    configuration = _configuration(tmp_path, "services: {web: {build: ./app}}")
+    with (tmp_path / "app" / "data").open("wb") as file:
+        file.truncate(3 << 30)
+    project = project_of(configuration, {})
+    assert project
+    assert machine_of(project, configuration.by_role["primary"], "").storage_gb == 12 + 4 * 3 + 1
+
+
 def test_the_script_is_a_shells(tmp_path: Path) -> None:
     text = "services: {web: {build: {context: ./app, args: {A: \"it's $$x\"}}}, db: {image: 'postgres:16'}}"
     script = _script(_configuration(tmp_path, text, registry="http://mirror.example:5000"))

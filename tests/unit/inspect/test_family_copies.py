@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.errors import UsageError
 from provisioner.inspect import family_copies
 from provisioner.inspect.configuration import Machine
 from provisioner.inspect.family_copies import PREFIX, family_of_machine, remove_abandoned
@@ -75,6 +76,18 @@ def test_a_changed_target_of_a_link_is_copied_again(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("another text")
     again = family_of_machine(machine, "none")
     assert (again.directory / SOURCES / "0").read_text() == "another text"
+
+
+def test_a_link_that_cannot_be_copied_is_named_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
+    machine = _machine(tmp_path)
+    family_of_machine(machine, "none")
+    before = sorted(temporary.rglob("*"))
+    (tmp_path / "data" / "deep").mkdir()
+    (tmp_path / "data" / "deep" / "link").symlink_to("/usr/bin/python3")
+    with pytest.raises(UsageError, match=r"/data cannot be copied for .*: The link 'deep/link' is") as caught:
+        family_of_machine(machine, "none")
+    assert "family" not in caught.value.message
+    assert sorted(temporary.rglob("*")) == before
 
 
 def test_a_killed_process_leaves_nothing_that_others_use(temporary: Path) -> None:

@@ -26,7 +26,7 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 
 ID = "0123456789abcdef"
-PROJECT = Project(("web", "db"), "{}", '{"services": {}}', (), frozenset(), (), "", 1, 2, ())
+PROJECT = Project(("web", "db"), "{}", '{"services": {}}', (), frozenset(), (), 0, "", 1, 2, ())
 
 
 class _Machine:
