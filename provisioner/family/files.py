@@ -32,12 +32,13 @@ def is_skipped(relative: Path) -> bool:
     return bool(parts) and (parts[0] in SKIPPED_AT_TOP or not SKIPPED_NAMES.isdisjoint(parts))
 
 
-def list_files(root: Path, directory: Path | None = None) -> tuple[str, ...]:
+def list_files(root: Path, directory: Path | None = None, *, called: str = "the family directory") -> tuple[str, ...]:
     """Lists the files and links to copy: sorted, relative to `root`, with `/` between names.
 
     Args:
-        root: the family directory, resolved.
+        root: the family directory, or another that links must stay in; resolved.
         directory: a directory below `root`; only its files are listed.
+        called: what messages call `root`.
 
     Raises:
         TaskFamilyError: a link leads out, a file is neither regular nor a link, or the files are too many or too large.
@@ -46,7 +47,7 @@ def list_files(root: Path, directory: Path | None = None) -> tuple[str, ...]:
     total_bytes = 0
     for path in _walk(root, directory or root):
         names.append(path.relative_to(root).as_posix())
-        total_bytes += _checked_size(path, root)
+        total_bytes += _checked_size(path, root, called)
         if len(names) > MAXIMUM_FILES:
             raise TaskFamilyError(f"{root} contains more than {MAXIMUM_FILES} files.")
         if total_bytes > MAXIMUM_TOTAL_BYTES:
@@ -68,7 +69,7 @@ def _walk(root: Path, directory: Path) -> Iterable[Path]:
                 yield here / name
 
 
-def _checked_size(path: Path, root: Path) -> int:
+def _checked_size(path: Path, root: Path, called: str) -> int:
     name = shown(os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"))
     try:
         str(path).encode("utf-8")
@@ -76,17 +77,17 @@ def _checked_size(path: Path, root: Path) -> int:
         raise TaskFamilyError(f"The file name {name} is not UTF-8.") from None
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        _check_link(path, root, name)
+        _check_link(path, root, name, called)
         return 0
     if not stat.S_ISREG(status.st_mode):
         raise TaskFamilyError(f"{name} is a {_kind(status.st_mode)}; only files, directories and links can be copied.")
     return status.st_size
 
 
-def _check_link(path: Path, root: Path, name: str) -> None:
+def _check_link(path: Path, root: Path, name: str, called: str) -> None:
     target = path.readlink()
     if target.is_absolute():
-        raise TaskFamilyError(f"The link {name} is absolute; make it relative, inside the family directory.")
+        raise TaskFamilyError(f"The link {name} is absolute; make it relative, inside {called}.")
     try:
         path.stat()
     except OSError as error:
@@ -97,7 +98,7 @@ def _check_link(path: Path, root: Path, name: str) -> None:
     # Check both the resolved path and the names alone: in the machine `../family/x` is another place.
     lexical = Path(os.path.normpath(path.parent.relative_to(root) / target))
     if lexical.parts[:1] == ("..",) or not resolved.is_relative_to(root):
-        raise TaskFamilyError(f"The link {name} leads out of the family directory, to {shown(str(target))}.")
+        raise TaskFamilyError(f"The link {name} leads out of {called}, to {shown(str(target))}.")
 
 
 def _kind(mode: int) -> str:

@@ -103,8 +103,13 @@ def _of_model(given: ComposeConfig) -> ComposeFile:
 def metadata_names(file: ComposeFile) -> set[str]:
     """Returns the names of the sample's metadata that a compose file refers to, as references have them."""
     texts = strings({key: value for key, value in file.document.items() if key != EXTENSION})
-    names = {match["name"] or match["bare"] for text in texts for match in _VARIABLE.finditer(text)}
-    return {name.removeprefix(METADATA) for name in names if name and name.startswith(METADATA)}
+    names = {name for text in texts for name in variables_in(text)}
+    return {name.removeprefix(METADATA) for name in names if name.startswith(METADATA)}
+
+
+def variables_in(text: str) -> set[str]:
+    """Returns the names of the variables that Compose replaces in a text."""
+    return {name for match in _VARIABLE.finditer(text) if (name := match["name"] or match["bare"])}
 
 
 def variables_of(file: ComposeFile, metadata: Mapping[str, str]) -> dict[str, str]:

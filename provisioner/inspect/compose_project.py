@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
-from provisioner.inspect.compose import EXTENSION, MAXIMUM_BYTES, ComposeFile, Room, interpolated, strings
+from provisioner.inspect.compose import EXTENSION, MAXIMUM_BYTES, ComposeFile, Room, interpolated, strings, variables_in
 from provisioner.validation import lines_of, listed, shown
 
 # Compose names the images that it builds after it.
@@ -52,6 +52,8 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 # As Docker reads sizes (docker/go-units, RAMInBytes): 512m, 512MB, 512MiB, 2 Gi, 1t, or bytes.
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# A line of a file of variables, as Compose reads it. Without a value, the variable is that of its own environment.
+_ENV_LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.]*)\s*(?:[=:](?P<value>.*))?")
 _DRIVE_OR_PATH = re.compile(r"[./~]")
 # The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
@@ -275,16 +277,20 @@ class _Translation:
         if not path.is_relative_to(context):
             self._refuse(f"{where}.dockerfile", f"it must lie in the build's context {context}")
             return
+        self.dockerfiles.append(self._text(f"{where}.dockerfile", path))
+
+    def _text(self, where: str, path: Path) -> str:
+        """Returns what a file says, and refuses one that cannot be read or is too large."""
         try:
             with path.open("rb") as file:
                 data = file.read(MAXIMUM_BYTES + 1)
         except OSError as error:
-            self._refuse(f"{where}.dockerfile", f"{path} cannot be read: {error.strerror}")
-            return
+            self._refuse(where, f"{path} cannot be read: {error.strerror}")
+            return ""
         if len(data) > MAXIMUM_BYTES:
-            self._refuse(f"{where}.dockerfile", f"{path} is larger than {MAXIMUM_BYTES >> 20} MiB")
-            return
-        self.dockerfiles.append(data.decode(errors="replace"))
+            self._refuse(where, f"{path} is larger than {MAXIMUM_BYTES >> 20} MiB")
+            return ""
+        return data.decode(errors="replace")
 
     def _run(self, name: str, raw: dict[str, Any], image: str) -> dict[str, Any]:
         """Returns a service as a sample's machine starts it."""
@@ -295,7 +301,7 @@ class _Translation:
             run["environment"] = self._resolved(f"{where}.environment", run["environment"])
         if files := run.get("env_file"):
             listed_files = [files] if isinstance(files, str) else files
-            run["env_file"] = [self._file(f"{where}.env_file", each) for each in listed_files]
+            run["env_file"] = [self._env_file(f"{where}.env_file", each) for each in listed_files]
         if volumes := run.get("volumes"):
             run["volumes"] = [self._volume(f"{where}.volumes.{number}", each) for number, each in enumerate(volumes)]
         return run
@@ -322,6 +328,15 @@ class _Translation:
             return self._copied(where, path, "files")
         self._refuse(where, f"{path} is no file or directory")
         return given
+
+    def _env_file(self, where: str, given: str) -> str:
+        """Returns where the machine has a copy of a file of variables; Compose there knows none of this computer's."""
+        copy = self._file(where, given)
+        if copy != given:
+            path = self._path(where, given)
+            for name in _taken(self._text(where, path), self.variables):
+                self._refuse(where, f"{path} takes {name} from this computer: write its value, or use environment")
+        return copy
 
     def _path(self, where: str, given: str) -> Path:
         """Returns the absolute path, and refuses one outside of the file's directory: it may be a host's own.
@@ -520,6 +535,26 @@ def _named_volumes(volumes: object) -> Iterator[str]:
                 yield str(each["source"])
         elif (parts := str(each).partition(":"))[1] and not _DRIVE_OR_PATH.match(parts[0]):
             yield parts[0]
+
+
+def _taken(text: str, variables: Mapping[str, str]) -> list[str]:
+    """Returns those of the variables that a file of variables takes from Compose's environment."""
+    given: set[str] = set()
+    taken: dict[str, None] = {}
+    for line in text.splitlines():
+        match = _ENV_LINE.fullmatch(line)
+        value = (match["value"] if match else line) or ""
+        start = value.lstrip()[:1]
+        if start == "#" or start == "'":
+            names = set()
+        elif match and match["value"] is None:
+            names = {match["name"]}
+        else:
+            names = variables_in(value if start == '"' else value.partition(" #")[0])
+        taken.update(dict.fromkeys(sorted((names & variables.keys()) - given)))
+        if match:
+            given.add(match["name"])
+    return list(taken)
 
 
 def _pair(given: str) -> tuple[str, str | None]:

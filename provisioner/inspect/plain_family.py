@@ -17,6 +17,8 @@ TASK = "machine"
 WORKDIR = "/workspace"
 # The family's directory with what its build steps copy. No eval has one of that name.
 SOURCES = "provisioner_build_sources"
+# Files of a build may hold solutions, and root in the machine can read the blocks that a removed file had.
+OVERWRITE = "shred --iterations=0 --zero"
 
 _MODULE = '''"""A machine of an Inspect eval, without a task of its own."""
 
@@ -31,9 +33,9 @@ class TaskFamily:
     @staticmethod
     def install():
         # The build steps have put these where they belong, and may have left some out. Root in the machine could read
-        # the blocks that a removed file had.
+        # the blocks of files that are only removed.
         files = ["(", "-path", "/root/{sources}/*", "-o", "-path", "/root/build_steps.json", ")", "-type", "f"]
-        subprocess.run(["find", "/root", *files, "-exec", "shred", "--iterations=0", "--zero", "{{}}", "+"], check=True)
+        subprocess.run(["find", "/root", *files, "-exec", *"{overwrite}".split(), "{{}}", "+"], check=True)
         shutil.rmtree("/root/{sources}", ignore_errors=True)
         pathlib.Path("/root/build_steps.json").unlink(missing_ok=True)
 
@@ -83,7 +85,9 @@ def plain_family(machine: Machine, internet: str, directory: Path, base_image: s
     family = directory / FAMILY
     (family / SOURCES).mkdir(parents=True)
     permissions = ["full_internet"] if internet == "full" else []
-    (family / f"{FAMILY}.py").write_text(_MODULE.format(task=TASK, permissions=permissions, sources=SOURCES))
+    (family / f"{FAMILY}.py").write_text(
+        _MODULE.format(task=TASK, permissions=permissions, sources=SOURCES, overwrite=OVERWRITE)
+    )
     asked = {"cpus": machine.cpus, "memory_gb": machine.memory_gb, "storage_gb": machine.storage_gb}
     resources = {name: value for name, value in asked.items() if value is not None}
     needs = {"base_image": base_image} if base_image else {}
@@ -123,14 +127,13 @@ def _files(machine: Machine, family: Path) -> list[dict[str, object]]:
         try:
             if Path(source).is_dir():
                 shutil.copytree(source, copy, symlinks=True)
-                list_files(family, copy)
+                list_files(copy.resolve(), called="the directory")
             else:
                 shutil.copy(source, copy)
         except OSError as error:
             raise UsageError(f"{source} cannot be copied for {target}: {error.strerror or error}.") from error
         except TaskFamilyError as error:
-            problem = error.message.replace(f"{name}/", "").replace("the family directory", "the directory")
-            raise UsageError(f"{source} cannot be copied for {target}: {problem}") from error
+            raise UsageError(f"{source} cannot be copied for {target}: {error.message}") from error
         steps.append({"type": "file", "source": name, "destination": target})
     return steps
 

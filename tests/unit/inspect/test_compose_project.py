@@ -110,7 +110,7 @@ def test_a_build_context_that_is_a_volume_too_has_two_copies(directory: Path) ->
     found = project(directory, "services: {web: {build: ./app, volumes: ['./app:/app']}}")
     assert found.sources == (("context0", str(directory / "app")), ("files1", str(directory / "app")))
     assert _run(found)["volumes"] == ["/opt/sandbox/files1:/app"]  # contexts are removed after the build
-    assert found.copied_bytes >= 2 * len("FROM debian:12\n")
+    assert found.copied_bytes == 2 * project(directory, "services: {web: {build: ./app}}").copied_bytes
 
 
 def test_an_absolute_dockerfile_is_one_of_its_context(directory: Path) -> None:
@@ -277,6 +277,26 @@ def test_what_cannot_be_carried_over_is_named_by_its_key(directory: Path, servic
 def test_what_cannot_be_carried_over_at_the_files_top_is_named(directory: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         project(directory, f"services: {{web: {{image: nginx}}}}\n{text}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["URL=http://${HOST}:80", "HOST", "export HOST", 'URL="$HOST #1"', "URL=${HOST:-localhost}", "A=1\nB=$A$HOST"],
+)
+def test_a_file_of_variables_takes_none_of_this_computer(directory: Path, line: str) -> None:
+    (directory / "settings.env").write_text(f"{line}\n")
+    text = "services: {web: {image: nginx, env_file: [settings.env]}}"
+    with pytest.raises(UsageError, match=r"services\.web\.env_file: .*settings\.env takes HOST from this computer"):
+        project(directory, text, HOST="example")
+    assert project(directory, text).sources  # Compose leaves it empty here, too
+
+
+@pytest.mark.parametrize(
+    "line", ["HOST=a\nURL=$HOST", "# $HOST", "URL='$HOST'", "URL=b # $HOST", "URL=$$HOST", "URL=", ""]
+)
+def test_a_file_of_variables_may_name_its_own(directory: Path, line: str) -> None:
+    (directory / "settings.env").write_text(f"{line}\n")
+    assert project(directory, "services: {web: {image: nginx, env_file: settings.env}}", HOST="example").sources
 
 
 def test_too_much_for_an_image_is_named_before_the_copy(directory: Path) -> None:
