@@ -160,7 +160,7 @@ class Suite(Part):
     """A suite file."""
 
     name: Name
-    """The suite's name, with which the batch's id begins."""
+    """The suite's name. The batch's id begins with it: in small letters, `-` for what is neither letter nor digit."""
     families: tuple[FamilyEntry, ...] = Field(min_length=1)
     """The task families to run."""
     agents: tuple[Agent, ...] = ()

@@ -111,7 +111,7 @@ def show(env: PastEnvironmentArgument) -> Result:
     lines.append(f"  time limits: {', '.join(named)}")
     wrong = [probe for probe in environment.probes if probe.reached != probe.expected]
     tested = f"{len(environment.probes)} probes, {len(wrong)} contradict the permission"
-    lines.append(f"  isolation: {tested if environment.probes else 'not tested'}")
+    lines.append(f"  isolation: {tested if environment.probes else 'not proven'}")
     lines += [f"  {phase.name}: {phase.seconds:.1f} s" for phase in environment.phases]
     lines += [f"  warning: {warning}" for warning in environment.setup.warnings]
     lines += [f"  {line}" for line in described(environment)]

@@ -135,8 +135,10 @@ class LocalCloud(Cloud):
         return sizing.memory_shortage(sizes.values(), count, sizing.available_memory_gib())
 
     def capacity(self, sizes: Mapping[Role, MachineSize]) -> int:
-        """Returns how many more environments fit into the host's memory if each uses all of its memory."""
-        return sizing.fitting(sizes.values(), sizing.available_memory_gib())
+        """Returns how many more environments fit on this host if each uses all of its memory and its share of disk."""
+        share = sum(disk.share_bytes(size.disk_gib, self._settings.disk_overcommit) for size in sizes.values())
+        on_disk = disk.room(self._home.environments).bytes // share
+        return min(sizing.fitting(sizes.values(), sizing.available_memory_gib()), on_disk)
 
     def builder_size(self, base: BaseImage, disk_gib: int) -> MachineSize:
         """Returns the size that every builder has, with its own disk."""

@@ -19,8 +19,9 @@ if TYPE_CHECKING:  # reading manifests takes YAML, which takes long to import
 CPU_OVERCOMMIT = 16
 
 SCARCITY = Scarcity(
-    room="If each machine uses all of its memory, this host has room",
-    remedy="Ask for less in memory_gb of the manifest or in ram_gib_range, or wait until other programs have ended.",
+    room="If each machine uses all of its memory and its share of the disk, this host has room",
+    remedy="Ask for less in memory_gb or storage_gb of the manifest, or wait until other programs have ended; "
+    "`provisioner image prune` frees disk.",
     each_controller=True,
 )
 MEMINFO = Path("/proc/meminfo")

@@ -137,7 +137,7 @@ def test_show_says_that_a_builder_builds_an_image(provisioner: CommandLine, stor
     store.save(environment("build-echo-1").model_copy(update={"kind": "builder", "task": None}))
     shown = provisioner("show", "build-echo-1").stdout
     assert "  family echo, builds an image, cloud local\n" in shown
-    assert "  isolation: not tested\n" in shown
+    assert "  isolation: not proven\n" in shown
 
 
 def test_show_names_the_time_limits(provisioner: CommandLine, store: EnvironmentStore) -> None:

@@ -108,6 +108,14 @@ def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: py
         assert "not for" in cloud.shortage(sizes, count + 1)
 
 
+def test_a_hosts_room_is_no_more_than_its_disk_has(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
+    share = sum(size.disk_gib for size in sizes.values()) << 30 >> 3  # an eighth
+    monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: 1000.0)
+    monkeypatch.setattr("provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(3 * share - 1 + disk.RESERVE_BYTES, 0))
+    assert cloud.capacity(sizes) == 2
+
+
 def test_a_disk_that_never_fits_is_refused_before_any_build(cloud: LocalCloud) -> None:
     assert cloud.choose(Resources(storage_gb=20), None)["primary"].disk_gib == 20
     with pytest.raises(UnavailableError, match=r"ask for 1000000000 GiB of disk.* no more than \d") as raised:
