@@ -129,8 +129,9 @@ class Batches:
         The queue alone does not tell: a worker that is stopped also cancels its runs there, to requeue them. And a run
         may not be in the queue yet.
         """
-        cancelled = sorted(self.noted_cancelled(batch).union(keys))
-        write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(cancelled))
+        with locked(self.directory(batch.id) / "results.lock"):
+            cancelled = sorted(self.noted_cancelled(batch).union(keys))
+            write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(cancelled))
 
     def forget_cancelled(self, batch: Batch) -> None:
         """Forgets the operator's cancellations, as the batch is resumed."""

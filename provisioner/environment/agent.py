@@ -238,6 +238,8 @@ class _Following:
         try:
             return self._call(connection)
         except TimeoutError:
+            if self._frames.end:
+                return self._frames.end
             self._late_calls += 1
             if is_late and self._late_calls < LATE_CALLS:
                 self._session.progress.note("The machine has not said in time how the agent ended; asking again.")

@@ -16,6 +16,7 @@ from provisioner.environment.lifecycle import (
     open_driver,
     score,
 )
+from provisioner.errors import ProvisionerError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.keep import kept_words
@@ -83,6 +84,7 @@ def run(
     environment = bring_up(session, family, task, allowed)
     phases.finished.extend(environment.phases)
     exit_code: int | None = None
+    outcome: ScoreResult | None = None
     try:
         if agent:
             with phases.phase("agent"):
@@ -96,8 +98,14 @@ def run(
         _tell_of_failure(session, environment, error, keep=keep)
         raise
     finally:
-        with session.shield():
-            _end(session, environment, phases, keep=keep)
+        try:
+            with session.shield():
+                _end(session, environment, phases, keep=keep)
+        except ProvisionerError:
+            if outcome:
+                said = "no score" if outcome.score is None else f"score {outcome.score:g}"
+                session.progress.note(f"{environment.id} was scored before: {outcome.kind}, {said}.")
+            raise
     return RunResult(
         environment=environment.id,
         family=family.name,

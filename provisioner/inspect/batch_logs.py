@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 
 from inspect_ai.event import Event, InfoEvent, ScoreEvent
@@ -60,9 +61,11 @@ def write_logs(
     for row in rows:
         groups.setdefault((row.family, row.agent), []).append(row)
     paths = []
-    for number, ((family, agent), group) in enumerate(groups.items(), 1):
+    for (family, agent), group in groups.items():
+        # The same in each export of the batch, which so replaces the logs of an earlier one.
+        identity = sha256(f"{family}\0{agent}".encode()).hexdigest()[:8]
         name = re.sub("[^A-Za-z0-9]+", "-", f"{family}-{agent}").strip("-")[:100]
-        path = directory / f"{batch.created_at:%Y-%m-%dT%H-%M-%S}_{name}_{number:03}.eval"
+        path = directory / f"{batch.created_at:%Y-%m-%dT%H-%M-%S}_{name}_{identity}.eval"
         write_eval_log(eval_log(batch, group, evidence), path)
         paths.append(path)
     return paths

@@ -53,7 +53,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # A line of a file of variables, as Compose reads it. Without a value, the variable is that of its own environment.
-_ENV_LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_.]*)\s*(?:[=:](?P<value>.*))?")
+_ENV_LINE = re.compile(r"(?:export\s+)?(?P<name>[\w.\-\[\]]+)\s*(?:[=:]\s*(?P<value>.*))?", re.ASCII)
 _DRIVE_OR_PATH = re.compile(r"[./~]")
 # The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
@@ -301,7 +301,8 @@ class _Translation:
             run["environment"] = self._resolved(f"{where}.environment", run["environment"])
         if files := run.get("env_file"):
             listed_files = [files] if isinstance(files, str) else files
-            run["env_file"] = [self._env_file(f"{where}.env_file", each) for each in listed_files]
+            known = set(run.get("environment", ()))
+            run["env_file"] = [self._env_file(f"{where}.env_file", each, known) for each in listed_files]
         if volumes := run.get("volumes"):
             run["volumes"] = [self._volume(f"{where}.volumes.{number}", each) for number, each in enumerate(volumes)]
         return run
@@ -329,13 +330,20 @@ class _Translation:
         self._refuse(where, f"{path} is no file or directory")
         return given
 
-    def _env_file(self, where: str, given: str) -> str:
-        """Returns where the machine has a copy of a file of variables; Compose there knows none of this computer's."""
+    def _env_file(self, where: str, given: str, known: set[str]) -> str:
+        """Returns where the machine has a copy of a file of variables; Compose there has none of this computer's.
+
+        Args:
+            known: the variables that the service has from elsewhere; those of the file are added.
+        """
+        problems = len(self.problems)
         copy = self._file(where, given)
-        if copy != given:
-            path = self._path(where, given)
-            for name in _taken(self._text(where, path), self.variables):
-                self._refuse(where, f"{path} takes {name} from this computer: write its value, or use environment")
+        if len(self.problems) == problems:
+            path = self.file.directory / Path(given).expanduser()
+            for name in _taken(self._text(where, path), self.variables, known):
+                self._refuse(
+                    where, f"{path} takes {name} from this computer: write its value, or move it to environment"
+                )
         return copy
 
     def _path(self, where: str, given: str) -> Path:
@@ -537,24 +545,30 @@ def _named_volumes(volumes: object) -> Iterator[str]:
             yield parts[0]
 
 
-def _taken(text: str, variables: Mapping[str, str]) -> list[str]:
-    """Returns those of the variables that a file of variables takes from Compose's environment."""
-    given: set[str] = set()
-    taken: dict[str, None] = {}
-    for line in text.splitlines():
+def _taken(text: str, variables: Mapping[str, str], known: set[str]) -> list[str]:
+    """Returns those of the variables that a file of variables surely takes from Compose's environment.
+
+    Args:
+        known: as for _env_file.
+    """
+    taken = []
+    for line in map(str.strip, text.removeprefix("\ufeff").split("\n")):
+        if not line or line.startswith("#"):
+            continue
         match = _ENV_LINE.fullmatch(line)
-        value = (match["value"] if match else line) or ""
-        start = value.lstrip()[:1]
-        if start == "#" or start == "'":
-            names = set()
-        elif match and match["value"] is None:
+        value = match["value"] if match else None
+        quote = value[:1] if value and value[0] in "\"'" else ""
+        if not match or (quote and value and quote not in value[1:]):
+            break  # what follows may be the rest of a value
+        if value is None:
             names = {match["name"]}
+        elif quote == "'":
+            names = set()
         else:
-            names = variables_in(value if start == '"' else value.partition(" #")[0])
-        taken.update(dict.fromkeys(sorted((names & variables.keys()) - given)))
-        if match:
-            given.add(match["name"])
-    return list(taken)
+            names = variables_in(value.replace("\\$", "") if quote else re.split(r"\s#", value)[0])
+        taken += sorted((names & variables.keys()) - known)
+        known.add(match["name"])
+    return list(dict.fromkeys(taken))
 
 
 def _pair(given: str) -> tuple[str, str | None]:

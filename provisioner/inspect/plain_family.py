@@ -127,13 +127,14 @@ def _files(machine: Machine, family: Path) -> list[dict[str, object]]:
         try:
             if Path(source).is_dir():
                 shutil.copytree(source, copy, symlinks=True)
-                list_files(copy.resolve(), called="the directory")
+                list_files(family, copy, called="the directory")
             else:
                 shutil.copy(source, copy)
         except OSError as error:
             raise UsageError(f"{source} cannot be copied for {target}: {error.strerror or error}.") from error
         except TaskFamilyError as error:
-            raise UsageError(f"{source} cannot be copied for {target}: {error.message}") from error
+            problem = error.message.replace(f"{name}/", "")
+            raise UsageError(f"{source} cannot be copied for {target}: {problem}") from error
         steps.append({"type": "file", "source": name, "destination": target})
     return steps
 

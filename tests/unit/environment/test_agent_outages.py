@@ -111,6 +111,21 @@ def test_an_end_that_was_told_before_the_connection_broke_counts(
     assert run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "exit 3")).exit_code == 3
 
 
+def test_an_end_that_was_told_before_the_calls_time_was_over_counts(
+    session: Session, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_program = guest._run_agent
+
+    def run_and_be_late(call: Call) -> NoReturn:
+        run_program(call)
+        call.channel.sendall(frame(EXIT, b'{"timed_out": true}'))
+        raise EOFError
+
+    monkeypatch.setattr(guest, "_run_agent", run_and_be_late)
+    done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "exit 3"))
+    assert (done.exit_code, done.timed_out) == (3, False)
+
+
 def test_an_environment_destroyed_during_a_copy_stays_gone(
     session: Session, env: Environment, copies: list[Callable[[], object]], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from provisioner.clouds.findings import TerminationReason
 from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand, run, run_tests
-from provisioner.errors import AgentError, IsolationError, TaskError, UsageError
+from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.machines.destroy import clear_away
 from provisioner.recording import casts
@@ -144,6 +144,16 @@ def test_a_run_that_does_not_start_is_destroyed(session: Session, cloud: FakeClo
     breakdown = session.environments.find(archived.name, archived=True).breakdown
     assert breakdown
     assert breakdown.phase == "start"
+
+
+def test_a_score_is_told_if_the_environment_cannot_be_destroyed(
+    session: Session, cloud: FakeCloud, fam: TaskFamily
+) -> None:
+    cloud.terraform_fails("destroy")
+    cloud.faults.stuck = True
+    with pytest.raises(StillThereError):
+        run(session, fam, "main", submission="7")
+    assert any("was scored before: scored, score 0.5." in note for note in told_of(session).notes)
 
 
 @pytest.mark.parametrize("fails", ["start", "score", ""], ids=["start", "score", "nothing"])

@@ -111,3 +111,9 @@ def test_no_name_leaves_the_directory(tmp_path: Path, name: str) -> None:
     [path] = write_logs(batch(), [row(1, family=name, agent=name)], {}, tmp_path)
     assert path.resolve().parent == tmp_path
     assert read_eval_log(str(path)).samples
+
+
+def test_a_later_export_replaces_the_logs_of_an_earlier_one(tmp_path: Path) -> None:
+    rows = report_sample.rows()
+    early = write_logs(report_sample.batch(), rows[-1:], report_sample.evidence(), tmp_path)
+    assert set(early) < set(write_logs(report_sample.batch(), rows, report_sample.evidence(), tmp_path))

@@ -292,11 +292,24 @@ def test_a_file_of_variables_takes_none_of_this_computer(directory: Path, line: 
 
 
 @pytest.mark.parametrize(
-    "line", ["HOST=a\nURL=$HOST", "# $HOST", "URL='$HOST'", "URL=b # $HOST", "URL=$$HOST", "URL=", ""]
-)
+    "line",
+    ["HOST=a\nURL=$HOST", "# $HOST", "URL='$HOST'", "URL=b # $HOST", "URL=$$HOST", 'URL="\\$HOST"',
+     "A='{\n$HOST\nHOST\n}'",
+     "\ufeffHOST=a\nURL=$HOST", "my-key='$HOST'", "GIVEN", "URL=$FIRST"],
+)  # fmt: skip
 def test_a_file_of_variables_may_name_its_own(directory: Path, line: str) -> None:
+    (directory / "first.env").write_text("FIRST=1\n")
     (directory / "settings.env").write_text(f"{line}\n")
-    assert project(directory, "services: {web: {image: nginx, env_file: settings.env}}", HOST="example").sources
+    text = "services: {web: {image: nginx, env_file: [first.env, settings.env], environment: [GIVEN]}}"
+    assert project(directory, text, HOST="example", FIRST="2", GIVEN="3").sources
+
+
+def test_a_file_of_variables_outside_is_told_once_and_not_read(directory: Path) -> None:
+    (directory.parent / "outside.env").write_text("HOST\n")
+    text = f"services: {{web: {{image: nginx, env_file: {directory.parent}/outside.env}}}}"
+    with pytest.raises(UsageError) as raised:
+        project(directory, text, HOST="example")
+    assert raised.value.message.count("outside.env") == 1
 
 
 def test_too_much_for_an_image_is_named_before_the_copy(directory: Path) -> None:

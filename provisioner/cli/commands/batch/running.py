@@ -25,7 +25,7 @@ from provisioner.config import load_settings
 from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError, UsageError
 from provisioner.signals import exit_code
 from provisioner.store.home import Home
-from provisioner.store.locks import locked
+from provisioner.store.locks import is_locked, locked
 
 POLL_SECONDS = 1.0
 # Results are written again as runs end, but not for each of hundreds.
@@ -47,29 +47,32 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str, *,
         UsageError: another process is working on the batch.
     """
     with _controller_lock(home, batch):
-        worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
+        with shield():  # its runs begin at once
+            worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
         try:
             if resumed:
                 states = worker.client.states(batch.id)
                 Batches(home).forget_cancelled(batch)
                 worker.client.resume(batch.id, [key for key, state in states.items() if state.state == "cancelled"])
             worker.add(batch)
-            rows = _watch(home, batch, context, worker, view)
+            rows, costs = _watch(home, batch, context, worker, view)
         except BaseException as error:
             with shield():
                 view.note("Stopping: the active runs are cleaning up")
                 cancelled = _stop(home, batch, context, worker, by_operator=isinstance(error, KeyboardInterrupt))
+                problems = [*_cleanup_problems(worker), *_remaining(context, batch)][:MAX_PROBLEMS_SHOWN]
             if not isinstance(error, KeyboardInterrupt):
+                _note_problems(problems, view.note)
                 raise
-            interrupted = _interrupted(batch, worker, cancelled)
+            interrupted = _interrupted(batch, problems, cancelled)
             interrupted.exit_code = exit_code(error)
             raise interrupted from None
         finally:
             view.stop()
             with shield():
                 worker.close()
-    return final_result(home, batch, rows, batch_costs(context.session.ledger, batch.id))
+    return final_result(home, batch, rows, costs)
 
 
 def run_worker(home: Home, database: str, offer: Offer) -> Result:
@@ -82,7 +85,8 @@ def run_worker(home: Home, database: str, offer: Offer) -> Result:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be used.
     """
-    worker = Worker(home, load_settings(), offer.check, database=database)
+    with shield():  # runs of a dead worker begin at once
+        worker = Worker(home, load_settings(), offer.check, database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     shown: set[str] = set()
     outage = OutageTolerance(progress().note)
@@ -103,9 +107,10 @@ def run_worker(home: Home, database: str, offer: Offer) -> Result:
         with shield():
             progress().note("Stopping: the active runs are cleaning up and are queued again")
             worker.stop(requeue=True)
+        problems = _cleanup_problems(worker)[:MAX_PROBLEMS_SHOWN]
         if not isinstance(error, KeyboardInterrupt):
+            _note_problems(problems, progress().note)
             raise
-        problems = _cleanup_problems(worker)
         interrupted = Interrupted(
             "The worker was interrupted; its runs wait for another worker."
             + (f" Not everything could be removed: {'; '.join(problems)}" if problems else ""),
@@ -165,8 +170,10 @@ def _controller_lock(home: Home, batch: Batch) -> Iterator[None]:
         yield
 
 
-def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view: BatchView) -> list[Row]:
-    """Shows the batch and writes its results, until all runs have ended. Returns their rows."""
+def _watch(
+    home: Home, batch: Batch, context: BatchContext, worker: Worker, view: BatchView
+) -> tuple[list[Row], tuple[int, int]]:
+    """Shows the batch and writes its results, until all runs have ended. Returns their rows and the batch's costs."""
     known: dict[str, Row] = {}
     written, written_at = -1, 0.0
     outage = OutageTolerance(view.note)
@@ -184,7 +191,7 @@ def _watch(home: Home, batch: Batch, context: BatchContext, worker: Worker, view
                 Batches(home).write_results(batch, rows)
                 written, written_at = len(rows), time.monotonic()
             if ended:
-                return rows
+                return rows, costs
         # A poll of thousands of runs takes long: at most a fifth of the time is spent on it.
         time.sleep(max(POLL_SECONDS, 4 * (time.monotonic() - begin)))
 
@@ -228,14 +235,15 @@ def _stop(home: Home, batch: Batch, context: BatchContext, worker: Worker, *, by
     return cancelled
 
 
-def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
+def _interrupted(batch: Batch, problems: list[str], cancelled: bool) -> Interrupted:
     """Returns the error for an operator that interrupted a batch.
 
     Args:
+        problems: what could not be removed.
         cancelled: whether the runs were cancelled in the queue, so that other workers learn of it.
     """
     hint = f"`provisioner batch resume {batch.id}` continues it."
-    if problems := _cleanup_problems(worker):
+    if problems:
         return Interrupted(
             f"Batch {batch.id} was interrupted, and not everything could be removed: {'; '.join(problems)}",
             hint=f"`provisioner sweep` removes what remains; {hint}",
@@ -253,4 +261,20 @@ def _interrupted(batch: Batch, worker: Worker, cancelled: bool) -> Interrupted:
 def _cleanup_problems(worker: Worker) -> list[str]:
     """Returns messages about what a stopped worker could not remove."""
     unfinished = (f"{active_run.key} is still cleaning up" for active_run in worker.live_status.active_runs())
-    return [*worker.cleanup_errors, *unfinished][:MAX_PROBLEMS_SHOWN]
+    return [*worker.cleanup_errors, *unfinished]
+
+
+def _remaining(context: BatchContext, batch: Batch) -> list[str]:
+    """Returns messages about environments of a stopped batch that are left here: of earlier attempts, too."""
+    store = context.session.environments
+    return [
+        f"{environment.id} is not confirmed to be gone"
+        for environment in store.readable()
+        if environment.batch == batch.id and not (batch.shared and is_locked(store.lease(environment.id)))
+    ]
+
+
+def _note_problems(problems: list[str], note: Callable[[str], None]) -> None:
+    """Says what could not be removed, beside the error that ends the command."""
+    if problems:
+        note(f"Not everything could be removed: {'; '.join(problems)}. `provisioner sweep` removes what remains.")

@@ -112,7 +112,9 @@ def test_a_hosts_room_is_no_more_than_its_disk_has(cloud: LocalCloud, monkeypatc
     sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
     share = sum(size.disk_gib for size in sizes.values()) << 30 >> 3  # an eighth
     monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda: 1000.0)
-    monkeypatch.setattr("provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(3 * share - 1 + disk.RESERVE_BYTES, 0))
+    monkeypatch.setattr(
+        "provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(3 * share - 1 + disk.RESERVE_BYTES, 0)
+    )
     assert cloud.capacity(sizes) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from provisioner.batch.steps import Costs, EndStep, Failure, UpStep
 from provisioner.batch.suite import Run, Suite
 from provisioner.cli.commands.batch import running
 from provisioner.cli.commands.batch.running import OutageTolerance, run_batch
+from provisioner.cli.commands.batch.view import BatchView
 from provisioner.clock import now
 from provisioner.config import Settings
 from provisioner.errors import InfrastructureError, Interrupted, LivenessLostError
 from provisioner.store.home import Home
+from tests.unit.fakes.world import environment
 from tests.waiting import BOUND_SECONDS
 
 
@@ -106,6 +109,31 @@ def test_what_was_cancelled_before_it_was_queued_is_not_run(
     broken = True
     run_batch(home, batch, context, "", resumed=True)
     assert [row.outcome for row in batches.results(batch)] == ["task_failed", "task_failed"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("SIGINT"), InfrastructureError("It broke.")], ids=repr)
+def test_what_an_earlier_attempt_left_is_named(
+    two: tuple[Home, Batch, BatchContext],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    home, batch, context = two
+
+    class Failing(BatchView):
+        def show(self, *_: Any) -> None:
+            raise error
+
+    for identity, name in (("left", batch.id), ("others", "b-2")):
+        context.session.environments.save(environment(identity, batch=name))
+    monkeypatch.setattr(context, "new_attempt", lambda *given: Attempt(given[5], broken=False))
+    monkeypatch.setattr(running, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(running, "BatchView", Failing)
+    with pytest.raises((Interrupted, InfrastructureError)) as raised:
+        run_batch(home, batch, context, "")
+    said = f"{raised.value.message} {capsys.readouterr().err}"
+    assert re.search("[Nn]ot everything could be removed: left is not confirmed to be gone", said)
+    assert "others" not in said
 
 
 def test_a_damaged_note_of_cancellations_keeps_no_run_alive(
