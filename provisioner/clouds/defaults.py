@@ -331,6 +331,15 @@ class CleanUp:
         """
         return None
 
+    def end_machines(self, environments: Collection[Environment]) -> None:
+        """Has the cloud end environments' machines, before Terraform removes what would end them at their time.
+
+        Waits for nothing. By default it does nothing: what ends machines is no resource of Terraform's.
+
+        Raises:
+            HostError, InfrastructureError: the cloud does not do it.
+        """
+
     def captures(self, environment: Environment) -> list[Capture]:
         """Lists what was captured of the machines' cards. It goes with the machines. By default nothing."""
         return []

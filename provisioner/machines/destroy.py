@@ -62,6 +62,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
             stack.await_idle(session.progress.note)
             session.cloud.remove(environments[0])
         else:
+            session.cloud.end_machines(environments)
             stack.remove({environment.id for environment in environments}, session.progress.note)
     except SURVIVABLE as error:  # whatever it is, the cloud is asked and told to remove the rest
         failure = error

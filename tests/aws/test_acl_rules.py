@@ -31,7 +31,7 @@ def joined(account: Account, *own: str) -> Network:
     """Lets a controller with these networks in, and returns the region's network as it is then."""
     session = account.session(regions=(REGION,), controller_cidrs=own)
     create_shared_network(session, account.record(session, REGION))
-    network = find_network(Api(None, REGION), REGION)
+    network = find_network(Api(None, REGION), REGION, "")
     assert network
     return network
 

@@ -20,7 +20,7 @@ from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import AMI, CONTROLLER, IMAGE, Account, MakeEnvironment
-from tests.aws.proxy import FaultyApi
+from tests.aws.proxy import Fault, FaultyApi
 
 REGION, OTHER_REGION, THIRD_REGION = "us-west-2", "us-east-2", "us-west-1"
 MOVED = "192.0.2.77/32"
@@ -83,6 +83,22 @@ def test_every_layer_admits_the_new_address(account: Account, at_home: Session, 
             }
         assert moved.cloud.isolation_differences(record) == UNHARDENED
     assert any("address has changed" in note for note in account.progress.notes)
+
+
+def test_what_has_been_admitted_already_is_no_error(
+    account: Account, api: FaultyApi, at_home: Session, environment: MakeEnvironment
+) -> None:
+    [record] = create_machines(at_home, [environment(at_home, aux=False, allowed=ALLOWED)])
+    then = around(account, record)
+    for action, code in (
+        ("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate"),
+        ("CreateRoute", "RouteAlreadyExists"),
+        ("CreateNetworkAclEntry", "NetworkAclEntryAlreadyExists"),
+    ):
+        fault = api.inject(Fault(action, code, done=True))
+        readmit(opened(account, MOVED), record)
+        assert fault.hits
+    assert around(account, record)["group"] == then["group"] | {MOVED}
 
 
 @pytest.mark.parametrize("at_home", [THIRD_REGION], indirect=True)  # where no other controller has come

@@ -242,7 +242,7 @@ def test_a_network_whose_apply_was_killed_is_made_anew(api: FaultyApi, account: 
         create_shared_network(session, record)
     create_shared_network(session, record)
     assert any("was interrupted" in note for note in account.progress.notes)
-    network = find_network(Api(None, region), region)
+    network = find_network(Api(None, region), region, "")
     assert network is not None
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
     assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
@@ -288,7 +288,7 @@ def test_an_allowlist_whose_subnet_is_taken_gets_another(
     allowed = (Destination(cidr="198.51.100.7/32", port=443),)
     record = environment(session, aux=False, allowed=allowed)
     record = session.environments.update(record, placement=session.cloud.place(record))
-    network = find_network(Api(None, REGION), REGION)
+    network = find_network(Api(None, REGION), REGION, "")
     assert network is not None
     theirs = account.client().create_subnet(VpcId=network.vpcs["offline"], CidrBlock=record.placement["allowlist"])
     created = create(session, record)

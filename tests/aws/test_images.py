@@ -11,7 +11,7 @@ from moto.ec2.models import ec2_backends
 from provisioner.clouds.aws import images
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.sizing import CUDA_DISK_GIB, MINIMUM_DISK_GIB
-from provisioner.errors import ImageBuildError, InfrastructureError
+from provisioner.errors import HostError, ImageBuildError, InfrastructureError
 from provisioner.machines.create import create_machines
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import BaseImage, PrimaryDistribution
@@ -87,6 +87,12 @@ def test_a_snapshot_whose_image_is_gone_already_is_deleted(api: FaultyApi, accou
     [kept] = snapshots(account)
     discard(session, other, "family-kept")
     assert kept not in snapshots(account) == []
+
+
+def test_an_image_of_another_account_is_not_discarded(account: Account) -> None:
+    made = images.Ami(id=AMI, region=REGION, ours=True, account="210987654321")
+    with pytest.raises(HostError, match="The image elsewhere is in the AWS account 210987654321"):
+        discard(account.session(), made, "elsewhere")
 
 
 def test_a_failed_image_keeps_its_name_for_the_next(api: FaultyApi, account: Account, builder: str) -> None:

@@ -11,9 +11,10 @@ from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
+from provisioner.clouds.aws import stacks
 from provisioner.clouds.aws.api import Api
 from provisioner.clouds.aws.network.region import Networks, find_network
-from provisioner.errors import HostError
+from provisioner.errors import HostError, StillThereError
 from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.stacks import stack_of
@@ -21,6 +22,7 @@ from provisioner.models import Destination, Environment
 from provisioner.session import Session
 from tests.aws.account import CONTROLLER, NOTHING, REGION, Account, MakeEnvironment
 from tests.aws.proxy import FaultyApi
+from tests.aws.rights.requests import ACCOUNT
 
 
 def created(session: Session, *environments: Environment) -> list[Environment]:
@@ -213,7 +215,7 @@ def test_the_network_is_found_by_tag_and_grows_at_its_state(api: FaultyApi, acco
         api.new.hide_again(3, "DescribeSubnets", "DescribeInternetGateways", "DescribeRouteTables")
         create_network(session)
     api.new.hide_again(3, "DescribeSubnets")
-    assert len(Networks(Api(None, region)).get(region).subnets["offline"]) >= 2
+    assert len(Networks(Api(None, region), "").get(region).subnets["offline"]) >= 2
     create_network(second)
     ours = [{"Name": "tag:provisioner:network", "Values": [region]}]
     assert len(account.client(region=region).describe_vpcs(Filters=ours)["Vpcs"]) == 2
@@ -223,10 +225,52 @@ def test_the_network_is_found_by_tag_and_grows_at_its_state(api: FaultyApi, acco
     with pytest.raises(HostError, match="created by another controller"):
         create_network(stranger)
     create_network(account.session("first", (region,), controller_cidrs=("198.51.100.1/32",)))
-    network = find_network(Api(None, region), region)
+    network = find_network(Api(None, region), region, "")
     assert network is not None
     assert network.controllers == {CONTROLLER, "198.51.100.1/32"}
     assert len(network.subnets["offline"]) >= 2
+
+
+def test_homes_that_made_a_network_at_once_each_use_their_own(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = "sa-east-1"
+    sessions = [account.session(name, (region,)) for name in ("one", "two")]
+    for session in sessions:
+        with monkeypatch.context() as patch:
+            patch.setattr(stacks, "find_network", lambda *_: None)
+            create_shared_network(session, account.record(session, region))
+    homes = [session.home.identity for session in sessions]
+    networks = [find_network(Api(None, region), region, home) for home in homes]
+    assert [network and network.home for network in networks] == homes
+    other = find_network(Api(None, region), region, "")
+    assert other in networks
+    assert other == min(filter(None, networks), key=lambda network: min(network.vpcs.values()))
+
+
+def test_a_machine_is_ended_before_the_schedule_that_would_end_it(
+    account: Account, api: FaultyApi, environment: MakeEnvironment
+) -> None:
+    session = account.session()
+    [record] = created(session, environment(session, aux=False))
+    assert record.stack == record.id  # Terraform destroys it
+    api.requests.clear()
+    destroy_machines(session, record)
+    actions = [request["Action"] for request in api.requests]
+    [schedule] = [number for number, action in enumerate(actions) if action.startswith("DELETE /schedules/")]
+    assert actions.index("TerminateInstances") < schedule
+
+
+def test_credentials_of_another_account_prove_nothing_gone(account: Account, environment: MakeEnvironment) -> None:
+    session = account.session()
+    [record] = created(session, environment(session, aux=False))
+    elsewhere = session.environments.update(record, placement={**record.placement, "account": "210987654321"})
+    with pytest.raises(StillThereError, match=f"is in the AWS account 210987654321, and these .* of {ACCOUNT}"):
+        destroy_machines(session, elsewhere)
+    unverified = session.environments.find(record.id)
+    assert unverified.status == "unverified"
+    assert instances(account, record)
+    destroy_machines(session, session.environments.update(unverified, placement=record.placement))
 
 
 def test_what_terraform_forgot_is_found_by_tag_and_removed(account: Account, environment: MakeEnvironment) -> None:

@@ -105,6 +105,22 @@ class Account:
         """The region of the state's bucket, which need not be that of the machines. S3 sends others away."""
         return bucket_region(self.api, self.state.removeprefix("s3://").partition("/")[0])
 
+    def require_own(self, what: str, account: str) -> None:
+        """Makes sure that what was made in an account is asked for there: any other has nothing of it.
+
+        Args:
+            what: what was made.
+            account: where; empty if that was not recorded.
+
+        Raises:
+            HostError: these credentials are of another account, or do not count.
+        """
+        if account and account != self.identity.account:
+            raise HostError(
+                f"{what} is in the AWS account {account}, and these credentials are of {self.identity.account}.",
+                hint="Use credentials of that account: --profile, AWS_PROFILE, or `profile` in the configuration file.",
+            )
+
     def tags(self, environment: Environment) -> dict[str, str]:
         """Returns the tags of everything that an environment consists of, besides its id."""
         return {

@@ -52,7 +52,7 @@ class AwsCloud(AwsSizing, AwsImages, AwsPlacement, AwsStacks, AwsMachines, AwsIs
         self.region = self.account.region
         self.other_regions = regions[1:]
         self.spot = spot
-        self.networks = Networks(self.account.api)
+        self.networks = Networks(self.account.api, self.account.home.identity)
         self.store = ImageStore(home)
         self.regions_with_schedules = set()
         self.assigned_subnets = set()

@@ -54,11 +54,13 @@ class Ami(Record):
 
     Args:
         ours: whether a provisioner created it, and so removes it.
+        account: the account that it is in; empty in what earlier versions wrote.
     """
 
     id: str
     region: str
     ours: bool
+    account: str = ""
 
 
 class VendorAmi(Record):
@@ -246,7 +248,7 @@ class AwsImages(Images):
         name = f"vendor-{re.sub(r'[^a-z0-9]+', '-', vendor.name.lower()).strip('-')[:60]}-{where}"
         with self.store.building(name, progress) as directory:
             if directory is not None:
-                write(Ami(id=vendor.id, region=account.region, ours=False), directory)
+                self._write(Ami(id=vendor.id, region=account.region, ours=False), directory)
                 self.store.finish(Image(name=name, kind="vendor", created_at=now(), cloud=self.name), directory)
         return name
 
@@ -259,7 +261,7 @@ class AwsImages(Images):
         """Finds the AMI by its tag."""
         ami = find(self.account.api, self.account.region, name)
         if ami:
-            write(ami, destination)
+            self._write(ami, destination)
         return ami is not None
 
     def keep_when_off(self, environment: Environment) -> None:
@@ -274,10 +276,14 @@ class AwsImages(Images):
         """Makes an AMI of the stopped builder."""
         account, region = self.account, environment.placement["region"]
         instance = environment.endpoints["primary"].instance_id or ""
-        write(create(account.api, region, instance, name, account.tags(environment)), destination)
+        self._write(create(account.api, region, instance, name, account.tags(environment)), destination)
+
+    def _write(self, ami: Ami, directory: Path) -> None:
+        write(ami.model_copy(update={"account": self.account.identity.account}), directory)
 
     def discard(self, image: Path) -> None:
         """Deregisters the AMI and deletes its snapshots; the distributions' own stay."""
         ami = read(image)
         if ami.ours:
+            self.account.require_own(f"The image {image.name}", ami.account)
             remove(self.account.api, ami, image.name)

@@ -14,6 +14,7 @@ from provisioner.clouds.aws.instances import launch_rate, user_data
 from provisioner.clouds.aws.network import acl_rules
 from provisioner.clouds.aws.network.region import (
     NETWORK_TAG,
+    ZONES,
     Network,
     Networks,
     find_network,
@@ -139,10 +140,10 @@ class AwsStacks(Stacks):
         stack = f"network-aws-{account.identity.account}-{region}"
         directory = account.home.stacks / stack
         interrupted = (directory / UNFINISHED).exists()
-        network = find_network(account.api, region)
+        network = find_network(account.api, region, account.home.identity)
         if network is None and directory.exists() and not interrupted:  # it may have been created just now
             time.sleep(SHOWN_SECONDS)
-            network = find_network(account.api, region)
+            network = find_network(account.api, region, account.home.identity)
         known = network.controllers if network else frozenset()
         if network and account.controllers <= known and not interrupted:
             self.networks.keep(region, network)
@@ -159,7 +160,7 @@ class AwsStacks(Stacks):
         self.networks.forget(region)  # it is about to change
         values = {
             "region": region,
-            "availability_zones": zones_of(account.api, region),
+            "availability_zones": self._zones(region, network),
             "controllers": acl_rules.numbered(controllers, network.numbers if network else {}),
             "tags": {
                 NETWORK_TAG: region,
@@ -174,6 +175,12 @@ class AwsStacks(Stacks):
             root_files=account.root_files(region, stack),
             new=network is None,
         )
+
+    def _zones(self, region: str, network: Network | None) -> list[str]:
+        """Returns the zones that have subnets: another list would move subnets that are in use."""
+        known = list(network.subnets["online"]) if network else []
+        # Fewer may be a network of which EC2 does not show all yet.
+        return known if len(known) == ZONES else zones_of(self.account.api, region)
 
     def _controllers(self, region: str, network: Network | None) -> frozenset[str]:
         """Returns whom the network lets in from now on: this controller, and the others as long as there is room.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -79,15 +79,27 @@ class AwsCleanUp(CleanUp):
             raise StillThereError(f"{name} is not gone: {', '.join(remaining)}")
         return complete
 
+    def end_machines(self, environments: Collection[Environment]) -> None:
+        """Terminates instances: Terraform deletes a schedule before the machine that it would end."""
+        by_region: dict[str, list[str]] = {}
+        for environment in environments:
+            if "region" in environment.placement:
+                self.account.require_own(environment.id, environment.placement.get("account", ""))
+                by_region.setdefault(environment.placement["region"], []).append(environment.id)
+        for region, ids in by_region.items():
+            tagged_resources.terminate(self.account.api, region, ids)
+
     def remaining(self, environment: Environment) -> list[str]:
         """Lists what EC2 still has with the environment's tag, or as a machine of its record."""
         if "region" not in environment.placement:
             return []
+        self.account.require_own(environment.id, environment.placement.get("account", ""))
         region = environment.placement["region"]
         return tagged_resources.remaining(self.account.api, region, environment.id, environment.instance_ids)
 
     def remove(self, environment: Environment) -> None:
         """Removes everything that carries the environment's tag, and the machines of its record."""
         if "region" in environment.placement:
+            self.account.require_own(environment.id, environment.placement.get("account", ""))
             region = environment.placement["region"]
             tagged_resources.remove(self.account.api, region, environment.id, environment.instance_ids)

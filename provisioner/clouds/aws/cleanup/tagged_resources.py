@@ -38,6 +38,8 @@ PAGE = 500
 PAGE_OF_ROUTE_TABLES = 100
 # EC2 user guide, "Terminate": in batches, since one wrong id fails the whole request.
 TERMINATED_AT_ONCE = 100
+# EC2 API reference, "Filter": at most 200 values in a request.
+FILTER_VALUES = 200
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,27 @@ def remove(
         raise uncancelled
 
 
+def terminate(api: Api, region: str, environment_ids: Collection[str]) -> None:
+    """Terminates environments' instances, and does not wait for their end.
+
+    Raises:
+        HostError, InfrastructureError: AWS refuses, or throttles for a minute.
+    """
+    deadline = time.monotonic() + LAST_SECONDS
+    names = sorted(environment_ids)
+    for first in range(0, len(names), FILTER_VALUES):
+        some = names[first : first + FILTER_VALUES]
+        known = _insisting(partial(_instances, api, region, tagged(ENVIRONMENT_TAG, *some)), deadline)
+        _terminate_all(api, region, ", ".join(some), known, deadline)
+
+
+def _terminate_all(api: Api, region: str, whose: str, known: list[dict[str, Any]], deadline: float) -> None:
+    ec2 = api.client("ec2", region)
+    alive = [instance["InstanceId"] for instance in known if _state(instance) not in (GONE, "shutting-down")]
+    for first in range(0, len(alive), TERMINATED_AT_ONCE):
+        _insisting(partial(_terminate, ec2, whose, alive[first : first + TERMINATED_AT_ONCE]), deadline)
+
+
 def _end(
     api: Api, region: str, environment_id: str, known: list[dict[str, Any]], deadline: float
 ) -> ProvisionerError | None:
@@ -196,10 +219,7 @@ def _end(
     Returns:
         why a spot request could not be cancelled, which must not keep the rest alive.
     """
-    ec2 = api.client("ec2", region)
-    alive = [instance["InstanceId"] for instance in known if _state(instance) not in (GONE, "shutting-down")]
-    for first in range(0, len(alive), TERMINATED_AT_ONCE):
-        _insisting(partial(_terminate, ec2, environment_id, alive[first : first + TERMINATED_AT_ONCE]), deadline)
+    _terminate_all(api, region, environment_id, known, deadline)
     uncancelled = _cancel_spot_requests(api, region, environment_id, known, deadline)
     _await_end(api, region, [instance["InstanceId"] for instance in known if _state(instance) != GONE], deadline)
     return uncancelled

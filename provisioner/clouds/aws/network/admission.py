@@ -6,10 +6,13 @@ environment's own network ACL has no room for both, the new one takes the place 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from provisioner.clouds.aws.api import Api, asking, tagged
+from botocore.exceptions import ClientError
+
+from provisioner.clouds.aws.api import Api, asking, code_of, tagged
 from provisioner.clouds.aws.network import acl_rules
 from provisioner.clouds.aws.tags import ENVIRONMENT_TAG
 from provisioner.models import Environment
@@ -17,6 +20,7 @@ from provisioner.models import Environment
 # In a placement: the networks of the controller that created the environment, apart by spaces.
 CONTROLLERS = "controllers"
 SSH = 22
+_DONE = ("InvalidPermission.Duplicate", "RouteAlreadyExists", "NetworkAclEntryAlreadyExists")
 # Replies go to whatever port the controller's client chose.
 REPLIES = {"From": 1024, "To": 65535}
 
@@ -39,7 +43,8 @@ def admit(api: Api, environment: Environment, own: Collection[str]) -> None:
         for group in ec2.describe_security_groups(Filters=filters)["SecurityGroups"]:
             for cidr in sorted(set(own) - _sources(group)):
                 rule = {"IpProtocol": "tcp", "FromPort": SSH, "ToPort": SSH, "IpRanges": [{"CidrIp": cidr}]}
-                ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
+                with _unless_done():
+                    ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
         tables = ec2.describe_route_tables(Filters=filters)["RouteTables"]
         for acl in ec2.describe_network_acls(Filters=filters)["NetworkAcls"]:
             if not acl_rules.fits(api, region, _rules_with(acl, own)):
@@ -47,6 +52,16 @@ def admit(api: Api, environment: Environment, own: Collection[str]) -> None:
             _add_entries(ec2, acl, own)
         for table in tables:
             _add_routes(ec2, table, own)
+
+
+@contextlib.contextmanager
+def _unless_done() -> Iterator[None]:
+    """Accepts that something is there already: EC2 did not show it yet, or the reply to a first request was lost."""
+    try:
+        yield
+    except ClientError as error:
+        if code_of(error) not in _DONE:
+            raise
 
 
 def _sources(group: Mapping[str, Any]) -> set[str]:
@@ -83,7 +98,8 @@ def _add_routes(ec2: Any, table: Mapping[str, Any], own: Collection[str]) -> Non
     ways = {row["DestinationCidrBlock"]: row.get("GatewayId", "") for row in table["Routes"]}
     gateway = next(way for way in ways.values() if way.startswith("igw-"))
     for cidr in sorted(set(own) - ways.keys()):
-        ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock=cidr, GatewayId=gateway)
+        with _unless_done():
+            ec2.create_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock=cidr, GatewayId=gateway)
 
 
 def _add_entries(ec2: Any, acl: Mapping[str, Any], own: Collection[str]) -> None:
@@ -94,7 +110,8 @@ def _add_entries(ec2: Any, acl: Mapping[str, Any], own: Collection[str]) -> None
     for egress, ports in ((True, REPLIES), (False, {"From": SSH, "To": SSH})):
         for cidr in own:
             if (egress, cidr) not in present:
-                ec2.create_network_acl_entry(
-                    NetworkAclId=acl["NetworkAclId"], RuleNumber=numbers[cidr], Protocol="6", RuleAction="allow",
-                    Egress=egress, CidrBlock=cidr, PortRange=ports,
-                )  # fmt: skip
+                with _unless_done():
+                    ec2.create_network_acl_entry(
+                        NetworkAclId=acl["NetworkAclId"], RuleNumber=numbers[cidr], Protocol="6", RuleAction="allow",
+                        Egress=egress, CidrBlock=cidr, PortRange=ports,
+                    )  # fmt: skip

@@ -23,13 +23,14 @@ ZONES = 3
 ALLOWLIST_BLOCK = ipaddress.IPv4Network("10.215.128.0/17")
 ALLOWLIST_PREFIX = 28
 REMOVAL_SECONDS = 60.0
+Rows = list[dict[str, Any]]
 
 
 class Network(Record):
     """What terraform/aws/network has created, by kind (online, offline).
 
     Args:
-        subnets: zone -> subnet id.
+        subnets: zone -> subnet id, in the order of their addresses.
         controllers: networks from which controllers reach machines.
         numbers: the rules that these networks have in the offline VPC's ACL.
         taken: networks of the offline VPC's subnets.
@@ -47,22 +48,41 @@ class Network(Record):
     owner: str
 
 
-def find_network(api: Api, region: str) -> Network | None:
-    """Returns the region's network; None if it is missing or incomplete."""
+def find_network(api: Api, region: str, home: str) -> Network | None:
+    """Returns the region's network; None if it is missing or incomplete.
+
+    Homes that began at the same moment have created one each: a home then uses its own, and others the first by its id.
+
+    Args:
+        home: the identity of the provisioner home that asks.
+    """
     ec2 = api.client("ec2", region)
     of_region = tagged(NETWORK_TAG, region)
     with asking(f"Looking for the network in {region}"):
         found = ec2.describe_vpcs(Filters=of_region)["Vpcs"]
-        vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in found}
-        if set(vpcs) != {"online", "offline"}:
+        if not found:
             return None
-        inside = [{"Name": "vpc-id", "Values": list(vpcs.values())}]
+        inside = [{"Name": "vpc-id", "Values": [vpc["VpcId"] for vpc in found]}]
         pages = ec2.get_paginator("describe_subnets").paginate(Filters=inside)
         subnets = [subnet for page in pages for subnet in page["Subnets"]]
         gateways = ec2.describe_internet_gateways(Filters=of_region)["InternetGateways"]
         tables = ec2.describe_route_tables(Filters=of_region)["RouteTables"]
         acls = ec2.describe_network_acls(Filters=of_region)["NetworkAcls"]
+    found.sort(key=lambda vpc: (tag(vpc, HOME_TAG) != home, vpc["VpcId"]))
+    for creator in dict.fromkeys(tag(vpc, HOME_TAG) for vpc in found):
+        own = [vpc for vpc in found if tag(vpc, HOME_TAG) == creator]
+        if network := _network_of(region, own, subnets, gateways, tables, acls):
+            return network
+    return None
+
+
+def _network_of(region: str, found: Rows, subnets: Rows, gateways: Rows, tables: Rows, acls: Rows) -> Network | None:
+    """Returns the network that one home has created; None if it is incomplete."""
+    vpcs = {tag(vpc, KIND_TAG): vpc["VpcId"] for vpc in found}
+    if set(vpcs) != {"online", "offline"}:
+        return None
     kinds = {vpc: kind for kind, vpc in vpcs.items()}
+    subnets = sorted(subnets, key=lambda subnet: ipaddress.IPv4Network(subnet["CidrBlock"]))
     routes = [
         route
         for table in tables
@@ -77,6 +97,7 @@ def find_network(api: Api, region: str) -> Network | None:
             kinds[attachment["VpcId"]]: gateway["InternetGatewayId"]
             for gateway in gateways
             for attachment in gateway["Attachments"]
+            if attachment["VpcId"] in kinds
         },
         subnets={
             kind: {
@@ -90,6 +111,7 @@ def find_network(api: Api, region: str) -> Network | None:
         numbers={
             entry["CidrBlock"]: entry["RuleNumber"]
             for acl in acls
+            if acl["VpcId"] == vpcs["offline"]
             for entry in acl["Entries"]
             if entry.get("CidrBlock") in controllers and not entry["Egress"]
         },
@@ -106,10 +128,12 @@ class Networks:
 
     Args:
         api: the account's.
+        home: the identity of the provisioner home.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, home: str) -> None:
         self._api = api
+        self._home = home
         self._known: dict[str, Network] = {}
 
     def keep(self, region: str, network: Network) -> None:
@@ -149,7 +173,7 @@ class Networks:
         return self._known[region].taken if region in self._known else ()
 
     def _find(self, region: str) -> Network | None:
-        if region not in self._known and (network := find_network(self._api, region)):
+        if region not in self._known and (network := find_network(self._api, region, self._home)):
             self._known[region] = network
         return self._known.get(region)
 

@@ -20,7 +20,8 @@ from provisioner.cli.commands.batch import group, lookup
 from provisioner.cli.commands.batch.plan import within
 from provisioner.clock import now
 from provisioner.clouds.local.cloud import LocalCloud
-from provisioner.errors import UsageError
+from provisioner.errors import StillThereError, UsageError
+from provisioner.store.environments import RECORD, derived_id
 from provisioner.store.home import Home
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
@@ -311,6 +312,18 @@ def test_runs_that_are_not_queued_yet_are_cancelled_too(
     assert set(done["cancelled"]) == {"a", "e", *more}
     assert Batches(Home(provisioner.home)).noted_cancelled(own) == {"a", "c", "e", *more}
     assert set(queue.cancelled) == {"a", "c", *more}  # the controller cancels what comes later
+
+
+def test_an_unreadable_record_of_a_cancelled_batch_is_named(provisioner: CommandLine, own: Batch, queue: Queue) -> None:
+    home = Home(provisioner.home)
+    identity = derived_id("a", "main", f"{own.id}/a/2")
+    for name in (identity, "anothers"):
+        (home.environments / name).mkdir(parents=True)
+        (home.environments / name / RECORD).write_text("{")
+    done = provisioner("batch", "cancel", own.id, "--force")
+    assert done.code == StillThereError.exit_code
+    assert f"provisioner destroy {identity}" in done.stderr
+    assert "anothers" not in done.stderr
 
 
 def test_runs_that_have_ended_are_not_cancelled_without_a_queue(provisioner: CommandLine, own: Batch) -> None:
