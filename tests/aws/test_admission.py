@@ -15,7 +15,7 @@ from provisioner.config import Settings
 from provisioner.errors import HostError
 from provisioner.machines import reservations
 from provisioner.machines.admission import readmit
-from provisioner.machines.create import create_machines
+from provisioner.machines.create import create_machines, create_shared_network
 from provisioner.machines.destroy import destroy_machines
 from provisioner.models import Destination, Environment
 from provisioner.session import Session
@@ -89,15 +89,15 @@ def test_what_has_been_admitted_already_is_no_error(
     account: Account, api: FaultyApi, at_home: Session, environment: MakeEnvironment
 ) -> None:
     [record] = create_machines(at_home, [environment(at_home, aux=False, allowed=ALLOWED)])
-    then = around(account, record)
-    for action, code in (
-        ("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate"),
-        ("CreateRoute", "RouteAlreadyExists"),
-        ("CreateNetworkAclEntry", "NetworkAclEntryAlreadyExists"),
-    ):
-        fault = api.inject(Fault(action, code, done=True))
-        readmit(opened(account, MOVED), record)
-        assert fault.hits
+    then, moved = around(account, record), opened(account, MOVED)
+    create_shared_network(moved, record)
+    faults = [
+        api.inject(Fault("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate", done=True)),
+        api.inject(Fault("CreateRoute", "RouteAlreadyExists", done=True)),
+        api.inject(Fault("CreateNetworkAclEntry", "NetworkAclEntryAlreadyExists", done=True)),
+    ]
+    readmit(moved, record)
+    assert all(fault.hits for fault in faults)
     assert around(account, record)["group"] == then["group"] | {MOVED}
 
 
