@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
@@ -12,8 +12,9 @@ from provisioner.batch.results import Outcome, Row
 from provisioner.batch.suite import Run
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.costs.ledger import Entry, Ledger
+from provisioner.errors import DamagedRecordError
 from provisioner.printable import beginning
-from provisioner.store.environments import derived_id
+from provisioner.store.environments import EnvironmentStore, derived_id
 from provisioner.version import __version__
 
 MESSAGE_CHARACTERS = 500
@@ -74,10 +75,22 @@ def _ended_row(run: Run, output: Json | str) -> Row:
     return row if same and row.family == run.key.split("/")[0] else failed_row(run, REFUSED)
 
 
+def unreadable_of(store: EnvironmentStore, batch: Batch) -> dict[str, DamagedRecordError]:
+    """Returns the ids of a batch's environments whose records cannot be read, each with the error."""
+    unreadable = store.unreadable()
+    ids = {identity for run in batch.runs for identity in _ids(batch.id, run)} if unreadable else set()
+    return {identity: error for identity, error in unreadable.items() if identity in ids}
+
+
+def _ids(batch: str, run: Run | Row) -> Iterator[str]:
+    """Returns the ids that the environments of a run's attempts have."""
+    numbers = range(1, MAX_ATTEMPTS + 1)
+    return (derived_id(run.key.split("/")[0], run.task, f"{batch}/{run.key}/{number}") for number in numbers)
+
+
 def _with_costs(row: Row, batch: str, entries: Mapping[str, Entry]) -> Row:
     """Adds to a row without attempts those that the ledger has entries for."""
-    ids = (derived_id(row.family, row.task, f"{batch}/{row.key}/{number}") for number in range(1, MAX_ATTEMPTS + 1))
-    attempts = [entries[environment] for environment in ids if environment in entries]
+    attempts = [entries[identity] for identity in _ids(batch, row) if identity in entries]
     if not attempts:
         return row
     changes = {

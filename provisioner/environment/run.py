@@ -103,8 +103,8 @@ def run(
                 _end(session, environment, phases, keep=keep)
         except ProvisionerError:
             if outcome:
-                said = "no score" if outcome.score is None else f"score {outcome.score:g}"
-                session.progress.note(f"{environment.id} was scored before: {outcome.kind}, {said}.")
+                score_words = outcome.kind if outcome.score is None else f"{outcome.score:g}"
+                session.progress.note(f"The score of {environment.id}, taken before: {score_words}")
             raise
     return RunResult(
         environment=environment.id,

@@ -54,6 +54,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # A line of a file of variables, as Compose reads it. Without a value, the variable is that of its own environment.
 _ENV_LINE = re.compile(r"(?:export\s+)?(?P<name>[\w.\-\[\]]+)\s*(?:[=:]\s*(?P<value>.*))?", re.ASCII)
+_QUOTED = re.compile(r"""'[^']*'|"(?P<expanded>(?:[^"\\]|\\.)*)\"""")
 _DRIVE_OR_PATH = re.compile(r"[./~]")
 # The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
@@ -301,8 +302,9 @@ class _Translation:
             run["environment"] = self._resolved(f"{where}.environment", run["environment"])
         if files := run.get("env_file"):
             listed_files = [files] if isinstance(files, str) else files
-            known = set(run.get("environment", ()))
-            run["env_file"] = [self._env_file(f"{where}.env_file", each, known) for each in listed_files]
+            known: set[str] = set()
+            own = set(run.get("environment", ()))
+            run["env_file"] = [self._env_file(f"{where}.env_file", each, known, own) for each in listed_files]
         if volumes := run.get("volumes"):
             run["volumes"] = [self._volume(f"{where}.volumes.{number}", each) for number, each in enumerate(volumes)]
         return run
@@ -330,17 +332,18 @@ class _Translation:
         self._refuse(where, f"{path} is no file or directory")
         return given
 
-    def _env_file(self, where: str, given: str, known: set[str]) -> str:
+    def _env_file(self, where: str, given: str, known: set[str], own: set[str]) -> str:
         """Returns where the machine has a copy of a file of variables; Compose there has none of this computer's.
 
         Args:
-            known: the variables that the service has from elsewhere; those of the file are added.
+            known: the variables of the service's files so far; those of this one are added.
+            own: those that the service has from `environment`.
         """
         problems = len(self.problems)
         copy = self._file(where, given)
         if len(self.problems) == problems:
             path = self.file.directory / Path(given).expanduser()
-            for name in _taken(self._text(where, path), self.variables, known):
+            for name in _taken(self._text(where, path), self.variables, known, own):
                 self._refuse(
                     where, f"{path} takes {name} from this computer: write its value, or move it to environment"
                 )
@@ -545,28 +548,27 @@ def _named_volumes(volumes: object) -> Iterator[str]:
             yield parts[0]
 
 
-def _taken(text: str, variables: Mapping[str, str], known: set[str]) -> list[str]:
+def _taken(text: str, variables: Mapping[str, str], known: set[str], own: set[str]) -> list[str]:
     """Returns those of the variables that a file of variables surely takes from Compose's environment.
 
     Args:
-        known: as for _env_file.
+        known, own: as for _env_file.
     """
     taken = []
     for line in map(str.strip, text.removeprefix("\ufeff").split("\n")):
         if not line or line.startswith("#"):
             continue
         match = _ENV_LINE.fullmatch(line)
-        value = match["value"] if match else None
-        quote = value[:1] if value and value[0] in "\"'" else ""
-        if not match or (quote and value and quote not in value[1:]):
-            break  # what follows may be the rest of a value
-        if value is None:
-            names = {match["name"]}
-        elif quote == "'":
-            names = set()
-        else:
-            names = variables_in(value.replace("\\$", "") if quote else re.split(r"\s#", value)[0])
-        taken += sorted((names & variables.keys()) - known)
+        if not match:
+            break
+        if (value := match["value"]) is None:
+            taken += {match["name"]} & variables.keys() - known - own
+            continue
+        quoted = _QUOTED.match(value)
+        if value.startswith(("'", '"')) and not quoted:
+            break  # what follows is the rest of the value
+        expanded = re.sub(r"\\.", "", quoted["expanded"] or "") if quoted else re.split(r"\s#", value)[0]
+        taken += sorted(variables_in(expanded) & variables.keys() - known)
         known.add(match["name"])
     return list(dict.fromkeys(taken))
 

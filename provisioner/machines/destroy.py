@@ -14,6 +14,7 @@ from provisioner.machines.recordings import is_archived, keep_captures, sealed
 from provisioner.machines.stacks import stack_of
 from provisioner.models import Environment, Status
 from provisioner.session import Session
+from provisioner.terraform.stack import Stack
 
 # EC2 API reference, "Eventual consistency": seconds, as a rule.
 SECOND_LOOK_SECONDS = 5.0
@@ -62,7 +63,7 @@ def destroy_machines(session: Session, *environments: Environment) -> None:
             stack.await_idle(session.progress.note)
             session.cloud.remove(environments[0])
         else:
-            session.cloud.end_machines(environments)
+            _end_machines(session, stack, environments)
             stack.remove({environment.id for environment in environments}, session.progress.note)
     except SURVIVABLE as error:  # whatever it is, the cloud is asked and told to remove the rest
         failure = error
@@ -137,6 +138,20 @@ def _verify(session: Session, environment: Environment) -> list[str]:
     except SURVIVABLE as error:
         marked(session, environment, "unverified")
         return [f"the cloud did not say whether anything remains: {describe(error)}"]
+
+
+def _end_machines(session: Session, stack: Stack, environments: tuple[Environment, ...]) -> None:
+    """Has the cloud end machines before Terraform, which then removes all else, whatever the cloud said.
+
+    Raises:
+        HostError: the credentials do not do for it.
+        TerraformError: a Terraform that outlived its controller did not end.
+    """
+    stack.await_idle(session.progress.note)
+    try:
+        session.cloud.end_machines(environments)
+    except InfrastructureError as error:
+        session.progress.note(f"Ending the machines by Terraform: {error.message}")
 
 
 def _remaining(session: Session, environment: Environment) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from provisioner import strict_json
-from provisioner.errors import InfrastructureError, UsageError
+from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
 from provisioner.models import Record, SetupData
 from provisioner.progress import Progress
 from provisioner.store.files import disk_bytes, remove_tree, write_atomically
@@ -228,18 +228,33 @@ class ImageStore:
             keep |= {layer for image in images if image.name in keep for layer in image.layers}
             keep |= needed_by(keep, images)
         removed = [image for image in images if image.name not in keep and image.cloud == cloud]
+        unfinished = self.remove_unfinished()
         self.remove(removed, discard)
-        return [image.name for image in removed] + self.remove_unfinished()
+        return [image.name for image in removed] + unfinished
 
-    def remove(self, images: Iterable[Image], discard: Callable[[Path], None]) -> None:
+    def remove(self, images: list[Image], discard: Callable[[Path], None]) -> None:
         """Removes images that nothing uses, first those that are built on others of them.
 
         Args:
             discard: removes an image's resources outside its directory.
+
+        Raises:
+            ProvisionerError: some could not be removed, the first of them for this. They and what they need are kept.
         """
+        errors: list[ProvisionerError] = []
+        kept: set[str] = set()
         for image in sorted(images, key=lambda each: REMOVED_IN_TURN.index(each.kind)):
-            discard(self.path(image.name))
-            self._remove(self.path(image.name))
+            if image.name in kept:
+                continue
+            try:
+                discard(self.path(image.name))
+            except ProvisionerError as error:
+                errors.append(error)
+                kept |= {*needed_by({image.name}, images), *image.layers}
+            else:
+                self._remove(self.path(image.name))
+        if errors:
+            raise errors[0]
 
     def remove_unfinished(self) -> list[str]:
         """Removes the directories of interrupted builds, of images and of templates, and returns their names."""

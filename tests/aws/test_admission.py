@@ -94,7 +94,6 @@ def test_what_has_been_admitted_already_is_no_error(
     faults = [
         api.inject(Fault("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate", done=True)),
         api.inject(Fault("CreateRoute", "RouteAlreadyExists", done=True)),
-        api.inject(Fault("CreateNetworkAclEntry", "NetworkAclEntryAlreadyExists", done=True)),
     ]
     readmit(moved, record)
     assert all(fault.hits for fault in faults)

@@ -232,7 +232,7 @@ def test_the_network_is_found_by_tag_and_grows_at_its_state(api: FaultyApi, acco
 
 
 def test_homes_that_made_a_network_at_once_each_use_their_own(
-    account: Account, monkeypatch: pytest.MonkeyPatch
+    account: Account, api: FaultyApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = "sa-east-1"
     sessions = [account.session(name, (region,)) for name in ("one", "two")]
@@ -246,6 +246,8 @@ def test_homes_that_made_a_network_at_once_each_use_their_own(
     other = find_network(Api(None, region), region, "")
     assert other in networks
     assert other == min(filter(None, networks), key=lambda network: min(network.vpcs.values()))
+    api.new.hide_again(3, "DescribeSubnets")
+    assert find_network(Api(None, region), region, homes[1]) is None  # nor another's, which does not let it in
 
 
 def test_a_machine_is_ended_before_the_schedule_that_would_end_it(

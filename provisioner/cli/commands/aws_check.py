@@ -20,7 +20,7 @@ from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.costs.prices import MICRO, micro_usd
 from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.errors import StillThereError, UsageError
+from provisioner.errors import UsageError
 from provisioner.selftest.plan import BUDGET_USD, BUILDER_TTL, LIMIT_USD, TTL, steps
 from provisioner.selftest.report import report
 from provisioner.selftest.steps import Outcome, Purse, Step, run_steps
@@ -112,7 +112,6 @@ def _explained(outcome: Outcome, path: Path) -> str:
     return "\n".join(
         [
             *lines,
-            *([] if isinstance(failure, StillThereError) else ["What the step made has been destroyed."]),
             "If the account is set up as docs/how-to/first-hour-on-aws.md says, this is news to us:",
             f"please open an issue with {path}, which names no account and no key.",
         ]

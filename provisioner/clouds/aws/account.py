@@ -106,7 +106,7 @@ class Account:
         return bucket_region(self.api, self.state.removeprefix("s3://").partition("/")[0])
 
     def require_own(self, what: str, account: str) -> None:
-        """Makes sure that what was made in an account is asked for there: any other has nothing of it.
+        """Refuses credentials of another account than the one in which something was made.
 
         Args:
             what: what was made.

@@ -281,7 +281,15 @@ def test_what_cannot_be_carried_over_at_the_files_top_is_named(directory: Path, 
 
 @pytest.mark.parametrize(
     "line",
-    ["URL=http://${HOST}:80", "HOST", "export HOST", 'URL="$HOST #1"', "URL=${HOST:-localhost}", "A=1\nB=$A$HOST"],
+    [
+        "URL=http://${HOST}:80",
+        "HOST=$HOST",
+        "HOST",
+        "export HOST",
+        'URL="$HOST #1"',
+        "URL=${HOST:-localhost}",
+        "A=1\nB=$A$HOST",
+    ],
 )
 def test_a_file_of_variables_takes_none_of_this_computer(directory: Path, line: str) -> None:
     (directory / "settings.env").write_text(f"{line}\n")
@@ -291,11 +299,19 @@ def test_a_file_of_variables_takes_none_of_this_computer(directory: Path, line: 
     assert project(directory, text).sources  # Compose leaves it empty here, too
 
 
+def test_environment_gives_a_file_of_variables_no_values(directory: Path) -> None:
+    (directory / "settings.env").write_text("HOST\nURL=$HOST\n")
+    text = "services: {web: {image: nginx, env_file: settings.env, environment: {HOST: db}}}"
+    with pytest.raises(UsageError, match="takes HOST from this computer"):
+        project(directory, text, HOST="example")
+
+
 @pytest.mark.parametrize(
     "line",
     ["HOST=a\nURL=$HOST", "# $HOST", "URL='$HOST'", "URL=b # $HOST", "URL=$$HOST", 'URL="\\$HOST"',
      "A='{\n$HOST\nHOST\n}'",
-     "\ufeffHOST=a\nURL=$HOST", "my-key='$HOST'", "GIVEN", "URL=$FIRST"],
+     "\ufeffHOST=a\nURL=$HOST", "my-key='$HOST'", "GIVEN", "URL=$FIRST",
+     'URL="x"  # $HOST', 'A="{\\"k\\": 1,\n$HOST"'],
 )  # fmt: skip
 def test_a_file_of_variables_may_name_its_own(directory: Path, line: str) -> None:
     (directory / "first.env").write_text("FIRST=1\n")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from provisioner.clock import now
-from provisioner.errors import InfrastructureError, UsageError
+from provisioner.errors import HostError, InfrastructureError, UsageError
 from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.store import images
@@ -157,6 +157,20 @@ def test_prune_keeps_images_that_are_newest_in_use_or_needed(home: Home) -> None
     assert sorted(image.name for image in store.all()) == ["aux-a-2", "base-primary-2", "family-a-2"]
     assert len(store.prune(set(), cloud="local", discard=lambda _: None, everything=True)) == 3
     assert store.all() == []
+
+
+def test_an_image_that_cannot_be_removed_keeps_only_what_it_needs(home: Home) -> None:
+    for number in (1, 2):
+        add(home, f"base-primary-{number}", "base")
+        add(home, f"family-a-{number}", "family", "a", f"base-primary-{number}")
+
+    def discard(path: Path) -> None:
+        if path.name == "family-a-1":
+            raise HostError("It is elsewhere.")
+
+    with pytest.raises(HostError, match=r"It is elsewhere\."):
+        ImageStore(home).prune(set(), cloud="local", discard=discard, everything=True)
+    assert [image.name for image in ImageStore(home).all()] == ["base-primary-1", "family-a-1"]
 
 
 def test_an_unreadable_record_hides_no_other_image(home: Home) -> None:

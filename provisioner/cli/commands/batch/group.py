@@ -13,10 +13,10 @@ import typer
 from provisioner.batch.context import BatchContext, batch_costs
 from provisioner.batch.offers import Offer
 from provisioner.batch.records import Batch, Batches
+from provisioner.batch.rows import unreadable_of
 from provisioner.batch.suite import load_suite
 from provisioner.batch.suite import schema as suite_schema
 from provisioner.batch.worker import open_client
-from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.cli.command import command, progress
 from provisioner.cli.commands.batch.compare import compare
 from provisioner.cli.commands.batch.export import export
@@ -43,7 +43,7 @@ from provisioner.config import load_settings
 from provisioner.environment import lifecycle
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import InfrastructureError, ProvisionerError, StillThereError, UsageError
-from provisioner.store.environments import derived_id, new_id
+from provisioner.store.environments import new_id
 from provisioner.store.home import Home
 from provisioner.store.locks import is_locked
 from provisioner.version import __version__
@@ -290,9 +290,5 @@ def _remove_orphans(batch: Batch) -> tuple[list[str], list[str]]:
             removed.append(environment.id)
         except ProvisionerError as error:
             problems.append(error.message)
-    if unreadable := opened.environments.unreadable():
-        numbers = range(1, MAX_ATTEMPTS + 1)
-        seeds = [(run, f"{batch.id}/{run.key}/{number}") for run in batch.runs for number in numbers]
-        ids = {derived_id(run.key.split("/")[0], run.task, seed) for run, seed in seeds}
-        problems += [f"{error.message} {error.hint}" for identity, error in unreadable.items() if identity in ids]
+    problems += [f"{error.message} {error.hint}" for error in unreadable_of(opened.environments, batch).values()]
     return removed, problems

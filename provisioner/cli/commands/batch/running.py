@@ -14,7 +14,7 @@ from provisioner.batch.engine import RunState
 from provisioner.batch.offers import Offer, only_of
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.results import Row
-from provisioner.batch.rows import collect_rows
+from provisioner.batch.rows import collect_rows, unreadable_of
 from provisioner.batch.worker import Worker
 from provisioner.cli.command import progress, shield
 from provisioner.cli.commands.batch.results import final_result
@@ -48,8 +48,7 @@ def run_batch(home: Home, batch: Batch, context: BatchContext, database: str, *,
     """
     with _controller_lock(home, batch):
         view = BatchView(Console(file=stderr(), highlight=False, soft_wrap=True), batch)
-        with shield():  # its runs begin at once
-            worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
+        worker = Worker(home, load_settings(), only_of(batch), database=database, context=context)
         try:
             if resumed:
                 states = worker.client.states(batch.id)
@@ -85,8 +84,7 @@ def run_worker(home: Home, database: str, offer: Offer) -> Result:
         Interrupted: always, in the end.
         InfrastructureError: the database cannot be used.
     """
-    with shield():  # runs of a dead worker begin at once
-        worker = Worker(home, load_settings(), offer.check, database=database)
+    worker = Worker(home, load_settings(), offer.check, database=database)
     progress().note("Waiting for runs; Ctrl-C ends")
     shown: set[str] = set()
     outage = OutageTolerance(progress().note)
@@ -267,11 +265,14 @@ def _cleanup_problems(worker: Worker) -> list[str]:
 def _remaining(context: BatchContext, batch: Batch) -> list[str]:
     """Returns messages about environments of a stopped batch that are left here: of earlier attempts, too."""
     store = context.session.environments
-    return [
-        f"{environment.id} is not confirmed to be gone"
-        for environment in store.readable()
-        if environment.batch == batch.id and not (batch.shared and is_locked(store.lease(environment.id)))
-    ]
+    try:
+        left = [environment.id for environment in store.readable() if environment.batch == batch.id]
+        left += unreadable_of(store, batch)
+        # What another worker looks after is that worker's to remove.
+        left = [identity for identity in left if not (batch.shared and is_locked(store.lease(identity)))]
+    except OSError as error:
+        return [f"the records of environments cannot be read: {error}"]
+    return [f"{identity} is not confirmed to be gone" for identity in left]
 
 
 def _note_problems(problems: list[str], note: Callable[[str], None]) -> None:

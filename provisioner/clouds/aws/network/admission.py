@@ -20,7 +20,7 @@ from provisioner.models import Environment
 # In a placement: the networks of the controller that created the environment, apart by spaces.
 CONTROLLERS = "controllers"
 SSH = 22
-_DONE = ("InvalidPermission.Duplicate", "RouteAlreadyExists", "NetworkAclEntryAlreadyExists")
+_DONE = ("InvalidPermission.Duplicate", "RouteAlreadyExists")
 # Replies go to whatever port the controller's client chose.
 REPLIES = {"From": 1024, "To": 65535}
 
@@ -110,8 +110,7 @@ def _add_entries(ec2: Any, acl: Mapping[str, Any], own: Collection[str]) -> None
     for egress, ports in ((True, REPLIES), (False, {"From": SSH, "To": SSH})):
         for cidr in own:
             if (egress, cidr) not in present:
-                with _unless_done():
-                    ec2.create_network_acl_entry(
-                        NetworkAclId=acl["NetworkAclId"], RuleNumber=numbers[cidr], Protocol="6", RuleAction="allow",
-                        Egress=egress, CidrBlock=cidr, PortRange=ports,
-                    )  # fmt: skip
+                ec2.create_network_acl_entry(
+                    NetworkAclId=acl["NetworkAclId"], RuleNumber=numbers[cidr], Protocol="6", RuleAction="allow",
+                    Egress=egress, CidrBlock=cidr, PortRange=ports,
+                )  # fmt: skip

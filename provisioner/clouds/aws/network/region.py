@@ -68,8 +68,9 @@ def find_network(api: Api, region: str, home: str) -> Network | None:
         gateways = ec2.describe_internet_gateways(Filters=of_region)["InternetGateways"]
         tables = ec2.describe_route_tables(Filters=of_region)["RouteTables"]
         acls = ec2.describe_network_acls(Filters=of_region)["NetworkAcls"]
-    found.sort(key=lambda vpc: (tag(vpc, HOME_TAG) != home, vpc["VpcId"]))
-    for creator in dict.fromkeys(tag(vpc, HOME_TAG) for vpc in found):
+    creators = list(dict.fromkeys(tag(vpc, HOME_TAG) for vpc in sorted(found, key=lambda vpc: vpc["VpcId"])))
+    # An own one that EC2 does not show completely yet is no reason to use another: this controller is not let in there.
+    for creator in [home] if home in creators else creators:
         own = [vpc for vpc in found if tag(vpc, HOME_TAG) == creator]
         if network := _network_of(region, own, subnets, gateways, tables, acls):
             return network

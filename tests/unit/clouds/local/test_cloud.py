@@ -101,6 +101,7 @@ def write_pattern(layer: Path, mib: int, letter: str) -> None:
 
 def test_a_hosts_room_is_its_available_memory(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {role: record.size for role, record in ENVIRONMENT.machines.items()}
+    monkeypatch.setattr("provisioner.clouds.local.vm.disk.room", lambda _: disk.Room(1 << 50, 0))
     for available_gib, count in ((0.5, 0), (3.9, 3)):
         monkeypatch.setattr("provisioner.clouds.local.sizing.available_memory_gib", lambda gib=available_gib: gib)
         assert cloud.capacity(sizes) == count
