@@ -554,7 +554,7 @@ def _taken(text: str, variables: Mapping[str, str], known: set[str], own: set[st
     Args:
         known, own: as for _env_file.
     """
-    taken = []
+    taken: list[str] = []
     for line in map(str.strip, text.removeprefix("\ufeff").split("\n")):
         if not line or line.startswith("#"):
             continue

@@ -317,13 +317,13 @@ def test_runs_that_are_not_queued_yet_are_cancelled_too(
 def test_an_unreadable_record_of_a_cancelled_batch_is_named(provisioner: CommandLine, own: Batch, queue: Queue) -> None:
     home = Home(provisioner.home)
     identity = derived_id("a", "main", f"{own.id}/a/2")
-    for name in (identity, "anothers"):
+    for name in (identity, "foreign"):
         (home.environments / name).mkdir(parents=True)
         (home.environments / name / RECORD).write_text("{")
     done = provisioner("batch", "cancel", own.id, "--force")
     assert done.code == StillThereError.exit_code
     assert f"provisioner destroy {identity}" in done.stderr
-    assert "anothers" not in done.stderr
+    assert "foreign" not in done.stderr
 
 
 def test_runs_that_have_ended_are_not_cancelled_without_a_queue(provisioner: CommandLine, own: Batch) -> None:
