@@ -118,7 +118,7 @@ class Account:
         if account and account != self.identity.account:
             raise HostError(
                 f"{what} is in the AWS account {account}, and these credentials are of {self.identity.account}.",
-                hint="Use credentials of that account: --profile, AWS_PROFILE, or `profile` in the configuration file.",
+                hint="Use credentials of that account: AWS_PROFILE, or `profile` in the configuration file.",
             )
 
     def tags(self, environment: Environment) -> dict[str, str]:
