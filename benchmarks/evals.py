@@ -295,7 +295,8 @@ def _epochs(count: int, configuration: Configuration, directory: Path) -> tuple[
 async def of_many_samples(count: int, family: Path) -> None:
     """Measures samples that start together on the aws cloud."""
     configuration = Configuration(cloud="aws", region="us-east-1", family=str(family), task="main")
-    await together(configuration, 1)  # makes image and network
+    await ProvisionerSandbox.task_init("together", configuration)
+    await together(configuration, 1)  # makes the network
     results: list[tuple[list[float], set[str]]] = []
 
     async def work() -> None:

@@ -25,7 +25,7 @@ from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
 from provisioner.inspect import clean_up, epochs, evidence
-from provisioner.inspect.blocking import call, end, launch
+from provisioner.inspect.blocking import call, end, launch, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
@@ -293,6 +293,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             progress, redactor = machines.session.progress, machines.session.redactor
             with before_samples(), told_in_full(redactor), told(progress, "its images are ready"):
                 await launch(machines.build_images, machines.cancelled)
+            shorten_collections()
         except ProvisionerError as error:
             if isinstance(error, Interrupted) or not depends_on_sample:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ from provisioner.errors import (
 from provisioner.images import build
 from provisioner.inspect import clean_up, configuration, sample
 from provisioner.inspect import sandbox as sandbox_module
-from provisioner.inspect.blocking import call, end
+from provisioner.inspect.blocking import call, end, shorten_collections
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.failures import SECRETS_HINT, BadInputError
 from provisioner.inspect.losses import LossError
@@ -328,6 +329,14 @@ async def test_a_budget_without_effect_is_reported_once(
     caplog.clear()
     await ProvisionerSandbox.task_init("startup", configured())
     assert "budget" not in caplog.text
+
+
+async def test_what_there_is_before_samples_is_collected_no_more(configured: Configured) -> None:
+    gc.unfreeze()
+    shorten_collections.cache_clear()
+    await ProvisionerSandbox.task_init("startup", configured())
+    assert gc.get_freeze_count() > 100_000
+    gc.unfreeze()
 
 
 async def test_what_images_cost_before_there_is_an_eval_counts_apart(session: Session, configured: Configured) -> None:
