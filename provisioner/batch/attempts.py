@@ -35,7 +35,7 @@ from provisioner.batch.steps import (
     interruption,
     truncate,
 )
-from provisioner.batch.suite import Run, Suite
+from provisioner.batch.suite import Run, Suite, environment_id
 from provisioner.best_effort import best_effort
 from provisioner.clock import now
 from provisioner.clouds.findings import EnvironmentResources
@@ -61,7 +61,6 @@ from provisioner.machines.locking import destruction_lock, environment_lock
 from provisioner.machines.logs import keep_journals, write_log
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
-from provisioner.store.environments import derived_id
 
 # Each attempt has an environment of its own, in which this names its agent.
 AGENT_IDENTITY = "batch"
@@ -98,7 +97,7 @@ class Attempt:
     @property
     def id(self) -> str:
         """The environment's id, the same in every process that works on this attempt."""
-        return derived_id(self.family.name, self.run.task, f"{self.batch}/{self.run.key}/{self.number}")
+        return environment_id(self.batch, self.run.key, self.run.task, self.number)
 
     def up(self) -> UpStep:
         """Brings the environment up, or continues with the one that an earlier process brought up."""

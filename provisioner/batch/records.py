@@ -19,6 +19,8 @@ from provisioner.store.locks import locked
 
 RECORD = "batch.json"
 CANCELLED = "cancelled.json"
+# Held while a file of the batch is read and written again.
+LOCK = "results.lock"
 DETAILS_CHARACTERS = 2000
 
 
@@ -129,7 +131,7 @@ class Batches:
         The queue alone does not tell: a worker that is stopped also cancels its runs there, to requeue them. And a run
         may not be in the queue yet.
         """
-        with locked(self.directory(batch.id) / "results.lock"):
+        with locked(self.directory(batch.id) / LOCK):
             cancelled = sorted(self.noted_cancelled(batch).union(keys))
             write_atomically(self.directory(batch.id) / CANCELLED, json.dumps(cancelled))
 
@@ -164,7 +166,7 @@ class Batches:
             InfrastructureError: it cannot be read how many are written already.
         """
         directory = self.directory(batch.id)
-        with locked(directory / "results.lock"):
+        with locked(directory / LOCK):
             if if_none_is_lost and len(rows) < len(self._lines(batch)):
                 return
             write_atomically(self._results(batch), as_jsonl(rows))

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 from provisioner.batch.engine import REFUSED, Json, RunState
 from provisioner.batch.records import Batch
 from provisioner.batch.results import Outcome, Row
-from provisioner.batch.suite import Run
+from provisioner.batch.suite import Run, environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.errors import DamagedRecordError
 from provisioner.printable import beginning
-from provisioner.store.environments import EnvironmentStore, derived_id
+from provisioner.store.environments import EnvironmentStore
 from provisioner.version import __version__
 
 MESSAGE_CHARACTERS = 500
@@ -84,8 +84,7 @@ def unreadable_of(store: EnvironmentStore, batch: Batch) -> dict[str, DamagedRec
 
 def _ids(batch: str, run: Run | Row) -> Iterator[str]:
     """Returns the ids that the environments of a run's attempts have."""
-    numbers = range(1, MAX_ATTEMPTS + 1)
-    return (derived_id(run.key.split("/")[0], run.task, f"{batch}/{run.key}/{number}") for number in numbers)
+    return (environment_id(batch, run.key, run.task, attempt) for attempt in range(1, MAX_ATTEMPTS + 1))
 
 
 def _with_costs(row: Row, batch: str, entries: Mapping[str, Entry]) -> Row:

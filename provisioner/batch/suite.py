@@ -32,6 +32,7 @@ from provisioner.errors import UsageError
 from provisioner.family.env_file import refuse_env_file_of_agent
 from provisioner.models import Record, without_former_key
 from provisioner.printable import printable
+from provisioner.store.environments import derived_id
 from provisioner.ttl import DEFAULT_TTL, checked_ttl, format_duration, parse_duration
 from provisioner.validation import lines_of, listed, shown
 
@@ -256,6 +257,17 @@ class Run(Record):
     task: str
     agent: str
     repetition: int
+
+
+def environment_id(batch: str, run: str, task: str, attempt: int) -> str:
+    """Returns the id of the environment of a run's attempt, the same in every process.
+
+    Args:
+        batch: its id.
+        run: its key.
+        attempt: from 1.
+    """
+    return derived_id(run.split("/")[0], task, f"{batch}/{run}/{attempt}")
 
 
 def load_suite(path: Path) -> Suite:

@@ -19,6 +19,8 @@ from provisioner.errors import Interrupted
 # The loop's own threads are 40, and shared with Inspect; ours mostly wait for a machine.
 CALLS_AT_ONCE = 256
 LAUNCHES_AT_ONCE = 64
+# What needs the processor more than it waits, as before a sample's launch, is not done sooner by more threads.
+PREPARATIONS_AT_ONCE = 4
 # How long a thread keeps the interpreter while others want it. The loop waits for one such turn of each thread that is
 # ahead of it, which with Python's own 5 ms and dozens of launches is a tenth of a second and more.
 TURN_SECONDS = 0.0005
@@ -52,6 +54,11 @@ def _limiter(kind: str, most: int) -> anyio.CapacityLimiter:
 async def call(work: Callable[[], Result]) -> Result:
     """Runs a call in a machine in a thread. If it is cancelled, the call is told to stop, and waited for."""
     return await _run(work, _limiter("calls", CALLS_AT_ONCE), threading.Event())
+
+
+async def prepare(work: Callable[[], Result]) -> Result:
+    """Does the same for what comes before the launch of a sample, as samples may all start at once."""
+    return await _run(work, _limiter("preparations", PREPARATIONS_AT_ONCE), threading.Event())
 
 
 async def launch(work: Callable[[], Result], stop: threading.Event | None = None) -> Result:

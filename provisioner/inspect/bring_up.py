@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 import anyio
 import anyio.lowlevel
 
 from provisioner.clock import now
-from provisioner.costs.ledger import Entry
 from provisioner.errors import BudgetError, ProvisionerError, ShortageError
 from provisioner.inspect.blocking import end, launch
 from provisioner.inspect.sample import SampleMachines
@@ -38,6 +39,19 @@ class _Launches:
             self.count -= 1
 
 
+@dataclass(frozen=True)
+class _Others:
+    """When the last of the environments ends that no process has settled. All samples that come up keep this at once.
+
+    Args:
+        paid: of those that hold a reservation; None without one.
+        there: of those on the sample's cloud; None without one.
+    """
+
+    paid: datetime | None
+    there: datetime | None
+
+
 _launches = _Launches()
 _turns: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("provisioner_turns")
 
@@ -60,8 +74,8 @@ async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
     """Tries once. Returns what is short as long as others run, whose end may help."""
     with contextlib.ExitStack() as launching:
         async with _turn():  # two that look at once would both find the same room
-            others = await end(machines.unsettled)
-            is_alone = not _launches.count and not _may_help(others, machines, paid=False)
+            others = await end(partial(_others, machines))
+            is_alone = not _launches.count and not _may_help(others.there)
             if not is_alone and (shortage := await end(partial(machines.shortage, 1 + _launches.count))):
                 return ShortageError(f"The machines do not fit now: {shortage}.")
             launching.enter_context(_launches.one_more())
@@ -71,8 +85,8 @@ async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
             if isinstance(error, BudgetError) and not error.may_fit_later:
                 raise
             # If the last of the others has ended in the meantime, its part is free now.
-            others += await end(machines.unsettled)
-            if not _may_help(others, machines, paid=isinstance(error, BudgetError)):
+            looks = (others, await end(partial(_others, machines)))
+            if not any(_may_help(look.paid if isinstance(error, BudgetError) else look.there) for look in looks):
                 raise
             return error
     return None
@@ -87,9 +101,14 @@ def _turn() -> anyio.Lock:
         return lock
 
 
-def _may_help(entries: list[Entry], machines: SampleMachines, *, paid: bool) -> bool:
+def _others(machines: SampleMachines) -> _Others:
+    entries, cloud = machines.unsettled(), machines.session.cloud.name
+    return _Others(
+        paid=max((entry.expires_at for entry in entries if entry.reserved_micro_usd), default=None),
+        there=max((entry.expires_at for entry in entries if entry.cloud == cloud), default=None),
+    )
+
+
+def _may_help(last_end: datetime | None) -> bool:
     """Returns whether other environments run that a process will settle: their reservation and memory are free then."""
-    running = [entry for entry in entries if entry.expires_at + TEARDOWN > now()]
-    if paid:
-        return any(entry.reserved_micro_usd for entry in running)
-    return any(entry.cloud == machines.session.cloud.name for entry in running)
+    return last_end is not None and last_end + TEARDOWN > now()

@@ -25,7 +25,7 @@ from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
 from provisioner.inspect import clean_up, epochs, evidence
-from provisioner.inspect.blocking import call, end, launch, shorten_collections
+from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
@@ -315,7 +315,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             return machines
 
         with told_in_full():
-            machines = await end(prepared)
+            machines = await prepare(prepared)
         try:
             with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
                 services = await epochs.bring_up_epoch(machines, origin, sample_id, _started)

@@ -144,7 +144,7 @@ def _end_machines(session: Session, stack: Stack, environments: tuple[Environmen
     """Has the cloud end machines before Terraform, which then removes all else, whatever the cloud said.
 
     Raises:
-        HostError: the credentials do not do for it.
+        HostError: these credentials may not do it.
         TerraformError: a Terraform that outlived its controller did not end.
     """
     stack.await_idle(session.progress.note)

@@ -250,6 +250,24 @@ def test_homes_that_made_a_network_at_once_each_use_their_own(
     assert find_network(Api(None, region), region, homes[1]) is None  # nor another's, which does not let it in
 
 
+def test_a_network_keeps_its_zones_when_the_region_has_others(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = "ap-northeast-2"
+
+    def subnets(controllers: tuple[str, ...]) -> dict[str, dict[str, str]]:
+        session = account.session("one", (region,), controller_cidrs=controllers)
+        create_shared_network(session, account.record(session, region))
+        network = find_network(Api(None, region), region, session.home.identity)
+        assert network is not None
+        assert network.controllers == set(controllers)
+        return network.subnets
+
+    before = subnets((CONTROLLER,))
+    monkeypatch.setattr(stacks, "zones_of", lambda *_: [f"{region}{letter}" for letter in "bcd"])
+    assert subnets((CONTROLLER, "198.51.100.1/32")) == before
+
+
 def test_a_machine_is_ended_before_the_schedule_that_would_end_it(
     account: Account, api: FaultyApi, environment: MakeEnvironment
 ) -> None:

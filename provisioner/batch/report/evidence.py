@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.batch.results import Row
+from provisioner.batch.suite import environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.environment.operations import SUBMISSION_KEPT
 from provisioner.errors import DamagedRecordError
@@ -20,7 +21,7 @@ from provisioner.models import Environment
 from provisioner.printable import beginning
 from provisioner.recording import isolation, tables
 from provisioner.recording.calls import CALLS
-from provisioner.store.environments import EnvironmentStore, derived_id
+from provisioner.store.environments import EnvironmentStore
 from provisioner.store.files import read_end
 
 # The most that is kept of each text, and of all texts of all runs together. The page shows less.
@@ -73,7 +74,7 @@ def gather(store: EnvironmentStore, batch: str, rows: Sequence[Row]) -> dict[str
 def is_own(batch: str, row: Row) -> bool:
     """Whether the environment that a row names is one of its run's attempts."""
     attempts = range(1, min(row.attempts, MAX_ATTEMPTS) + 1)
-    return row.environment in {derived_id(row.family, row.task, f"{batch}/{row.key}/{number}") for number in attempts}
+    return row.environment in {environment_id(batch, row.key, row.task, attempt) for attempt in attempts}
 
 
 def _evidence(store: EnvironmentStore, row: Row, limit_bytes: int) -> Evidence:

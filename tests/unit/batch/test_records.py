@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provisioner.batch.records import Batch, Batches, jobs_of, suite_for
+from provisioner.batch.records import LOCK, Batch, Batches, jobs_of, suite_for
 from provisioner.batch.rows import failed_row
 from provisioner.batch.suite import Run, Suite
 from provisioner.errors import InfrastructureError, UsageError
@@ -127,6 +128,18 @@ def test_cancelled_runs_add_up_until_the_batch_is_resumed(batches: Batches) -> N
     assert batches.cancelled(shared) == frozenset({"a", "b"})
     batches.forget_cancelled(shared)
     assert batches.cancelled(shared) == frozenset()
+
+
+def test_cancellations_at_once_wait_for_each_other(batches: Batches) -> None:
+    known = batch("b-1")
+    batches.save(known)
+
+    def keys() -> Iterator[str]:
+        yield "a"
+        assert is_locked(batches.directory(known.id) / LOCK)  # what was noted before has been read, and not written yet
+
+    batches.note_cancelled(known, keys())
+    assert batches.noted_cancelled(known) == {"a"}
 
 
 def test_the_queue_alone_says_which_runs_are_cancelled(batches: Batches) -> None:

@@ -98,30 +98,19 @@ def test_what_changes_while_an_agent_is_copied_is_kept(
     assert (len(current.score_log), current.agent_at is not None) == (1, True)
 
 
-def test_an_end_that_was_told_before_the_connection_broke_counts(
-    session: Session, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_an_end_that_was_told_before_the_call_broke_counts(
+    session: Session, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, timed_out: bool
 ) -> None:
     run_program = guest._run_agent
 
     def run_and_break(call: Call) -> NoReturn:
         run_program(call)
+        if timed_out:
+            call.channel.sendall(frame(EXIT, b'{"timed_out": true}'))
         raise EOFError
 
     monkeypatch.setattr(guest, "_run_agent", run_and_break)
-    assert run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "exit 3")).exit_code == 3
-
-
-def test_an_end_that_was_told_before_the_calls_time_was_over_counts(
-    session: Session, env: Environment, guest: Guest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run_program = guest._run_agent
-
-    def run_and_be_late(call: Call) -> NoReturn:
-        run_program(call)
-        call.channel.sendall(frame(EXIT, b'{"timed_out": true}'))
-        raise EOFError
-
-    monkeypatch.setattr(guest, "_run_agent", run_and_be_late)
     done = run_agent(session, env, Agent(agents(tmp_path / "agent", ""), "exit 3"))
     assert (done.exit_code, done.timed_out) == (3, False)
 

@@ -12,6 +12,7 @@ from provisioner.batch.context import batch_costs
 from provisioner.batch.engine import RunState
 from provisioner.batch.live_status import OUTPUT_CHARACTERS, ActiveRun
 from provisioner.batch.records import Batch
+from provisioner.batch.suite import environment_id
 from provisioner.batch.workflow import MAX_ATTEMPTS
 from provisioner.cli.commands.batch.lookup import (
     STARTING,
@@ -30,7 +31,6 @@ from provisioner.cli.streams import stderr
 from provisioner.clock import now
 from provisioner.models import Environment
 from provisioner.session import Session
-from provisioner.store.environments import derived_id
 from provisioner.store.files import read_end
 
 POLL_SECONDS = 1.0
@@ -76,7 +76,7 @@ def active_runs(opened: Session, batch: Batch, states: Mapping[str, RunState]) -
     for run in running:
         shown = ActiveRun(f"{batch.id}/{run.key}", phase="")
         for number in range(1, MAX_ATTEMPTS + 1):
-            identity = derived_id(run.key.split("/")[0], run.task, f"{batch.id}/{run.key}/{number}")
+            identity = environment_id(batch.id, run.key, run.task, number)
             if environment := environments.get(identity):
                 shown.attempt, shown.phase, shown.output = number, doing(environment), _said(opened, environment)
         active.append(shown)
