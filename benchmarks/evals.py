@@ -11,9 +11,10 @@ Local: so many samples at once from a template, the seconds until each has run i
 Epochs: so many of one sample at once, each brought up, and then all but one forked; the seconds until each has run its
 first command. They are of a family whose start() takes so many seconds.
 
-Samples: so many at once on the aws cloud, a moto server and a loopback SSH in its place. Stacks are runs of Terraform;
-the longest stall is how late the event loop was for a timer of 10 ms, and an idle process shows what of it is this
-host's; CPU seconds are those of this process and of what it started. 0 leaves a part out.
+Samples: so many at once on the aws cloud, a moto server and a loopback SSH in its place, which give way to all else, as
+a real cloud would take no processor of this host. Stacks are runs of Terraform; the longest stall is how late the event
+loop was for a timer of 10 ms, and an idle process shows what of it is this host's; CPU seconds are those of this
+process and of what it started. 0 leaves a part out.
 
 Not called inspect.py: Python finds a program's directory first, and would take it for its own module of that name.
 """
@@ -340,7 +341,7 @@ def main() -> None:
         directory = Path(name)
         (directory / "many").mkdir()
         (directory / "many" / "many.py").write_text(FAMILY)
-        with account_of_many(directory) as account:
+        with account_of_many(directory, niceness=10) as account:
             os.environ.update(variables(account.url, directory / "home", directory))
             anyio.run(of_many_samples, options.samples, directory / "many")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -189,6 +190,12 @@ class ProbeResult(Record):
     detail: str = ""
 
 
+@lru_cache(maxsize=1000)
+def _kept(result: ProbeResult) -> ProbeResult:
+    """Returns the equal result that is in memory already, as hundreds of environments have the same ones."""
+    return result
+
+
 class ScoreLogEntry(Record):
     """An intermediate score (Task Standard, IntermediateScoreResult). A score of NaN is an invalid submission."""
 
@@ -340,6 +347,11 @@ class Environment(Record):
     def _drops_a_former_key(cls, value: object) -> object:
         """Reads records of when environments could wait ahead, if this one did not."""
         return without_former_key(value, "ahead_for", unused="")
+
+    @field_validator("probes")
+    @classmethod
+    def _kept_once(cls, probes: tuple[ProbeResult, ...]) -> tuple[ProbeResult, ...]:
+        return tuple(map(_kept, probes))
 
     @property
     def needs_command(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import re
 import selectors
@@ -257,6 +258,7 @@ def _interrupt(machines: Machines, environment: str) -> None:
 
 def main() -> None:
     """Serves until stdin ends."""
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # one who only tries a port is no error
     machines = Machines(Path(sys.argv[1]))
 
     def get_console_output(self: General) -> ActionResult:
@@ -304,15 +306,16 @@ class AccountOfMany:
 
 
 @contextmanager
-def account_of_many(directory: Path) -> Iterator[AccountOfMany]:
+def account_of_many(directory: Path, niceness: int = 0) -> Iterator[AccountOfMany]:
     """Runs the account in a process of its own.
 
     Args:
         directory: the directory for its files.
+        niceness: by how much its process gives way to others, from 0 to 19.
     """
     key = directory / "host_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    argv = [sys.executable, "-m", "tests.aws.loopback", str(key)]
+    argv = ["nice", "-n", str(niceness), sys.executable, "-m", "tests.aws.loopback", str(key)]
     describe_amis(directory / "amis.json")
     environment = {**os.environ, AMIS_VARIABLE: str(directory / "amis.json")}
     with subprocess.Popen(

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from provisioner.errors import Interrupted, UsageError
-from provisioner.inspect.blocking import LAUNCHES_AT_ONCE, call, check, end, launch
+from provisioner.inspect.blocking import LAUNCHES_AT_ONCE, PREPARATIONS_AT_ONCE, call, check, end, launch, prepare
 from tests.waiting import BOUND_SECONDS, until, until_in_loop
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +111,27 @@ async def test_an_end_waits_for_no_launch() -> None:
         await until_in_loop(lambda: len(begun) == LAUNCHES_AT_ONCE)
         with anyio.fail_after(BOUND_SECONDS):
             await end(freed.set)
+
+
+async def test_samples_that_start_together_are_prepared_a_few_at_a_time() -> None:
+    freed, counting = threading.Event(), threading.Lock()
+    at_work = most = 0
+
+    def work() -> None:
+        nonlocal at_work, most
+        with counting:
+            at_work += 1
+            most = max(most, at_work)
+        freed.wait()
+        with counting:
+            at_work -= 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5 * PREPARATIONS_AT_ONCE):
+            group.start_soon(prepare, work)
+        await until_in_loop(lambda: at_work == PREPARATIONS_AT_ONCE)
+        await end(freed.set)
+    assert (at_work, most) == (0, PREPARATIONS_AT_ONCE)
 
 
 async def test_a_launch_that_was_not_cancelled_is_not_said_to_be() -> None:
