@@ -85,10 +85,8 @@ def usual_umask() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_left_behind() -> Iterator[None]:
     """Fails a test that leaves a process, or something that garbage collection finds open: else a later test would."""
-    if request.node.get_closest_marker("ec2"):
-        request.getfixturevalue("ec2_cloud")  # its processes stay for the next test
     before = children()
     yield
     gc.collect(1)  # what the test has made; a whole collection takes longer than most tests

@@ -19,7 +19,7 @@ from provisioner.errors import Interrupted
 # The loop's own threads are 40, and shared with Inspect; ours mostly wait for a machine.
 CALLS_AT_ONCE = 256
 LAUNCHES_AT_ONCE = 64
-# What needs the processor more than it waits, as before a sample's launch, is not done sooner by more threads.
+# Work before a launch mostly computes, so more threads would not end it sooner.
 PREPARATIONS_AT_ONCE = 4
 # How long a thread keeps the interpreter while others want it. The loop waits for one such turn of each thread that is
 # ahead of it, which with Python's own 5 ms and dozens of launches is a tenth of a second and more.
@@ -57,7 +57,10 @@ async def call(work: Callable[[], Result]) -> Result:
 
 
 async def prepare(work: Callable[[], Result]) -> Result:
-    """Does the same for what comes before the launch of a sample, as samples may all start at once."""
+    """Does the same for what comes before the launch of a sample, as samples may all start at once.
+
+    The work must not wait for another sample: a few that wait would hold up all others.
+    """
     return await _run(work, _limiter("preparations", PREPARATIONS_AT_ONCE), threading.Event())
 
 

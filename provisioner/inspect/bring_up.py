@@ -41,15 +41,15 @@ class _Launches:
 
 @dataclass(frozen=True)
 class _Others:
-    """When the last of the environments ends that no process has settled. All samples that come up keep this at once.
+    """The latest ends of unsettled environments: hundreds of samples keep them, where lists of entries would be large.
 
     Args:
-        paid: of those that hold a reservation; None without one.
-        there: of those on the sample's cloud; None without one.
+        paid: the latest of those that hold a reservation; None without one.
+        on_cloud: the latest of those on the sample's cloud; None without one.
     """
 
     paid: datetime | None
-    there: datetime | None
+    on_cloud: datetime | None
 
 
 _launches = _Launches()
@@ -75,7 +75,7 @@ async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
     with contextlib.ExitStack() as launching:
         async with _turn():  # two that look at once would both find the same room
             others = await end(partial(_others, machines))
-            is_alone = not _launches.count and not _may_help(others.there)
+            is_alone = not _launches.count and not _may_help(others.on_cloud)
             if not is_alone and (shortage := await end(partial(machines.shortage, 1 + _launches.count))):
                 return ShortageError(f"The machines do not fit now: {shortage}.")
             launching.enter_context(_launches.one_more())
@@ -86,7 +86,7 @@ async def _refusal(machines: SampleMachines) -> ProvisionerError | None:
                 raise
             # If the last of the others has ended in the meantime, its part is free now.
             looks = (others, await end(partial(_others, machines)))
-            if not any(_may_help(look.paid if isinstance(error, BudgetError) else look.there) for look in looks):
+            if not any(_may_help(look.paid if isinstance(error, BudgetError) else look.on_cloud) for look in looks):
                 raise
             return error
     return None
@@ -105,7 +105,7 @@ def _others(machines: SampleMachines) -> _Others:
     entries, cloud = machines.unsettled(), machines.session.cloud.name
     return _Others(
         paid=max((entry.expires_at for entry in entries if entry.reserved_micro_usd), default=None),
-        there=max((entry.expires_at for entry in entries if entry.cloud == cloud), default=None),
+        on_cloud=max((entry.expires_at for entry in entries if entry.cloud == cloud), default=None),
     )
 
 

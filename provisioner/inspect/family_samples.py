@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ class FamilySamples:
     Args:
         directory: the family's directory.
         secrets_env_path: the file with its secrets; empty for none.
-        cloud, ttl, fork: as in the configuration.
+        cloud, ttl, fork, budget: as in the configuration.
         named: the tasks that are to be run; none for all.
 
     Raises:
@@ -50,6 +50,7 @@ class FamilySamples:
         ttl: str,
         named: Sequence[str] = (),
         fork: str = "none",
+        budget: float | None = None,
     ) -> None:
         with before_samples(), told_in_full():
             self.family: TaskFamily = load_family(directory.expanduser().absolute())
@@ -62,6 +63,7 @@ class FamilySamples:
                 "ttl": ttl,
                 "env_file": secrets,
                 "fork": fork,
+                "budget": budget,
             }
             self._configuration = partial(_configuration, common)
             session = open_session(self._configuration("any"), Origin(self.family.name))
@@ -135,5 +137,5 @@ def interruptible(session: Session) -> Iterator[Session]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _configuration(common: dict[str, str], task: str) -> Configuration:
+def _configuration(common: Mapping[str, Any], task: str) -> Configuration:
     return checked({**common, "task": task}, "The configuration by the task's arguments")

@@ -74,14 +74,19 @@ class Recording(BaseModel):
 @absolute("tasks_path", "families_path", "secrets_env_path")
 @task
 def replay(
-    tasks_path: str, families_path: str = "", secrets_env_path: str = "", cloud: str = "local", ttl: str = ""
+    tasks_path: str,
+    families_path: str = "",
+    secrets_env_path: str = "",
+    cloud: str = "local",
+    ttl: str = "",
+    budget: float | None = None,
 ) -> Task:
     """Does again what recorded agents did, and compares the scores.
 
     Args:
         tasks_path: a YAML file of recorded runs.
         families_path: the directory that has the families; empty for the file's own.
-        secrets_env_path, cloud, ttl: as for task_family.
+        secrets_env_path, cloud, ttl, budget: as for task_family.
     """
     path = Path(tasks_path).expanduser().absolute()
     with before_samples():
@@ -92,7 +97,9 @@ def replay(
     for run in recording.tasks:
         if run.task_family not in families:
             named = [other.task_name for other in recording.tasks if other.task_family == run.task_family]
-            families[run.task_family] = FamilySamples(parent / run.task_family, secrets_env_path, cloud, ttl, named)
+            families[run.task_family] = FamilySamples(
+                parent / run.task_family, secrets_env_path, cloud, ttl, named, budget=budget
+            )
         family = families[run.task_family]
         actions = [action.model_dump() for action in run.actions]
         samples.append(family.sample(run.task_name, str(run.run_id), actions, run.expected_score))

@@ -29,6 +29,7 @@ def task_family(
     ttl: str = "",
     nan_is_zero: bool = True,
     fork: str = "none",
+    budget: float | None = None,
 ) -> Task:
     """Runs a task family's tasks, each sample in virtual machines of its own.
 
@@ -40,6 +41,7 @@ def task_family(
         ttl: the machines' time to live; empty: by the sample's time limit.
         nan_is_zero: whether a score of NaN counts as 0.
         fork: `epochs` has the epochs of a sample start as copies of the one that comes up first.
+        budget: US dollars for all samples and their images; None for the standing budgets alone.
     """
     with before_samples():
         if not family:
@@ -49,7 +51,7 @@ def task_family(
     # The command line reads arguments as YAML: a name may have become a number.
     given = task if isinstance(task, list) else [task]
     named = [name.strip() for names in given for name in str(names).split(",") if name.strip()]
-    samples = FamilySamples(Path(family), secrets_env_path, cloud, ttl, named, fork)
+    samples = FamilySamples(Path(family), secrets_env_path, cloud, ttl, named, fork, budget)
     return Task(
         name=samples.family.name,
         version=samples.family.manifest.version or 0,

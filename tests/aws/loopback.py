@@ -258,7 +258,7 @@ def _interrupt(machines: Machines, environment: str) -> None:
 
 def main() -> None:
     """Serves until stdin ends."""
-    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # one who only tries a port is no error
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # a client that only tries a port is no error
     machines = Machines(Path(sys.argv[1]))
 
     def get_console_output(self: General) -> ActionResult:

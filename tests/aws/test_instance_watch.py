@@ -65,6 +65,22 @@ def test_all_environments_of_a_region_share_their_looks(
     assert api.throttle.refused == []
 
 
+def test_a_look_reads_all_pages_of_its_answer(
+    api: FaultyApi, account: Account, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_watch, "PAGE", 5)
+    ec2 = account.client()
+    ids = [ec2.run_instances(ImageId=AMI, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"] for _ in range(7)]
+    api.new.reset()
+    api.requests.clear()
+    assert isinstance(session.cloud, AwsCloud)
+    watch = instance_watch.Watch(REGION)
+    rows = watch.rows(session.cloud.account.api, ids)
+    assert sorted(row["InstanceId"] for row in rows) == sorted(ids)
+    assert looks(api) == 2
+    ec2.terminate_instances(InstanceIds=ids)
+
+
 def test_booting_environments_share_the_rate_for_consoles(
     api: FaultyApi, session: Session, running: list[Environment]
 ) -> None:

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.vm
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(params=["local", pytest.param("aws", marks=[pytest.mark.ec2, pytest.mark.timeout(2400)])])
+# Not for each test: `nothing_left_behind` would find EC2's processes, which stay for the tests of other modules.
+@pytest.fixture(
+    scope="module", params=["local", pytest.param("aws", marks=[pytest.mark.ec2, pytest.mark.timeout(2400)])]
+)
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Opens a session on each cloud in turn."""
     if request.param == "aws":

@@ -26,8 +26,8 @@ PAUSE_SECONDS = 0.5
 FORGET_SECONDS = 60.0
 # EC2 user guide, "List and filter resources": a filter takes at most 200 values.
 FILTER_VALUES = 200
-# No other thread runs while an answer is parsed, and one of 200 machines is a megabyte.
-PAGE = {"PageSize": 50}
+# No other thread runs while Python's XML parser reads an answer, and one with 200 machines is a megabyte.
+PAGE = 50
 
 # Half of what EC2 takes: other commands read consoles, too.
 CONSOLES_AT_ONCE = 50.0
@@ -156,5 +156,5 @@ class Watch:
         for first in range(0, len(instance_ids), FILTER_VALUES):
             filters = [{"Name": "instance-id", "Values": instance_ids[first : first + FILTER_VALUES]}]
             with asking("Looking for machines"):
-                for page in paginator.paginate(Filters=filters, PaginationConfig=PAGE):
+                for page in paginator.paginate(Filters=filters, PaginationConfig={"PageSize": PAGE}):
                     yield from (row for group in page["Reservations"] for row in group["Instances"])

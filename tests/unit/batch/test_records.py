@@ -82,7 +82,7 @@ def test_a_report_replaces_no_results_by_fewer(batches: Batches, monkeypatch: py
     seen = []
 
     def sealing(directory: Path, *arguments: Any) -> str:
-        seen.append(is_locked(directory / "results.lock"))
+        seen.append(is_locked(directory / LOCK))
         return seal(directory, *arguments)
 
     monkeypatch.setattr("provisioner.batch.records.seal", sealing)

@@ -52,6 +52,19 @@ def test_a_familys_epochs_are_forked_if_its_argument_says_so(fam: Path) -> None:
         entry_points.task_family(family=str(fam), fork="epochs", cloud="aws")
 
 
+def test_an_argument_bounds_what_samples_cost(fam: Path, tmp_path: Path) -> None:
+    run = {"run_id": 7, "task_family": "fam", "task_name": "main", "actions": []}
+    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"tasks": [run]}))
+    anew = entry_points.task_family(family=str(fam), task="main", budget=2.5)
+    for made in (anew, entry_points.replay("runs.yaml", budget=2.5)):
+        [sample] = made.dataset
+        assert sample.sandbox is not None
+        assert isinstance(sample.sandbox.config, Configuration)
+        assert sample.sandbox.config.budget == 2.5
+    with pytest.raises(BadInputError, match="budget"):
+        entry_points.task_family(family=str(fam), budget=-1)
+
+
 def test_a_replay_keeps_absolute_paths_too(fam: Path, tmp_path: Path) -> None:
     run = {"run_id": 7, "task_family": "fam", "task_name": "main", "actions": [], "expected_score": 0.5}
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"tasks": [run]}))

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from provisioner.clouds.aws.api import REFUSED, SHOWN_SECONDS, Api, asking, code_of, tag, tagged, tags_of
 from provisioner.clouds.aws.cleanup import schedules
-from provisioner.clouds.aws.instance_watch import GONE, watch
+from provisioner.clouds.aws.instance_watch import FILTER_VALUES, GONE, watch
 from provisioner.clouds.aws.tags import CREATED_TAG, ENVIRONMENT_TAG, EXPIRY_TAG, HOME_TAG, LEASE_TAG, OWNER_TAG
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.errors import ProvisionerError, ThrottledError
@@ -38,8 +38,6 @@ PAGE = 500
 PAGE_OF_ROUTE_TABLES = 100
 # EC2 user guide, "Terminate": in batches, since one wrong id fails the whole request.
 TERMINATED_AT_ONCE = 100
-# EC2 API reference, "Filter": at most 200 values in a request.
-FILTER_VALUES = 200
 
 
 @dataclass(frozen=True)
