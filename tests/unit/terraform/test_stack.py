@@ -82,6 +82,7 @@ def test_all_that_terraform_says_is_in_the_log_of_its_runs(program: Program) -> 
         "read tcp 192.0.2.1:443: connection reset by peer",
         "reading EC2 Key Pair (tests-main-abc-primary): couldn't find resource",
         "https response error StatusCode: 400, api error RequestExpired: Request has expired.",
+        "https response error StatusCode: 403, api error UnauthorizedOperation: You are not authorized to do this.",
     ],
 )
 def test_an_error_that_passes_by_itself_is_tried_three_times(program: Program, tmp_path: Path, said: str) -> None:
