@@ -46,6 +46,7 @@ from provisioner.validation import lines_of, listed, shown
 FILE_NAMES = ["provisioner.yaml", "provisioner.yml"]
 COMPOSE_FILE_NAMES = ["compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml", "Dockerfile"]
 MAXIMUM_BYTES = 1 << 20
+AN_AMOUNT = "write US dollars as a number alone, such as 5 or 2.50"
 # Of one sample: more address blocks and probes than any eval has needed.
 MOST_MACHINES = 20
 # Each machine's own names for itself, in its /etc/hosts.
@@ -172,8 +173,8 @@ class Configuration(_Section):
     @field_validator("budget", mode="before")
     @classmethod
     def _is_an_amount(cls, value: object) -> object:
-        if isinstance(value, str) and not re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
-            raise ValueError(f"{shown(value)} is not an amount: write US dollars as a number alone, such as 5 or 2.50")
+        if isinstance(value, bool) or (isinstance(value, str) and not re.fullmatch(r"\s*\d+(\.\d*)?\s*", value)):
+            raise ValueError(f"{shown(value)} is not an amount: {AN_AMOUNT}")
         return value
 
     @field_validator("ttl")
@@ -291,7 +292,7 @@ def _of_compose(given: ComposeConfig | str) -> Configuration:
     if given_twice := sorted({"compose", "family", "task", "env_file"}.intersection(value)):
         raise UsageError(f"{where}.{given_twice[0]} is not possible in a compose file.")
     compose = given if isinstance(given, ComposeConfig) else str(Path(given).absolute())
-    return checked({**_absolute(value, file.directory), "compose": compose}, where)
+    return written({**_absolute(value, file.directory), "compose": compose}, where)
 
 
 def load(path: Path) -> Configuration:
@@ -308,7 +309,18 @@ def load(path: Path) -> Configuration:
             f"{path.absolute()} is a compose file, which Inspect takes for one only by another name.",
             hint="Call it compose.yaml or NAME-compose.yaml, or name it in a provisioner.yaml as `compose`.",
         )
-    return checked(_absolute(value, path.absolute().parent), str(path.absolute()))
+    return written(_absolute(value, path.absolute().parent), str(path.absolute()))
+
+
+def written(value: Mapping[str, Any], where: str) -> Configuration:
+    """Returns a configuration from what a user wrote, in which an empty budget must not mean that there is no limit.
+
+    Raises:
+        UsageError: it is not valid; the message has one line per problem.
+    """
+    if value.get("budget", 0) is None:
+        raise UsageError(f"{where} is not valid:{listed([f'budget: is empty: {AN_AMOUNT}, or leave it out'])}")
+    return checked(value, where)
 
 
 def checked(value: Mapping[str, Any], where: str, *, final: bool = False) -> Configuration:

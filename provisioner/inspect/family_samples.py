@@ -18,7 +18,7 @@ from provisioner.errors import UsageError
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.images import build
-from provisioner.inspect.configuration import Configuration, checked
+from provisioner.inspect.configuration import Configuration, written
 from provisioner.inspect.failures import before_samples, told_in_full
 from provisioner.inspect.heartbeat import told
 from provisioner.inspect.origin import Origin
@@ -34,7 +34,8 @@ class FamilySamples:
     Args:
         directory: the family's directory.
         secrets_env_path: the file with its secrets; empty for none.
-        cloud, ttl, fork, budget: as in the configuration.
+        cloud, ttl, fork: as in the configuration.
+        budget: as in the configuration; "" for none, as an empty argument of Inspect's command line is None.
         named: the tasks that are to be run; none for all.
 
     Raises:
@@ -50,7 +51,7 @@ class FamilySamples:
         ttl: str,
         named: Sequence[str] = (),
         fork: str = "none",
-        budget: float | None = None,
+        budget: float | str | None = "",
     ) -> None:
         with before_samples(), told_in_full():
             self.family: TaskFamily = load_family(directory.expanduser().absolute())
@@ -63,7 +64,7 @@ class FamilySamples:
                 "ttl": ttl,
                 "env_file": secrets,
                 "fork": fork,
-                "budget": budget,
+                **({} if budget == "" else {"budget": budget}),
             }
             self._configuration = partial(_configuration, common)
             session = open_session(self._configuration("any"), Origin(self.family.name))
@@ -138,4 +139,4 @@ def interruptible(session: Session) -> Iterator[Session]:
 
 
 def _configuration(common: Mapping[str, Any], task: str) -> Configuration:
-    return checked({**common, "task": task}, "The configuration by the task's arguments")
+    return written({**common, "task": task}, "The configuration by the task's arguments")

@@ -79,7 +79,7 @@ def replay(
     secrets_env_path: str = "",
     cloud: str = "local",
     ttl: str = "",
-    budget: float | None = None,
+    budget: float | str | None = "",
 ) -> Task:
     """Does again what recorded agents did, and compares the scores.
 

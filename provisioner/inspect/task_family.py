@@ -29,7 +29,7 @@ def task_family(
     ttl: str = "",
     nan_is_zero: bool = True,
     fork: str = "none",
-    budget: float | None = None,
+    budget: float | str | None = "",
 ) -> Task:
     """Runs a task family's tasks, each sample in virtual machines of its own.
 
@@ -41,7 +41,7 @@ def task_family(
         ttl: the machines' time to live; empty: by the sample's time limit.
         nan_is_zero: whether a score of NaN counts as 0.
         fork: `epochs` has the epochs of a sample start as copies of the one that comes up first.
-        budget: US dollars for all samples and their images; None for the standing budgets alone.
+        budget: US dollars for all samples and their images; "" for the standing budgets alone.
     """
     with before_samples():
         if not family:

@@ -120,6 +120,8 @@ ttl: 2h
         ("compose: x\nfamily: y\ntask: z", "`family` and `compose` exclude each other"),
         ("compose: x\nmachines: [{}, {name: b}]", "with `compose` there is one machine"),
         ("compose: x\nmachines: [{user: b}]", "each service says it: remove user of the machine"),
+        ("budget:", "budget: is empty: write US dollars as a number alone, such as 5 or 2.50, or leave it out"),
+        ("budget: yes", "budget: true is not an amount: write US dollars as a number alone, such as 5 or 2.50"),
         ("budget: $5", "budget: '$5' is not an amount: write US dollars as a number alone, such as 5 or 2.50"),
     ],
     ids=lambda value: value[:30].replace("\n", " ") if isinstance(value, str) else None,

@@ -12,6 +12,7 @@ from inspect_ai import Task
 from inspect_ai._eval.loader import load_tasks, resolve_task_args
 from inspect_ai._util.config import parse_cli_args
 
+from provisioner.images import build
 from provisioner.inspect import entry_points
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.failures import BadInputError
@@ -61,8 +62,13 @@ def test_an_argument_bounds_what_samples_cost(fam: Path, tmp_path: Path) -> None
         assert sample.sandbox is not None
         assert isinstance(sample.sandbox.config, Configuration)
         assert sample.sandbox.config.budget == 2.5
-    with pytest.raises(BadInputError, match="budget"):
-        entry_points.task_family(family=str(fam), budget=-1)
+
+
+@pytest.mark.parametrize("budget", [-1, True, None, "5 USD"])  # None is what Inspect makes of an empty argument
+def test_a_wrong_budget_is_refused_before_a_build(fam: Path, monkeypatch: pytest.MonkeyPatch, budget: Any) -> None:
+    monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
+    with pytest.raises(BadInputError, match="budget: "):
+        entry_points.task_family(family=str(fam), budget=budget)
 
 
 def test_a_replay_keeps_absolute_paths_too(fam: Path, tmp_path: Path) -> None:
