@@ -18,7 +18,7 @@ _WORDS = (
     ("--region", "`region` (in provisioner.yaml, or set AWS_REGION)"),
     ("--spot", "`spot` of provisioner.yaml"),
     ("--ttl", "`ttl` (in provisioner.yaml, or -T ttl=TTL)"),
-    ("--budget", "`budget` of provisioner.yaml"),
+    ("--budget", "`budget` (in provisioner.yaml, or -T budget=USD)"),
     ("--env-file", "`env_file` (in provisioner.yaml, or -T secrets_env_path=FILE)"),
     ("--allow", "`allow` in provisioner.yaml"),
     ("Share its Terraform state (--state s3://bucket/prefix), or let", "Let"),

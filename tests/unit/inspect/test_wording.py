@@ -27,7 +27,7 @@ OPTION = re.compile(r"--(?:cloud|region|profile|spot|state|ttl|budget|env-file|a
         ("Use --cloud aws.", "Use `cloud: aws` (in provisioner.yaml, or -T cloud=aws)."),
         ("or use another --region.", "or use another `region` (in provisioner.yaml, or set AWS_REGION)."),
         ("--region, --profile, --spot and --state are for --cloud aws.", "`region` and `spot` are for `cloud: aws`"),
-        ("x does not fit --budget: 1", "x does not fit `budget` of provisioner.yaml: 1"),
+        ("x does not fit --budget: 1", "x does not fit `budget` (in provisioner.yaml, or -T budget=USD): 1"),
         ("run `provisioner doctor --cloud aws` first", "run `provisioner doctor --cloud aws` first"),
         ("an --allowed-thing and --cloud-init", "an --allowed-thing and --cloud-init"),
     ],
@@ -60,7 +60,7 @@ def test_an_error_and_bad_input_are_told_in_these_words() -> None:
     with pytest.raises(BudgetError) as raised, told_in_full():
         raise BudgetError("It does not fit --budget: $5.", hint="Give it a shorter --ttl.")
     assert str(raised.value).startswith(
-        "It does not fit `budget` of provisioner.yaml: $5.\nGive it a shorter `ttl` (in"
+        "It does not fit `budget` (in provisioner.yaml, or -T budget=USD): $5.\nGive it a shorter `ttl` (in"
     )
     with pytest.raises(TaskError, match="unknown option --region"), told_in_full():
         raise TaskError("start() raised: unknown option --region")
