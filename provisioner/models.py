@@ -48,6 +48,8 @@ class ShellBuildStep(Record):
 
     type: Literal["shell"] = Field(description="runs commands")
     commands: tuple[str, ...] = Field(description="the lines of one script, which stops at the first failure")
+    # Top-level files and directories of the family that these commands are the first to name. It follows from both.
+    reads: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 class FileBuildStep(Record):

@@ -57,6 +57,8 @@ def default(field: FieldInfo) -> str:
 def fields(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """A model's fields, each with its path and followed by those of the models in it."""
     for name, field in model.model_fields.items():
+        if field.exclude:  # follows from other fields
+            continue
         yield f"{path}{name}", field
         for inner in models_in(field.annotation):
             many = typing.get_origin(field.annotation) is dict

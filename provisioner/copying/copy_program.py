@@ -176,8 +176,11 @@ def _put(work: int, parent: int, name: str) -> None:
     raise failure
 
 
-def fill(archive: BinaryIO, directory: str) -> None:
+def fill(archive: BinaryIO, directory: str, keep: str = "") -> None:
     """Unpacks an archive into a directory, which is made if need be, as are those above it.
+
+    Args:
+        keep: if not empty, what the directory has already stays as it is.
 
     Raises:
         OSError: the directory cannot be written, or the archive not be unpacked.
@@ -185,7 +188,7 @@ def fill(archive: BinaryIO, directory: str) -> None:
     os.makedirs(directory, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        unpack(archive, descriptor)
+        unpack(archive, descriptor, keep=bool(keep))
     finally:
         os.close(descriptor)
 

@@ -37,7 +37,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from None
 
 
-def unpack(stream: BinaryIO, top: int) -> None:
+def unpack(stream: BinaryIO, top: int, *, keep: bool = False) -> None:
     """Unpacks an archive, in memory that does not grow with it. The files belong to this process's user.
 
     Files and links replace what has their name. A directory that exists keeps its mode, and may be a link to one.
@@ -45,12 +45,13 @@ def unpack(stream: BinaryIO, top: int) -> None:
     Args:
         stream: the archive, which need not be seekable.
         top: the descriptor of the directory to unpack it in.
+        keep: whether files and links stay that have a member's name.
 
     Raises:
         OSError: the archive is damaged or incomplete; or a member, which the error names, cannot be written, leads out
             of the directory, or is not a file, directory, link or FIFO.
     """
-    unpacker = _Unpacker(top)
+    unpacker = _Unpacker(top, keep)
     try:
         with tarfile.open(
             fileobj=stream, mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape"
@@ -68,10 +69,12 @@ class _Unpacker:
 
     Args:
         top: the directory's descriptor.
+        keep: as for unpack.
     """
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, keep: bool) -> None:
         self._top = top
+        self._keep = keep
         self._mode_mask = 0o7777 if os.geteuid() == 0 else MODE_FOR_OTHERS
         # New directories. They get modes and times last: a mode may forbid writing, and writing changes the times.
         self._unfinished: list[tuple[str, tarfile.TarInfo]] = []
@@ -121,6 +124,8 @@ class _Unpacker:
             try:
                 return create()
             except FileExistsError:
+                if self._keep:
+                    return None
                 self._remove(path)
             except FileNotFoundError:
                 self._make_parents(path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from provisioner import strict_json
@@ -16,6 +19,11 @@ FILE_NAME = "build_steps.json"
 MAXIMUM_BYTES = 4 << 20
 MAXIMUM_STEPS = 1000
 MAXIMUM_PATH_CHARACTERS = 4096
+
+# What stands between the words of a shell's text that may be paths; the last is an option with its value, as -I/root/x.
+_BETWEEN = re.compile(r"[\s;&|<>(){}\[\]=,:@*?`]+|-\w(?=/)")
+_HOME = re.compile(r"\$(HOME|PWD)\b|\$\{(HOME|PWD)\}|~(root)?(?=/)")
+_QUOTES = re.compile(r"[\"'\\]")
 
 _KEYS = {"shell": {"type", "commands"}, "file": {"type", "source", "destination"}}
 
@@ -39,6 +47,46 @@ def load_build_steps(family_directory: Path) -> tuple[BuildStep, ...]:
     steps = parse_build_steps(_load_json(data), FILE_NAME)
     check_build_steps(steps, family_directory, FILE_NAME)
     return steps
+
+
+def with_reads(steps: Iterable[BuildStep], directory: Path, files: Iterable[str]) -> tuple[BuildStep, ...]:
+    """Returns build steps of which each shell step says what of the family it reads: what its text names, under /root.
+
+    Args:
+        directory: the family's.
+        files: those of the family, relative to the directory.
+    """
+    # From each top-level file or directory to those that its links lead to.
+    leads = defaultdict[str, set[str]](set)
+    for name in files:
+        path = directory / name
+        target = Path(name).parent / path.readlink() if path.is_symlink() else Path(name)
+        leads[name.partition("/")[0]].add(os.path.normpath(target).partition("/")[0])
+    seen: set[str] = set()
+
+    def told(step: BuildStep) -> BuildStep:
+        if isinstance(step, FileBuildStep):
+            return step
+        new: set[str] = set()
+        named = leads.keys() & set(_named("\n".join(step.commands)))
+        while named := named - seen:
+            new |= named
+            seen.update(named)
+            named = {target for name in named for target in leads[name]}
+        return step.model_copy(update={"reads": tuple(sorted(new))})
+
+    return tuple(map(told, steps))
+
+
+def _named(text: str) -> Iterator[str]:
+    """Yields the first components of all paths in a shell's text that are relative, or below root's home."""
+    text = _HOME.sub("/root", text)
+    bare = _QUOTES.sub("", text)
+    for word in {*_BETWEEN.split(bare), *bare.split(), *_QUOTES.split(text)}:
+        parts = [part for part in word.split("/") if part not in ("", ".")]
+        if word.startswith("/"):
+            parts = parts[1:] if parts[:1] == ["root"] else []
+        yield from parts[:1]
 
 
 def _load_json(data: bytes) -> object:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError
-from provisioner.family.build_steps import check_build_steps, load_build_steps
+from provisioner.family.build_steps import check_build_steps, load_build_steps, with_reads
 from provisioner.family.explained import FILES, explained
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.manifest import Manifest, load_manifest
@@ -73,7 +73,8 @@ def load_family(path: Path) -> TaskFamily:
     directory, name, files = locate_family(path)
     module = directory / f"{name}.py"
     check_module(module)
-    return TaskFamily(directory, name, module, load_manifest(directory), load_build_steps(directory), files)
+    steps = with_reads(load_build_steps(directory), directory, files)
+    return TaskFamily(directory, name, module, load_manifest(directory), steps, files)
 
 
 def locate_family(path: Path) -> tuple[Path, str, tuple[str, ...]]:

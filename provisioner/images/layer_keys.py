@@ -18,7 +18,7 @@ from provisioner.family.files import digest_files, list_files
 from provisioner.family.globs import matching
 from provisioner.family.loader import TaskFamily, family_digest
 from provisioner.family.reach import INSTALL, SETUP, reached_digest
-from provisioner.models import BuildStep, FileBuildStep, VMSpec
+from provisioner.models import BuildStep, ShellBuildStep, VMSpec
 from provisioner.printable import beginning, printable
 from provisioner.store.images import MAXIMUM_INPUT_FILES, Inputs
 
@@ -171,12 +171,14 @@ def _changed_steps(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [f"build step {same + 1} {'changed' if same < len(after) else 'is gone'}"]
 
 
-def files_of(family: TaskFamily, source: str) -> tuple[str, ...]:
-    """Returns the files that a build step's source names, relative to the family's directory.
+def files_of(family: TaskFamily, step: BuildStep) -> tuple[str, ...]:
+    """Returns the files that a build step copies, or that its commands read, relative to the family's directory.
 
     A source that is a link stands for the file to which it leads: that is what the step copies.
     """
-    path = family.directory / source
+    if isinstance(step, ShellBuildStep):
+        return tuple(name for name in family.files if name.partition("/")[0] in step.reads)
+    path = family.directory / step.source
     if path.is_dir():
         return list_files(family.directory, path)
     return (os.path.relpath(path.resolve(), family.directory),)
@@ -196,8 +198,8 @@ def _each(family: TaskFamily, steps: Sequence[BuildStep]) -> tuple[str, ...]:
 
 
 def _bytes_of(family: TaskFamily, step: BuildStep) -> bytes:
-    content = digest_files(family.directory, files_of(family, step.source)) if isinstance(step, FileBuildStep) else ""
-    return (step.model_dump_json() + content).encode()
+    files = files_of(family, step)
+    return (step.model_dump_json() + (digest_files(family.directory, files) if files else "")).encode()
 
 
 def _sha(*parts: str, text: str = "") -> hashlib._Hash:

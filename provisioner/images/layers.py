@@ -17,9 +17,9 @@ from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import CapacityError, InfrastructureError, UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.images.builder import Builder, build, secrets_in
-from provisioner.images.layer_keys import require_unchanged
+from provisioner.images.layer_keys import files_of, require_unchanged
 from provisioner.images.provisioning import Account, read_packages, run_steps
-from provisioner.models import BuildStep, Environment, FileBuildStep
+from provisioner.models import BuildStep, Environment
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.images import Image
@@ -62,12 +62,12 @@ class Steps:
         return last - MAXIMUM_LAYERS < done <= last
 
     def require_unchanged(self, done: int) -> None:
-        """Checks that the step which was the last to run has copied what the layer after it is named by.
+        """Checks that the step which was the last to run has had the files that the layer after it is named by.
 
         Raises:
             ImageBuildError: its files changed.
         """
-        if isinstance(self.steps[done - 1], FileBuildStep):
+        if files_of(self.family, self.steps[done - 1]):
             require_unchanged(self.family, self.names[done - 1], lambda: self.name()[done - 1])
 
 

@@ -214,6 +214,8 @@ def run_steps(
         if isinstance(step, FileBuildStep):
             _copy(connection, family, step, account, what)
         else:
+            if files := files_of(family, step):
+                _send_tree(connection, family.directory, files, HOME, what, "keep")
             with raised_in("build step"):
                 _run(session, step, driver, account, what)
         after(number, time.monotonic() - begin)
@@ -242,8 +244,8 @@ def _copy(connection: Connection, family: TaskFamily, step: FileBuildStep, accou
     destination = posixpath.join(account.home, step.destination)
     if source.is_dir():
         prefix = source.relative_to(family.directory)
-        files = [str(Path(file).relative_to(prefix)) for file in files_of(family, step.source)]
-        _send_tree(connection, source, files, destination, account, what)
+        files = [str(Path(file).relative_to(prefix)) for file in files_of(family, step)]
+        _send_tree(connection, source, files, destination, what, user=account.name)
         return
     with contextlib.ExitStack() as opened:
         with reading(step.source):
@@ -258,11 +260,12 @@ def _send_tree(
     source: Path,
     files: tuple[str, ...] | list[str],
     destination: str,
-    account: Account = ROOT,
     what: str = "copying the family's files",
+    *options: str,
+    user: str = "root",
 ) -> None:
     """Copies files into a directory of the machine."""
-    done = send_archive(connection, filler(source, files), "fill", destination, user=account.name)
+    done = send_archive(connection, filler(source, files), "fill", destination, *options, user=user)
     _require(done.exit_code, done.stderr, what)
 
 

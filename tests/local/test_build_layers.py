@@ -52,7 +52,9 @@ FILES = {
     "layered.py": MODULE, "requirements.txt": "jq", "instructions.txt": "Do it.", "answers/one.txt": "42",
     "run.sh": "#!/bin/sh\n", "steps.txt": "echo 1 > first\necho 1 > second\n",
     "manifest.yaml": "tasks: {}\ninstall_inputs: [requirements.txt]\n",
-    "build_steps.json": json.dumps([{"type": "shell", "commands": ["ls /root > /opt/before", "date +%N > /opt/step"]}]),
+    "build_steps.json": json.dumps(
+        [{"type": "shell", "commands": ["ls /root > /opt/before", "~/run.sh", "date +%N > /opt/step"]}]
+    ),
 }  # fmt: skip
 # What lies in root's home.
 LISTING = (
@@ -147,7 +149,7 @@ def test_a_change_builds_only_what_depends_on_it(layered: Layered) -> None:
         assert layered.text(environment, "cat /home/admin/first /home/admin/second", "aux").split() == ["1", "2"]
         assert layered.text(environment, "cat /opt/seen /opt/requirements.txt").split() == ["requirements.txtjq"]
         assert layered.text(environment, "cat /opt/begun") == "42"
-        assert layered.text(environment, "cat /opt/before") == ""
+        assert layered.text(environment, "cat /opt/before") == "run.sh\n"
         environment, result = lifecycle.score(layered.session, environment, "x")
         assert result.score == 0.75
     finally:

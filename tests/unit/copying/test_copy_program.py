@@ -177,6 +177,8 @@ def test_a_directory_is_made_and_filled_beside_what_it_has(tmp_path: Path) -> No
     for name in ("a", "b"):
         assert run(archive_of((f"in/{name}", b"1")), "fill", "new/directory", cwd=tmp_path) == (0, "")
     assert sorted(path.name for path in (tmp_path / "new" / "directory" / "in").iterdir()) == ["a", "b"]
+    assert run(archive_of(("in/b", b"2"), ("in/c", b"2")), "fill", "new/directory", "keep", cwd=tmp_path) == (0, "")
+    assert [(tmp_path / "new" / "directory" / "in" / name).read_bytes() for name in "abc"] == [b"1", b"1", b"2"]
     (tmp_path / "file").touch()
     assert run(archive_of(), "fill", "file", cwd=tmp_path) == (1, "file: File exists\n")
 

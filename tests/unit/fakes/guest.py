@@ -221,7 +221,7 @@ class Guest:
 
     def _copy(self, call: Call, stdin: bytes) -> tuple[bytes, bytes]:
         match call.argv[1:]:
-            case "fill", directory:
+            case "fill", directory, *_:
                 with tarfile.open(fileobj=io.BytesIO(stdin)) as archive:
                     self.trees[directory] = set(archive.getnames())
             case "write", path, _, ("644" | "755"):

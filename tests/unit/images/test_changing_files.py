@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,15 @@ def cloud(cloud: FakeCloud) -> FakeCloud:
     return cloud
 
 
-def test_a_file_that_changes_during_a_copy_makes_no_layer(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
-    given = [{"type": "shell", "commands": ["a"]}, {"type": "file", "source": "data", "destination": "/data"}]
+@pytest.mark.parametrize(
+    "second",
+    [{"type": "file", "source": "data", "destination": "/data"}, {"type": "shell", "commands": ["cp data /"]}],
+    ids=["file", "shell"],
+)
+def test_a_file_that_changes_during_a_copy_makes_no_layer(
+    session: Session, cloud: FakeCloud, tmp_path: Path, second: dict[str, Any]
+) -> None:
+    given = [{"type": "shell", "commands": ["a"]}, second]
     fam = family(tmp_path, **{"build_steps.json": json.dumps(given), "data": "1"})
     data = tmp_path / "fam" / "data"
     cloud.guest_defaults = {"during": {"shell": lambda: data.write_text("2")}}

@@ -16,6 +16,7 @@ from provisioner.images.layer_keys import (
     aux_layer_names,
     changes,
     family_image_name,
+    files_of,
     inputs,
     install_files,
     install_image_name,
@@ -111,6 +112,49 @@ def test_what_a_step_copies_through_a_link_counts(tmp_path: Path, source: str) -
     (directory / "real" / "data").chmod(0o755)
     [executable] = layer_names(fam(tmp_path, **steps), "base-1", {})
     assert len({before, changed, executable}) == 3
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["cp /root/data /opt", "cp ~/data /opt", "cp ~root/data /opt", 'cp "$HOME/data" /opt', 'cp "${HOME}"/data /opt',
+     "cp -r /root/./data/. /opt", "cp data /opt", "./data --all", "cat<data", "pip install --find-links=data x",
+     "gcc -I/root/data x.c", "curl -F f=@data x", "cp /root/{data,x} /opt", "pip install file:///root/data/x.whl",
+     "(cd /root/data; make)", "make\ndata", "pip install $PWD/data"],
+)  # fmt: skip
+def test_what_a_steps_text_names_of_the_family_counts(tmp_path: Path, command: str) -> None:
+    step = {"build_steps.json": json.dumps([{"type": "shell", "commands": [command]}])}
+    before = layer_names(fam(tmp_path, **step), "base-1", {})
+    assert layer_names(fam(tmp_path, **step, data="2"), "base-1", {}) != before
+    assert layer_names(fam(tmp_path, **step, **{"notes.txt": "2"}), "base-1", {}) == layer_names(
+        fam(tmp_path, **step), "base-1", {}
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ls /data", "ls /opt/root/data", "ls x/data", "mydata", "data.txt", "data-x", "$data", "cp -r /root/* x"],
+)
+def test_what_a_steps_text_does_not_name_counts_for_nothing(tmp_path: Path, command: str) -> None:
+    step = {"build_steps.json": json.dumps([{"type": "shell", "commands": [command]}])}
+    before = layer_names(fam(tmp_path, **step), "base-1", {})
+    assert layer_names(fam(tmp_path, **step, data="2"), "base-1", {}) == before
+
+
+def test_a_name_with_spaces_and_what_a_link_leads_to_count(tmp_path: Path) -> None:
+    commands = (['cp "/root/my file" link/x /opt'], ["ls data"])
+    given = [{"type": "shell", "commands": each} for each in commands]
+    some = fam(tmp_path, **{"build_steps.json": json.dumps(given), "my file": "1"})
+    (some.directory / "link").symlink_to("other/inner")
+    (some.directory / "other").mkdir()
+    (some.directory / "other" / "inner").symlink_to("../data")
+    first, second = load_family(some.directory).build_steps
+    assert files_of(load_family(some.directory), first) == ("data", "link", "my file", "other/inner")
+    assert files_of(load_family(some.directory), second) == ()  # the first step has had it
+
+
+def test_an_aux_vms_steps_read_nothing_of_the_family(tmp_path: Path) -> None:
+    before = aux_layer_names(fam(tmp_path), "base", spec("cat data"))
+    assert aux_layer_names(fam(tmp_path, data="2"), "base", spec("cat data")) == before
 
 
 def test_base_image_and_variables_concern_all_primary_layers(tmp_path: Path) -> None:

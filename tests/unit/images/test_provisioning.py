@@ -80,6 +80,19 @@ def test_a_family_is_installed_and_its_setup_data_read(
     ]
 
 
+def test_a_shell_step_has_what_its_text_names_of_the_family_and_nothing_else(
+    session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
+) -> None:
+    given = [{"type": "shell", "commands": [text]} for text in ("true", "cp /root/assets/x /opt", "sh setup.sh")]
+    files = {"build_steps.json": json.dumps(given), "setup.sh": "", "notes.txt": ""}
+    (tmp_path / "fam" / "assets").mkdir(parents=True)
+    fam = family(tmp_path, **files, **{"assets/x": "1"})
+    there: list[set[str]] = []
+    guest.during["shell"] = lambda: there.append(guest.trees.get("/root", set()))
+    run_steps(session, fam, fam.build_steps, *machine, provisioning.ROOT)
+    assert there == [set(), {"assets/x"}, {"setup.sh"}]
+
+
 def test_the_contents_of_a_build_steps_directory_are_copied(
     session: Session, machine: tuple[TaskDriver, Connection], guest: Guest, tmp_path: Path
 ) -> None:
