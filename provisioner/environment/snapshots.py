@@ -24,10 +24,13 @@ from provisioner.ttl import format_duration
 LEAST_LEFT = timedelta(minutes=5)
 
 
-def freeze(session: Session, environment: Environment, name: str, *, attended: bool = False) -> Snapshot:
+def freeze(
+    session: Session, environment: Environment, name: str, phases: Phases | None = None, *, attended: bool = False
+) -> Snapshot:
     """Freezes an environment under a name. The environment itself continues.
 
     Args:
+        phases: the phases that are already done.
         attended: whether this process removes the snapshot, or leaves it to the sweep.
 
     Raises:
@@ -44,7 +47,7 @@ def freeze(session: Session, environment: Environment, name: str, *, attended: b
         _require_freezable(session, current)
         needs = session.cloud.snapshot_needs(current)
         frozen_at = now()
-        with Phases(session.progress).phase("freeze"):
+        with (phases or Phases(session.progress)).phase("freeze"):
             session.cloud.freeze(current, directory)
         snapshot = Snapshot(name=name, frozen_at=frozen_at, environment=current, needs=needs, attended=attended)
         with contextlib.ExitStack() as undo:

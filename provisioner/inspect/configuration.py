@@ -146,7 +146,8 @@ class Configuration(_Section):
             `machines` may say the machine's size, and what else is in it.
         registry: where the images of `compose` come from: a directory of archives of `docker save`, or the address of a
             mirror of the Docker Hub; empty for the registries that the images' names say.
-        fork: `epochs` freezes the epoch of a sample that comes up first, and has the others start as copies of it.
+        fork: `epochs` freezes the epoch of a sample that comes up first, and the others start as copies of it;
+            `samples` does so for all samples that have the same configuration.
     """
 
     cloud: Literal["local", "aws"] = "local"
@@ -162,7 +163,7 @@ class Configuration(_Section):
     env_file: str = ""
     compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
     registry: str = ""
-    fork: Literal["none", "epochs"] = "none"
+    fork: Literal["none", "epochs", "samples"] = "none"
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -238,8 +239,8 @@ class Configuration(_Section):
 
     @model_validator(mode="after")
     def _can_fork(self) -> Configuration:
-        if self.fork == "epochs" and self.cloud != "local":
-            raise ValueError(f"`fork: epochs` needs `cloud: local`: environments on {self.cloud} cannot be frozen")
+        if self.fork != "none" and self.cloud != "local":
+            raise ValueError(f"`fork: {self.fork}` needs `cloud: local`: environments on {self.cloud} cannot be frozen")
         return self
 
     @model_validator(mode="after")

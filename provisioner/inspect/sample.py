@@ -44,7 +44,7 @@ from provisioner.machines.connect import connect
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Destination, Environment, Phase, Role
 from provisioner.printable import printable
-from provisioner.session import Session
+from provisioner.session import Phases, Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.home import Home
 
@@ -246,10 +246,19 @@ class SampleMachines:
         Raises:
             ProvisionerError: it failed; the machines continue.
         """
-        name = f"epochs-{self.environment.id}"
-        snapshots.freeze(self.session, self.environment, name, attended=True)
+        name = f"fork-{self.environment.id}"
+        with self.more_phases() as phases:
+            snapshots.freeze(self.session, self.environment, name, phases, attended=True)
         self.frozen_as = name
         return name
+
+    @contextmanager
+    def more_phases(self) -> Iterator[Phases]:
+        """Adds phases of machines that are up to those of their record."""
+        phases = Phases(self.session.progress)
+        yield phases
+        done = (*self.environment.phases, *phases.finished)
+        self._environment = self.session.environments.update(self.environment, phases=done)
 
     def _allowed(self) -> tuple[Destination, ...]:
         return resolve([parse_destination(text) for text in self.configuration.allow])

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up, epochs, evidence
+from provisioner.inspect import clean_up, evidence, forks
 from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
@@ -257,8 +257,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         with before_samples(), told_in_full():
             configuration = await end(partial(configuration_of, config))
         _clouds.add(configuration.cloud)
-        if configuration.fork == "epochs":
-            epochs.watch()
+        if configuration.fork != "none":
+            forks.watch()
         if not image_references(configuration):
             return {}
         names, values = references(configuration), by_reference(metadata)
@@ -303,7 +303,7 @@ class ProvisionerSandbox(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Brings up a sample's machines, or a copy of another epoch's, proven isolated. If it fails, none is left."""
+        """Brings up a sample's machines, or a copy of another's, proven isolated. If it fails, none is left."""
         sample_id: str | int | None = metadata.get("__sample_id__")
         origin = origin_of_sample(task_name, sample_id)
 
@@ -318,7 +318,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             machines = await prepare(prepared)
         try:
             with told_in_full(machines.session.redactor), told(machines.session.progress, "its machines are up"):
-                services = await epochs.bring_up_epoch(machines, origin, sample_id, _started)
+                services = await forks.bring_up_sample(machines, origin, sample_id, _services)
             environment = machines.environment
             transcript().info(await end(partial(evidence.of_beginning, machines)), source="provisioner")
         except BaseException as error:
@@ -328,7 +328,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             raise
         clean_up.MACHINES[environment.id] = machines
         if services:
-            return _of_machines(machines, services)
+            return services
         configuration = machines.configuration
         sandboxes: dict[str, SandboxEnvironment] = {}
         for role in environment.roles:
@@ -366,7 +366,7 @@ class ProvisionerSandbox(SandboxEnvironment):
                     await _destroy(machines)
                 else:
                     await _leave(machines)
-            await epochs.end_all()
+            await forks.end_all()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
@@ -397,22 +397,13 @@ def _default_user(environment: Environment, role: Role) -> str:
     return aux_user(environment.machines[role].distribution) if role == "aux" else "agent"
 
 
-async def _started(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
-    """Starts the services of a sample's compose file; there are none without one."""
+async def _services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
+    """Returns the services of a sample's compose file, started; there are none without one."""
     if not machines.project:
         return {}
     from provisioner.inspect.services import start_services  # whose sandboxes are of this class
 
     return await start_services(machines)
-
-
-def _of_machines(machines: SampleMachines, services: dict[str, SandboxEnvironment]) -> dict[str, SandboxEnvironment]:
-    """Returns the sandboxes of containers in a sample's machine, which may be a copy of the one they started in."""
-    from provisioner.inspect.services import ServiceSandbox
-
-    return {
-        name: ServiceSandbox(machines, service.as_type(ServiceSandbox).container) for name, service in services.items()
-    }
 
 
 def _machines(sandbox: SandboxEnvironment) -> SampleMachines:

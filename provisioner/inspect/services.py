@@ -14,7 +14,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, overload
 
@@ -105,24 +104,36 @@ def start(project: Project, connection: Connection) -> list[Container]:
     """Starts a project's containers, waits until they run and are healthy, and returns those that run.
 
     Raises:
-        ServicesError: a service did not start, ended with an error, or is not healthy, or the default one has ended.
+        ServicesError: as for running.
     """
     connection.write_file(f"{DIRECTORY}/compose.json", project.run.encode(), mode=0o600)
     up = (*_COMPOSE, "up", "--detach", "--no-build", "--pull", "never", "--wait", "--wait-timeout", str(START_SECONDS))
     done = connection.run(up, timeout_seconds=START_SECONDS + SMALL_CALL_SECONDS)
+    return running(project, connection, _end(done))
+
+
+def running(project: Project, connection: Connection, said: str = "") -> list[Container]:
+    """Returns the containers of a project that run. In a copy, they were started in the machine that it is a copy of.
+
+    Args:
+        said: what Compose said when it started them.
+
+    Raises:
+        ServicesError: a service has no container, ended with an error, or is not healthy, or the default one has ended.
+    """
     states = _states(connection)
     # `up --wait` fails if a service has ended, even with 0: what runs is asked, as docker's sandbox does.
     wrong = [name for name in project.services if not _is_well(states.get(name))]
-    running = [name for name in project.services if states.get(name, {}).get("State") == "running"]
-    if wrong or not running:
+    up = [name for name in project.services if states.get(name, {}).get("State") == "running"]
+    if wrong or not up:
         what = f"The service {wrong[0]} is not up: {_words(states.get(wrong[0]))}" if wrong else "No service runs"
-        raise ServicesError(f"{what}.", details=_end(done) + _logs(connection, wrong))
-    if (default := project.services[0]) not in running:
+        raise ServicesError(f"{what}.", details=said + _logs(connection, wrong))
+    if (default := project.services[0]) not in up:
         raise ServicesError(
             f"The default service {default} has ended already: {_words(states[default])}. Give it a `command` that "
             "stays, as `tail -f /dev/null`, or mark another service with `x-default: true`."
         )
-    return _containers(connection, {name: states[name]["ID"] for name in running})
+    return _containers(connection, {name: states[name]["ID"] for name in up})
 
 
 def _states(connection: Connection) -> dict[str, dict[str, Any]]:
@@ -379,24 +390,31 @@ def _as_a_machine_would(done: ExecResult[str], program: str) -> ExecResult[str]:
     return done
 
 
-def _started(project: Project, connection: Connection) -> list[Container] | ServicesError:
-    """Returns why services did not start, where an exception would mean that the machine is lost."""
-    try:
-        return start(project, connection)
-    except ServicesError as error:
-        return error
-
-
 async def start_services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
-    """Starts the containers of a sample's machine, and returns their sandboxes, the default first.
+    """Starts the containers of a sample's machine, which a copy has already, and returns their sandboxes.
+
+    Returns:
+        the sandboxes, the default first.
 
     Raises:
-        ServicesError: a service did not start.
+        ServicesError: a service is not up.
         MachineLostError: the machine does not answer.
     """
     project = machines.project
     assert project is not None
-    outcome = await launch(lambda: machines.on("primary", partial(_started, project)), machines.cancelled)
-    if isinstance(outcome, ServicesError):
-        raise outcome
-    return {container.service: ServiceSandbox(machines, container) for container in outcome}
+
+    def work(connection: Connection) -> list[Container] | ServicesError:
+        try:
+            return running(project, connection) if machines.snapshot else start(project, connection)
+        except ServicesError as error:  # raised, it would mean that the machine is lost
+            return error
+
+    def started() -> list[Container]:
+        with machines.more_phases() as phases, phases.phase("services"):
+            outcome = machines.on("primary", work)
+            if isinstance(outcome, ServicesError):
+                raise outcome
+        return outcome
+
+    containers = await launch(started, machines.cancelled)
+    return {container.service: ServiceSandbox(machines, container) for container in containers}

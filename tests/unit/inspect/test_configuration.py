@@ -96,6 +96,7 @@ ttl: 2h
         ("cloud: mars", "cloud"),
         ("fork: machines", "fork"),
         ("cloud: aws\nfork: epochs", "environments on aws cannot be frozen"),
+        ("cloud: aws\nfork: samples", "`fork: samples` needs `cloud: local`"),
         (
             "machines: [{name: Web_1}]",
             "machines.0 ('Web_1').name: 'Web_1' is not possible: a machine's name has 1 to 32",

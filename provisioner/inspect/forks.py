@@ -1,8 +1,9 @@
-"""Has the epochs of a sample start from one frozen environment, where the configuration says `fork: epochs`.
+"""Starts samples, or the epochs of each sample, from one frozen environment, where the configuration says `fork`.
 
-The epoch that comes up first is frozen at the end of its `sample_init`; the others wait for that, and are copies of it.
-Inspect's hooks say how many epochs there are, and when one is over. They are registered once a configuration asks for
-this, and not when this module is imported: Inspect names each hook that it finds at its start to its user.
+The first to come up is frozen at the end of its `sample_init`, before Inspect gets its sandboxes. The others wait for
+that, and are copies of it. What they share is all that the configuration makes, and nothing of a sample's own.
+Inspect's hooks say how many samples and epochs there are, and when one is over. They are registered once a
+configuration asks for this, and not when this module is imported: Inspect names each hook that it finds at its start.
 """
 
 from __future__ import annotations
@@ -32,38 +33,38 @@ _log = logging.getLogger("provisioner.inspect")
 
 @dataclass(eq=False)
 class _Fork:
-    """The epochs of one sample in one configuration.
+    """What starts from one environment: samples of one configuration, or the epochs of one of them.
 
     Args:
-        eval_id, sample_id: which sample.
-        first: held by the epoch that comes up first, until it is frozen.
+        eval_id: which eval.
+        sample_id: whose epochs; None for all samples.
+        first: held by the sample that comes up first, until it is frozen.
         snapshot: the name of the frozen environment; empty while there is none.
-        services: what was started in it.
-        session: of the epoch that was frozen.
-        over: the epochs that Inspect has finished.
+        session: of the sample that was frozen.
+        over: the epochs of the sample that Inspect has finished.
     """
 
     eval_id: str
-    sample_id: str | int
+    sample_id: str | int | None
     first: anyio.Lock = field(default_factory=anyio.Lock)
     snapshot: str = ""
-    services: Services = field(default_factory=dict)
     session: Session | None = None
     over: set[int] = field(default_factory=set)
 
 
 # By eval, sample, and all that makes the sample's machines. Only the event loop's thread adds and removes.
-_forks: dict[tuple[str, str | int, str], _Fork] = {}
-# The number of epochs of each eval that runs.
-_epochs: dict[str, int] = {}
+_forks: dict[tuple[str, str | int | None, str], _Fork] = {}
+# Of each eval that runs, how many may start from one environment, by the value of `fork`.
+_most: dict[str, dict[str, int]] = {}
 
 
-class EpochHooks(Hooks):
-    """Learns from Inspect how many epochs an eval has, and removes snapshots that no epoch needs any more."""
+class ForkHooks(Hooks):
+    """Learns from Inspect how many samples and epochs an eval has, and removes snapshots that none needs any more."""
 
     async def on_task_start(self, data: TaskStart) -> None:
-        """Keeps the number of epochs."""
-        _epochs[data.eval_id] = data.spec.config.epochs or 1
+        """Keeps the numbers of samples and epochs."""
+        epochs = data.spec.config.epochs or 1
+        _most[data.eval_id] = {"epochs": epochs, "samples": epochs * len(data.spec.dataset.sample_ids or ())}
 
     async def on_sample_end(self, data: SampleEnd) -> None:
         """Counts an epoch that Inspect has finished: its sandboxes are cleaned up, and it is not tried again."""
@@ -77,80 +78,75 @@ class EpochHooks(Hooks):
         """Removes the snapshots of the eval."""
         for fork in _forks_of(data.eval_id):
             await _remove(fork)
-        _epochs.pop(data.eval_id, None)
+        _most.pop(data.eval_id, None)
 
 
 @cache
 def watch() -> None:
-    """Registers the hooks. To be called for each configuration that forks epochs, before its eval starts."""
-    hooks(name="epochs", description="starts the epochs of a sample from one frozen environment")(EpochHooks)
+    """Registers the hooks. To be called for each configuration that forks, before its eval starts."""
+    hooks(name="forks", description="starts samples or epochs from one frozen environment")(ForkHooks)
 
 
-async def bring_up_epoch(
+async def bring_up_sample(
     machines: SampleMachines,
     origin: Origin,
     sample_id: str | int | None,
     start: Callable[[SampleMachines], Awaitable[Services]],
 ) -> Services:
-    """Brings up the machines of an epoch: anew, or as a copy of the sample's epoch that came up first.
+    """Brings up the machines of a sample: anew, or as a copy of the first sample that may start as it does.
 
     Args:
         origin: which eval it is.
         sample_id: Inspect's id of the sample.
-        start: starts the services in machines that came up anew, before they are frozen.
-
-    Returns:
-        the services that were started in these machines, or in those that they are a copy of.
+        start: returns the services in machines: starts them before they are frozen, and requires that a copy has them.
 
     Raises:
-        ProvisionerError: it failed. If it was to be frozen, the next epoch comes up anew and is frozen instead.
+        ProvisionerError: it failed. If it was to be frozen, the next sample comes up anew and is frozen instead.
     """
     fork = _fork_of(machines, origin, sample_id)
-    if fork is None:
-        await bring_up(machines)
-        return await start(machines)
-    if not fork.snapshot:
-        machines.session.progress.phase_started("waiting for the sample's first epoch")
+    if fork and not fork.snapshot:
+        machines.session.progress.phase_started("waiting for the environment that this sample is a copy of")
         async with fork.first:
             if not fork.snapshot:
                 await bring_up(machines)
-                fork.services = await start(machines)
+                services = await start(machines)
                 await launch(partial(_freeze, fork, machines), machines.cancelled)
-                return fork.services
-    machines.snapshot = fork.snapshot
+                return services
+    if fork:
+        machines.snapshot = fork.snapshot
     await bring_up(machines)
-    return fork.services
+    return await start(machines)
 
 
 def _fork_of(machines: SampleMachines, origin: Origin, sample_id: str | int | None) -> _Fork | None:
-    """Returns the sample's epochs; None if this one comes up anew and is not frozen."""
-    if machines.configuration.fork == "none":
+    """Returns what the sample starts together with; None if it comes up anew and is not frozen."""
+    fork = machines.configuration.fork
+    if fork == "none" or _most.get(origin.eval_id, {}).get(fork) == 1:
         return None
     if not origin.eval_id or sample_id is None:
-        machines.session.progress.note("Inspect does not say which sample this is. Its epoch comes up anew: no fork.")
+        machines.session.progress.note("Inspect does not say which sample this is. It comes up anew: no fork.")
         return None
-    if _epochs.get(origin.eval_id) == 1:
-        return None
+    whose = sample_id if fork == "epochs" else None
     # Of a compose file, the configuration may hold the path alone.
-    key = (origin.eval_id, sample_id, f"{machines.configuration.model_dump_json()} {machines.project}")
-    fork = _forks.setdefault(key, _Fork(origin.eval_id, sample_id))
-    return None if _is_over(fork) else fork  # Inspect may run an epoch again later, at its user's request
+    key = (origin.eval_id, whose, f"{machines.configuration.model_dump_json()} {machines.project}")
+    found = _forks.setdefault(key, _Fork(origin.eval_id, whose))
+    return None if _is_over(found) else found  # Inspect may run an epoch again later, at its user's request
 
 
 def _is_over(fork: _Fork) -> bool:
-    """Returns whether all epochs are over; False if Inspect has not said how many there are."""
-    return len(fork.over) >= _epochs.get(fork.eval_id, len(fork.over) + 1)
+    """Returns whether all epochs of a sample are over; False if Inspect has not said how many there are."""
+    return len(fork.over) >= _most.get(fork.eval_id, {}).get("epochs", len(fork.over) + 1)
 
 
 def _freeze(fork: _Fork, machines: SampleMachines) -> None:
-    """Freezes machines. Others start from them even if this epoch was cancelled meanwhile.
+    """Freezes machines. Others start from them even if this sample was cancelled meanwhile.
 
-    A host without room for a snapshot fails no epoch: the next one comes up anew, and tries again.
+    A host without room for a snapshot fails no sample: the next one comes up anew, and tries again.
     """
     try:
         name = machines.freeze()
     except CapacityError as error:
-        _log.warning("The epochs of sample %s come up anew for now. %s", fork.sample_id, describe(error))
+        _log.warning("%s comes up anew, and so does the next for now. %s", machines.session.label, describe(error))
         return
     fork.session, fork.snapshot = machines.session, name
 
@@ -180,4 +176,4 @@ async def end_all() -> None:
         if fork.snapshot and fork.session:
             snapshots.leave(fork.session, fork.snapshot)
     _forks.clear()
-    _epochs.clear()
+    _most.clear()

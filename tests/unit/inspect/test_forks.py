@@ -1,8 +1,9 @@
-"""Tests that the epochs of a sample start from one frozen environment, in evals on a fake cloud with a mock model."""
+"""Tests that samples and epochs start from one frozen environment, in evals on a fake cloud with a mock model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from provisioner.environment import lifecycle, snapshots, sweep
 from provisioner.errors import CapacityError, InfrastructureError, ProvisionerError
-from provisioner.inspect import clean_up, epochs
+from provisioner.inspect import clean_up, forks, services
+from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration
-from provisioner.inspect.epochs import Services, bring_up_epoch
+from provisioner.inspect.forks import Services, bring_up_sample
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox, _of_machines
-from provisioner.inspect.services import Container, ServiceSandbox
+from provisioner.inspect.sandbox import ProvisionerSandbox
+from provisioner.inspect.services import Container, ServiceSandbox, ServicesError, start_services
 from provisioner.session import Session
 from provisioner.store.locks import is_locked
 from provisioner.store.snapshots import SnapshotStore
@@ -47,8 +49,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud, configured: Configu
     cloud.guest_defaults["programs"] = dict.fromkeys(("/bin/sh", "bash", "true"), b"")
     monkeypatch.setenv("INSPECT_ASYNC_BACKEND", anyio_backend)
     monkeypatch.setattr(ProvisionerSandbox, "default_concurrency", classmethod(lambda _: None))
-    monkeypatch.setattr(epochs, "_forks", {})
-    monkeypatch.setattr(epochs, "_epochs", {})
+    monkeypatch.setattr(forks, "_forks", {})
+    monkeypatch.setattr(forks, "_most", {})
 
 
 BOTH = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
@@ -140,11 +142,33 @@ def test_samples_share_nothing_and_snapshots_go_at_the_end(
     _assert_nothing_left(session, cloud)
 
 
-def test_an_only_epoch_is_not_frozen(
+@BOTH
+def test_samples_of_one_configuration_start_as_copies_of_the_first(
     session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path
 ) -> None:
-    log = _evaluated(tmp_path, configured(fork="epochs"), epochs=1)
-    assert [_beginning(sample)["frozen_as"] for sample in log.samples or []] == [None]
+    log = _evaluated(tmp_path, configured(fork="samples"), samples=3, epochs=2)
+    assert log.status == "success", log.error
+    began = [_beginning(sample) for sample in log.samples or []]
+    [first] = [each for each in began if each["frozen_as"]]
+    assert [each["forked_from"] for each in began if each is not first] == [first["environment"]] * 5
+    assert list(cloud.frozen) == [first["frozen_as"]]
+    assert len({each["environment"] for each in began}) == 6
+    assert all(each["isolation"]["proven"] for each in began)
+    assert ["freeze" in each["phases"] for each in began].count(True) == 1
+    assert "freeze" in first["phases"]
+    for each in began:
+        assert ("start" in cloud.machine(each["environment"]).guest.operations) == (each is first)
+        assert len(session.ledger.entries(environment=each["environment"])) == 1
+    assert len({record.label for each in began if (record := session.environments.record(each["environment"]))}) == 6
+    _assert_nothing_left(session, cloud)
+
+
+@pytest.mark.parametrize(("fork", "samples"), [("epochs", 2), ("samples", 1)])
+def test_what_nothing_else_starts_from_is_not_frozen(
+    session: Session, cloud: FakeCloud, configured: Configured, tmp_path: Path, fork: str, samples: int
+) -> None:
+    log = _evaluated(tmp_path, configured(fork=fork), samples=samples, epochs=1)
+    assert [_beginning(sample)["frozen_as"] for sample in log.samples or []] == [None] * samples
     assert cloud.frozen == {}
     _assert_nothing_left(session, cloud)
 
@@ -180,7 +204,7 @@ def test_a_full_disk_fails_no_epoch_and_the_next_one_is_frozen(
         (False, True),
         (True, False),
     ]
-    assert "sample 0 come up anew for now. The disk of this host has no room" in caplog.text
+    assert "comes up anew, and so does the next for now. The disk of this host has no room" in caplog.text
     _assert_nothing_left(session, cloud)
 
 
@@ -236,7 +260,7 @@ async def _nothing(_: SampleMachines) -> Services:
 
 async def _up(configuration: Configuration, sample_id: str | int = 1, origin: Origin = ORIGIN) -> SampleMachines:
     machines = await anyio.to_thread.run_sync(partial(_machines, configuration))
-    await bring_up_epoch(machines, origin, sample_id, _nothing)
+    await bring_up_sample(machines, origin, sample_id, _nothing)
     return machines
 
 
@@ -256,44 +280,95 @@ async def test_if_the_first_epoch_is_cancelled_the_next_one_is_frozen(
     first, second = _machines(configuration), _machines(configuration)
     with anyio.fail_after(BOUND_SECONDS):
         async with anyio.create_task_group() as group, anyio.create_task_group() as cancelled:
-            cancelled.start_soon(bring_up_epoch, first, ORIGIN, 1, never)
+            cancelled.start_soon(bring_up_sample, first, ORIGIN, 1, never)
             await began.wait()
 
             async def wait() -> None:
-                await bring_up_epoch(second, ORIGIN, 1, _nothing)
+                await bring_up_sample(second, ORIGIN, 1, _nothing)
                 up.append(second)
 
             group.start_soon(wait)
-            await until_in_loop(lambda: epochs._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
+            await until_in_loop(lambda: forks._forks_of("eval")[0].first.statistics().tasks_waiting == 1)
             assert up == []
             cancelled.cancel_scope.cancel()
-    assert (second.snapshot, second.frozen_as) == ("", f"epochs-{second.environment.id}")
+    assert (second.snapshot, second.frozen_as) == ("", f"fork-{second.environment.id}")
     third = await _up(configuration)
     assert third.snapshot == second.frozen_as
     for machines in (first, second, third):
         machines.destroy()
-    await epochs.end_all()
+    await forks.end_all()
     _assert_nothing_left(session, cloud)
 
 
+PROJECT = Project(("web",), "{}", '{"services": {}}', (), frozenset(), (), 0, "", 1, 2, ())
+
+
+def _with_services(configuration: Configuration, project: Project = PROJECT) -> SampleMachines:
+    """Returns the machines of a sample whose family makes no engine, beside the services of a compose file."""
+    machines = _machines(configuration)
+    machines.project = project
+    return machines
+
+
 @pytest.mark.anyio
-async def test_services_start_once_and_each_copy_has_its_sandboxes(configured: Configured) -> None:
-    started: list[SampleMachines] = []
+async def test_services_start_once_and_a_copy_is_asked_for_its_own(
+    configured: Configured, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     container = Container("web", "0123456789ab", "app", "/srv")
+    asked: list[str] = []
 
-    async def start(machines: SampleMachines) -> Services:
-        started.append(machines)
-        return {"web": ServiceSandbox(machines, container)}
+    def answer(name: str, *_: object) -> list[Container]:
+        asked.append(name)
+        return [container]
 
-    epochs_of_it = [_machines(configured(fork="epochs")) for _ in range(2)]
-    for machines in epochs_of_it:
-        services = await bring_up_epoch(machines, ORIGIN, 1, start)
-        web = _of_machines(machines, services)["web"].as_type(ServiceSandbox)
+    for name in ("start", "running"):
+        monkeypatch.setattr(services, name, partial(answer, name))
+    both = [_with_services(configured(fork="samples")) for _ in range(2)]
+    for number, machines in enumerate(both):
+        found = await bring_up_sample(machines, ORIGIN, number, start_services)
+        web = found["web"].as_type(ServiceSandbox)
         assert (web.machines, web.container) == (machines, container)
-    assert started == epochs_of_it[:1]
-    for machines in epochs_of_it:
+    assert asked == ["start", "running"]
+    phases = [[phase.name for phase in machines.environment.phases] for machines in both]
+    assert (phases[0][-2:], phases[1][-1]) == (["services", "freeze"], "services")
+    assert session.environments.reread(both[0].environment).phases == both[0].environment.phases
+    for machines in both:
         machines.destroy()
-    await epochs.end_all()
+    await forks.end_all()
+
+
+@pytest.mark.anyio
+async def test_a_service_that_has_ended_since_the_freeze_fails_the_copy(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> list[Container]:
+        raise ServicesError("The service web is not up: exited, exit code 1.")
+
+    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "", "/")])
+    monkeypatch.setattr(services, "running", ended)
+    first, copy = (_with_services(configured(fork="samples")) for _ in range(2))
+    await bring_up_sample(first, ORIGIN, 1, start_services)
+    with pytest.raises(ServicesError, match="web is not up"):
+        await bring_up_sample(copy, ORIGIN, 2, start_services)
+    assert copy.losses == []
+    for machines in (first, copy):
+        machines.destroy()
+    await forks.end_all()
+
+
+@pytest.mark.anyio
+async def test_samples_whose_compose_files_say_something_else_with_their_metadata_are_no_copies(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "start", lambda *_: [Container("web", "0123456789ab", "", "/")])
+    other = replace(PROJECT, run='{"services": {"web": {"environment": {"LEVEL": "2"}}}}')
+    both = [_with_services(configured(fork="samples"), project) for project in (PROJECT, other)]
+    for number, machines in enumerate(both):
+        await bring_up_sample(machines, ORIGIN, number, start_services)
+    assert [machines.snapshot for machines in both] == ["", ""]
+    for machines in both:
+        machines.destroy()
+    await forks.end_all()
 
 
 @BOTH
@@ -317,12 +392,15 @@ async def test_another_sample_eval_or_configuration_is_never_a_copy(session: Ses
         await _up(forking, "1"),
         await _up(forking, origin=Origin("task", "other", "1")),
         await _up(configured(fork="epochs", ttl="3h")),
+        await _up(configured(fork="samples")),
+        await _up(configured(fork="samples"), origin=Origin("task", "other", "1")),
+        await _up(configured(fork="samples", ttl="3h")),
     ]
-    assert len({machines.frozen_as for machines in others}) == 4
+    assert len({machines.frozen_as for machines in others}) == 7
     assert {machines.snapshot for machines in others} == {""}
     for machines in others:
         machines.destroy()
-    await epochs.end_all()
+    await forks.end_all()
 
 
 @pytest.mark.anyio
