@@ -330,7 +330,7 @@ class Attempt:
                 complete = self.session.cloud.clear(EnvironmentResources(environment=self.id, region=entry.region))
                 # If only this home uses the ledger, there would be a record of anything that was created.
                 private = not self.session.database
-                if private or came_up or complete or entry.launched_at + settlement.MAX_CREATION <= now():
+                if private or came_up or complete or entry.launched_at <= now() - settlement.MAX_CREATION:
                     self.session.ledger.settle_late(self.id, now())
             self.session.environments.forget(self.id)  # a process killed while it archived leaves a part of it
 

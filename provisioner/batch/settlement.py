@@ -46,7 +46,8 @@ def settle_orphan(session: Session, name: str, *, wait: bool) -> None:
     if session.environments.directory(name).exists():
         return  # its destruction failed, and its end step says so
     for entry in session.ledger.entries(unsettled=True, environment=name):
-        seconds = (entry.launched_at + MAX_CREATION - now()).total_seconds()
+        # Not longer if the clock was set back.
+        seconds = min(MAX_CREATION, MAX_CREATION - (now() - entry.launched_at)).total_seconds()
         if seconds > 0 and not wait:
             continue
         session.progress.phase_started("waiting for what a dead worker may have begun")
@@ -62,6 +63,6 @@ def others_have_reservations(session: Session, batch: str, environment: str) -> 
         environment: the id of the one that is no other.
     """
     return any(
-        entry.environment != environment and entry.expires_at + TEARDOWN > now()
+        entry.environment != environment and entry.expires_at > now() - TEARDOWN
         for entry in session.ledger.entries(unsettled=True, batch=batch)
     )

@@ -14,6 +14,7 @@ from provisioner.batch.attempts import Attempt
 from provisioner.batch.results import EARLIER, Outcome, Row
 from provisioner.batch.steps import AgentStep, Costs, EndStep, Failure, ScoreStep, Step, UpStep
 from provisioner.batch.suite import Run
+from provisioner.clock import elapsed
 from provisioner.models import Phase, Record
 
 # Interruptions do not count as retries, but there must be an end to them, too.
@@ -110,7 +111,7 @@ def build_row(run: Run, results: list[AttemptResult], costs: Costs, version: str
     steps = [step for step in (last.up, last.agent, last.score, last.end) if step]
     phases = [phase for step in steps for phase in step.phases]
     if len(results) > 1:
-        seconds = (last.up.begun_at - results[0].up.begun_at).total_seconds()
+        seconds = elapsed(results[0].up.begun_at, last.up.begun_at).total_seconds()
         phases.insert(0, Phase(name=EARLIER, seconds=seconds))
     return Row(
         key=run.key,

@@ -185,14 +185,16 @@ class Ledger:
             )
 
     def settle_late(self, environment: str, ended_at: datetime) -> None:
-        """Settles an environment that has no record any more at the share of its reservation that it lived for."""
+        """Settles an environment that has no record any more at the share of its reservation that it lived for.
+
+        If it ends before its launch, as the clock was set back, it costs all that was reserved.
+        """
         for entry in self.entries(unsettled=True, environment=environment):
-            ended_at = min(ended_at, entry.expires_at)
-            whole = (entry.expires_at - entry.launched_at).total_seconds()
-            lived = (ended_at - entry.launched_at).total_seconds()
-            self.settle(
-                environment, ended_at, min(entry.reserved_micro_usd, ceil(entry.reserved_micro_usd * lived / whole))
-            )
+            if entry.launched_at <= ended_at < entry.expires_at:
+                share = (ended_at - entry.launched_at) / (entry.expires_at - entry.launched_at)
+                self.settle(environment, ended_at, ceil(entry.reserved_micro_usd * share))
+            else:
+                self.settle(environment, entry.expires_at, entry.reserved_micro_usd)
 
     def entries(self, *, unsettled: bool = False, batch: str = "", environment: str = "") -> list[Entry]:
         """Returns entries in order of launch: all, or those that are unsettled, of one batch, or of one environment."""

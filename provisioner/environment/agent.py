@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from provisioner.best_effort import best_effort
-from provisioner.clock import now
+from provisioner.clock import elapsed, now
 from provisioner.clouds.guest_files import SENT
 from provisioner.copying.copy_program import TOP
 from provisioner.copying.transfer import packed, send_input
@@ -196,8 +196,8 @@ class _Following:
         """Returns when the controller ends an agent by itself, in time.monotonic() seconds."""
         if self._agent.limit is None:
             return None
-        seconds = (begun_at + self._agent.limit - now()).total_seconds()
-        return time.monotonic() + seconds + STOPPING_SECONDS
+        left = self._agent.limit - elapsed(begun_at, now())
+        return time.monotonic() + left.total_seconds() + STOPPING_SECONDS
 
     def finish(self) -> AgentResult:
         """Follows the agent until it has ended, on as many connections as that takes."""

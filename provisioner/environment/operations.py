@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from provisioner import strict_json
 from provisioner.best_effort import best_effort
-from provisioner.clock import now
+from provisioner.clock import elapsed, now
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import SubmissionError, TaskError, UsageError
 from provisioner.family.env_file import select_required
@@ -299,7 +299,7 @@ def intermediate_score(
             message=parsed.message,
             details=parsed.details,
             scored_at=now(),
-            elapsed_seconds=(now() - begin).total_seconds(),
+            elapsed_seconds=elapsed(begin, now()).total_seconds(),
         )
         environment = session.environments.update(environment, score_log=_extended(environment.score_log, entry))
     elif parsed.failed:

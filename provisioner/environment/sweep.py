@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from provisioner.best_effort import describe
-from provisioner.clock import now
+from provisioner.clock import elapsed, now
 from provisioner.clouds.findings import EnvironmentResources
 from provisioner.costs.ledger import Entry, Ledger
 from provisioner.environment import snapshots
@@ -73,7 +73,7 @@ def orphan_reason(
         older_than: anything younger is left alone.
     """
     created_at = record.created_at if record else found.created_at
-    if attended or (created_at and at - created_at < older_than):
+    if attended or (created_at and elapsed(created_at, at) < older_than):
         return None
     if record:
         return _judge_record(record, at)
@@ -82,9 +82,10 @@ def orphan_reason(
     # Another controller created it. Its records cannot be read here, only its tags.
     if found.leased_until and found.leased_until > at:
         return None
-    expires_at = found.expires_at or (found.created_at + MAX_TTL if found.created_at else None)
-    if expires_at and expires_at + GRACE <= at:
-        return f"its time to live ended {format_duration(at - expires_at)} ago, and no controller manages it"
+    # Nothing is added to a time that others have written: it may be the last one that there is.
+    begin, limit = (found.expires_at, timedelta(0)) if found.expires_at else (found.created_at, MAX_TTL)
+    if begin and _is_over(begin, at - limit):
+        return f"its time to live ended {format_duration(at - limit - begin)} ago, and no controller manages it"
     return None
 
 
@@ -149,7 +150,7 @@ def _damaged_until(session: Session, name: str) -> datetime | None:
 
 
 def _is_over(expires_at: datetime | None, at: datetime) -> bool:
-    return expires_at is not None and expires_at + GRACE <= at
+    return expires_at is not None and expires_at <= at - GRACE
 
 
 def sweep(
@@ -253,7 +254,7 @@ def _tidy(session: Session, regions: Sequence[str] | None) -> None:
 
 def _settle_expired(session: Session, shared: Ledger, regions: Sequence[str] | None) -> None:
     """Settles reservations, of any home, whose environments are past their time to live and do not exist."""
-    expired = [entry for entry in _held(session, shared, regions) if entry.expires_at + TEARDOWN + GRACE <= now()]
+    expired = [entry for entry in _held(session, shared, regions) if entry.expires_at <= now() - TEARDOWN - GRACE]
     if expired:
         existing = {found.environment for found in session.cloud.survey(regions)}
         for entry in expired:

@@ -36,6 +36,7 @@ from provisioner.batch.records import Batch
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.results import Row
+from provisioner.clock import elapsed
 from provisioner.costs.prices import MICRO
 from provisioner.printable import printable, printable_lines
 
@@ -125,7 +126,7 @@ def _sample(row: Row, evidence: Evidence, limit_seconds: float) -> EvalSample:
     if submission is not None:
         messages.append(ChatMessageAssistant(content=submission))
     score = None if row.score is None else Score(value=row.score, answer=submission, explanation=said or None)
-    seconds = (row.ended_at - row.started_at).total_seconds() if row.started_at and row.ended_at else None
+    seconds = elapsed(row.started_at, row.ended_at).total_seconds() if row.started_at and row.ended_at else None
     failed = row.outcome in ERRORS
     return EvalSample(
         id=printable(row.task),

@@ -111,4 +111,4 @@ def _others(machines: SampleMachines) -> _Others:
 
 def _may_help(last_end: datetime | None) -> bool:
     """Returns whether other environments run that a process will settle: their reservation and memory are free then."""
-    return last_end is not None and last_end + TEARDOWN > now()
+    return last_end is not None and last_end > now() - TEARDOWN

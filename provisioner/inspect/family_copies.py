@@ -105,7 +105,7 @@ def remove_abandoned() -> None:
     for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             status = directory.lstat()
-            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < YOUNG_SECONDS:
+            if status.st_uid != os.geteuid() or abs(time.time() - status.st_mtime) < YOUNG_SECONDS:
                 continue
             if (descriptor := _locked(directory)) is not None:
                 shutil.rmtree(directory, ignore_errors=True)

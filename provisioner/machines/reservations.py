@@ -95,8 +95,10 @@ def settle(session: Session, environment: Environment, *, ran: bool | None) -> N
         ran: whether it still ran just before; otherwise its time to live has ended it. If that is not known (None), it
             costs no more than was reserved.
     """
-    latest = {True: now(), False: environment.expires_at, None: environment.expires_at + TEARDOWN}[ran]
-    ended_at = min(now(), latest)
+    reserved_until = environment.expires_at + TEARDOWN
+    ended_at = min(now(), {True: now(), False: environment.expires_at, None: reserved_until}[ran])
+    if ended_at < environment.created_at:  # the clock was set back: nobody knows how long it lived
+        ended_at = reserved_until
     rate = environment.worst_usd_per_hour if environment.usd_per_hour is None else environment.usd_per_hour
     actual = cost_between(rate, environment.created_at, ended_at) if rate else 0
     if environment.shared_ledger and not session.database:

@@ -14,6 +14,7 @@ from provisioner.batch.report.outcomes import OUTCOMES, PHASE_CHARACTERS
 from provisioner.batch.report.texts import LEAST_BYTES, first_part, last_part
 from provisioner.batch.results import Row
 from provisioner.batch.score_log import LoggedScore
+from provisioner.clock import elapsed
 from provisioner.costs.prices import MICRO
 from provisioner.ttl import format_duration
 
@@ -86,7 +87,7 @@ def run_views(rows: Sequence[Row], evidence: Mapping[str, Evidence]) -> list[Run
 
 
 def _view(number: int, row: Row, evidence: Evidence, share: float) -> RunView:
-    seconds = (row.ended_at - row.started_at).total_seconds() if row.started_at and row.ended_at else None
+    seconds = elapsed(row.started_at, row.ended_at).total_seconds() if row.started_at and row.ended_at else None
     return RunView(
         key=row.key,
         number=number,

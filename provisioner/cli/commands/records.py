@@ -11,7 +11,7 @@ from provisioner.cli.command import command, progress
 from provisioner.cli.home import default_home
 from provisioner.cli.options import PastEnvironmentArgument
 from provisioner.cli.output import Result, table
-from provisioner.clock import now
+from provisioner.clock import elapsed, now
 from provisioner.environment.outcomes import described
 from provisioner.errors import InfrastructureError
 from provisioner.models import Endpoint, Environment
@@ -70,7 +70,7 @@ def _is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
 
 
 def _age(environment: Environment) -> str:
-    minutes = int((now() - environment.created_at).total_seconds() // 60)
+    minutes = int(elapsed(environment.created_at, now()).total_seconds() // 60)
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m"
 
 

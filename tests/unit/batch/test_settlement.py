@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -47,6 +47,17 @@ def test_an_orphan_is_settled_once_its_terraform_has_ended(session: Session) -> 
     assert [entry.environment for entry in session.ledger.entries(unsettled=True)] == ["young"]
 
 
+def test_an_orphan_whose_launch_lies_ahead_is_not_waited_for_longer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("provisioner.signals.wait", lambda seconds, _: waits.append(seconds))
+    reserve(session, "env", launched=-3 * HOUR, left=4 * HOUR)
+    settlement.settle_orphan(session, "env", wait=True)
+    assert waits == [settlement.MAX_CREATION.total_seconds()]
+    assert session.ledger.entries(unsettled=True) == []
+
+
 def test_an_environment_that_this_home_still_has_is_no_orphan(session: Session, cloud: FakeCloud) -> None:
     reserve(session, "env", launched=settlement.MAX_CREATION)
     created(session, environment("env"))
@@ -62,3 +73,10 @@ def test_only_what_others_may_still_cost_is_waited_for(session: Session) -> None
     reserve(session, "other")
     assert settlement.others_have_reservations(session, "b-1", "mine")
     assert not settlement.others_have_reservations(session, "b-2", "mine")
+
+
+def test_an_end_that_no_clock_reaches_is_still_compared(session: Session) -> None:
+    """Whoever may write into a shared ledger may write the last moment that a time can have."""
+    reserve(session, "forged", launched=HOUR)
+    session.ledger.extend("forged", datetime.max.replace(tzinfo=UTC), 1000)
+    assert settlement.others_have_reservations(session, "b-1", "mine")

@@ -122,6 +122,21 @@ def test_what_has_no_record_settles_by_its_share_of_the_hold(tmp_path: Path) -> 
         assert next(each for each in ledger.entries() if each.environment == name).actual_micro_usd == expected
 
 
+@pytest.mark.parametrize(
+    ("lives", "ended"),
+    [(timedelta(hours=4), -timedelta(hours=3)), (timedelta(0), timedelta(0)), (-timedelta(hours=1), timedelta(0))],
+    ids=["clock-set-back", "no-life", "ends-first"],
+)
+def test_a_life_that_cannot_be_told_costs_all_that_was_reserved(
+    tmp_path: Path, lives: timedelta, ended: timedelta
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.reserve(entry("a", 100, expires_at=BEGIN + lives))
+    ledger.settle_late("a", BEGIN + ended)
+    [settled] = ledger.entries()
+    assert (settled.actual_micro_usd, settled.ended_at) == (100, BEGIN + lives)
+
+
 class InterruptedByCommit(sqlite3.Connection):
     """A connection with a Ctrl-C during COMMIT, which Python raises after it."""
 

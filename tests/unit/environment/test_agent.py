@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.clock import now
 from provisioner.driver.output_tee import LOG_LIMIT_BYTES
 from provisioner.environment import agent as module
 from provisioner.environment.agent import Agent, run_agent
@@ -212,6 +213,24 @@ def test_the_agent_of_a_crashed_controller_is_followed(
     done = run_agent(session, session.environments.reread(env), agent)
     assert (done.exit_code, done.stdout) == (6, b"begun\ndone\n")
     assert (guest.home / "count").read_text() == "once\n"
+
+
+def test_a_clock_that_was_set_back_gives_an_agent_no_more_time(
+    session: Session, env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+    run = Connection.run
+
+    def noted(self: Connection, command: Any, **settings: Any) -> Any:
+        if command == ["agent.py"]:
+            limits.append(settings["timeout_seconds"])
+        return run(self, command, **settings)
+
+    monkeypatch.setattr(Connection, "run", noted)
+    ahead = session.environments.update(env, agent_at=now() + timedelta(hours=3))
+    limit = timedelta(minutes=1)
+    run_agent(session, ahead, Agent(agents(tmp_path / "agent", "echo 1"), "sh run.sh", limit, identity="batch"))
+    assert limits[0] == pytest.approx(60 + module.STOPPING_SECONDS, abs=30)
 
 
 def test_an_agent_that_was_never_started_is_started(

@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from provisioner.clock import now
 from provisioner.driver.task_driver import TaskDriver
 from provisioner.environment import operations
 from provisioner.errors import MissingVariablesError, SubmissionError, TaskError, UsageError
@@ -218,6 +220,14 @@ def test_a_hidden_intermediate_score_is_logged(
     assert updated.score_log == (result.entry,)
     assert session.environments.find("env").score_log == updated.score_log
     assert updated.score_log[0].details == {"b": 2}
+
+
+def test_a_score_from_before_the_clock_was_set_back_took_no_negative_time(
+    session: Session, env: Environment, driver: TaskDriver
+) -> None:
+    env = changed(session, env, has_intermediate_score=True, started_at=now() + timedelta(hours=3))
+    updated, _ = operations.intermediate_score(session, env, driver)
+    assert [entry.elapsed_seconds for entry in updated.score_log] == [0]
 
 
 def test_an_answer_without_a_score_adds_no_log_entry(

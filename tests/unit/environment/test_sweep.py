@@ -69,6 +69,12 @@ def test_an_unattended_environment_is_removed(recorded: Environment, reason: str
     assert verdict(surveyed(home=HERE), recorded, older_than=4 * HOUR) is None
 
 
+def test_an_environment_from_before_the_clock_was_set_back_is_removed() -> None:
+    ahead = record("destroying").model_copy(update={"created_at": NOW + 3 * HOUR})
+    assert verdict(surveyed(home=HERE), ahead) == "the command that managed it has ended"
+    assert verdict(surveyed(home=HERE), ahead, older_than=HOUR) is None
+
+
 def test_an_environment_without_a_record_is_removed_at_once() -> None:
     assert verdict(surveyed(home=HERE, expires_at=NOW + HOUR)) == "this home created it and has no record of it"
     assert verdict(surveyed(home=HERE), attended=True) is None
@@ -86,6 +92,8 @@ def test_an_environment_without_a_record_is_removed_at_once() -> None:
         ({"created_at": None}, False),
         ({"created_at": NOW - timedelta(days=6)}, False),
         ({"created_at": NOW - timedelta(days=8)}, True),
+        ({"created_at": datetime.max.replace(tzinfo=UTC)}, False),
+        ({"expires_at": datetime.max.replace(tzinfo=UTC)}, False),
     ],
 )
 def test_another_controllers_environment_is_removed_late(changes: dict[str, object], goes: bool) -> None:
@@ -99,7 +107,8 @@ def test_an_old_shared_reservation_is_settled(tmp_path: Path, monkeypatch: pytes
     session = Session(home=home, cloud=LocalCloud(home, Settings()))
     shared = Ledger(tmp_path / "shared.sqlite")
     at = datetime.now(UTC)
-    for name, remaining in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR)):
+    forged = datetime.max.replace(tzinfo=UTC) - at
+    for name, remaining in (("gone", -HOUR), ("exists", -HOUR), ("lives", HOUR), ("forged", forged)):
         shared.reserve(
             Entry(
                 environment=name, kind="task", cloud="local", region="", family="fam", task="main", batch="b",
@@ -109,7 +118,7 @@ def test_an_old_shared_reservation_is_settled(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(LocalCloud, "survey", lambda *_: [surveyed(environment="exists", created_at=at)])
     monkeypatch.setattr(LocalCloud, "clear", lambda *_: True)
     sweep(session, lambda _: session, None, older_than=2 * HOUR, shared=shared)
-    assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "lives"]
+    assert [entry.environment for entry in shared.entries(unsettled=True)] == ["exists", "forged", "lives"]
 
 
 def test_a_snapshot_whose_making_was_cut_short_is_removed(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_sample_has_all_that_was_kept_of_its_run(tmp_path: Path) -> None:
     assert (sample.metadata["recording"], sample.metadata["isolation"]) == ("0" * 64, proof().line())
     assert (sample.metadata["cost_usd"], sample.metadata["seconds"]) == (0.02, {"boot": 30, "agent": 60})
     assert sample.total_time == 90
+
+
+def test_a_run_that_ends_before_it_begins_took_no_time(tmp_path: Path) -> None:
+    [log] = read(tmp_path, row(1, ended_at=BEGIN - timedelta(hours=3)))
+    assert log.samples is not None
+    assert log.samples[0].total_time == 0
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,15 @@ def test_the_cost_of_the_time_that_it_ran_is_settled(
     session.leases.release("env")
 
 
+def test_a_clock_that_was_set_back_makes_no_life_cheap(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = reservations.reserve(session, environment().model_copy(update={"usd_per_hour": Decimal(6)}))
+    monkeypatch.setattr(reservations, "now", lambda: env.created_at - 2 * HOUR)
+    reservations.settle(session, env, ran=True)
+    [entry] = session.ledger.entries()
+    assert (entry.actual_micro_usd, entry.ended_at) == (7_000_000, env.expires_at + TEARDOWN)
+    session.leases.release("env")
+
+
 def test_settling_without_the_shared_database_asks_for_its_url(session: Session) -> None:
     reservations.settle(session, environment(shared_ledger=True), ran=True)
     assert "PROVISIONER_DATABASE" in told_of(session).notes[0]

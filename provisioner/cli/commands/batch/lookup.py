@@ -108,7 +108,7 @@ def reader(home: Home, batch: Batch, database: str) -> Iterator[Callable[[], tup
             try:
                 states = client().states(batch.id)
             except InfrastructureError:
-                if database or now() - batch.created_at > STARTING:
+                if database or abs(now() - batch.created_at) > STARTING:
                     raise
                 return {}, []  # a new batch's controller is still making the queue
             cancelled = Batches(home).cancelled(batch)

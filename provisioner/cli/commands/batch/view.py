@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from provisioner.batch.records import Batch
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.results import Row
 from provisioner.batch.suite import Suite
-from provisioner.clock import now
+from provisioner.clock import elapsed, now
 from provisioner.costs.prices import MICRO, dollars
 from provisioner.printable import beginning, printable, printable_lines
 from provisioner.ttl import format_duration
@@ -26,7 +27,7 @@ MAX_RUNS_SHOWN = 20
 # Of the last line that a run's machines have said.
 SAID_CHARACTERS = 200
 # How long there may be no new line where there is no live table. Then one says how far the batch is.
-SILENCE = timedelta(minutes=1)
+SILENCE_SECONDS = 60.0
 RUNS_NAMED = 5
 
 
@@ -41,7 +42,8 @@ def time_left(
         running_since: when those began that run.
         places: how many run at once.
     """
-    durations = [(row.ended_at - row.started_at).total_seconds() for row in rows if row.started_at and row.ended_at]
+    timed = [elapsed(row.started_at, row.ended_at) for row in rows if row.started_at and row.ended_at]
+    durations = [each.total_seconds() for each in timed]
     if not durations:
         return None
     mean = sum(durations) / len(durations)
@@ -117,7 +119,7 @@ class BatchView:
         self._batch = batch
         self._ended = set(ended)
         self._attempts: dict[str, int] = {}
-        self._noted_at = now()
+        self._noted_at = time.monotonic()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         if self._live:
             self._live.start()
@@ -152,13 +154,13 @@ class BatchView:
                 self.note(f"[{len(self._ended)}/{len(self._batch.runs)}] {row_line(self._batch.suite, row)}")
         if self._live:
             self._live.update(self._table(states, rows, active_runs, costs))
-        elif now() - self._noted_at >= SILENCE:
+        elif time.monotonic() - self._noted_at >= SILENCE_SECONDS:
             progress, *_ = summary(self._batch, states, rows, costs)
             self.note("; ".join([progress, *_doing(states, active_runs)]))
 
     def note(self, text: str) -> None:
         """Prints one line."""
-        self._noted_at = now()
+        self._noted_at = time.monotonic()
         self._console.print(Text.assemble((f"{now():%H:%M:%S}", "dim"), " ", printable(text)))
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ def watch(batch: BatchArgument, database: DatabaseOption = "") -> Result:
                 states, rows = read()
                 costs = batch_costs(opened.ledger, record.id)
                 view.show(states, rows, active_runs(opened, record, states), [], costs)
-                starting = not was_attended and now() - record.created_at < STARTING
+                starting = not was_attended and abs(now() - record.created_at) < STARTING
                 if len(ended(rows)) == len(record.runs) or not (attended or starting):
                     break
                 # A poll of thousands of runs takes long: at most a fifth of the time is spent on it.

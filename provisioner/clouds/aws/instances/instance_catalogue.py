@@ -90,7 +90,7 @@ def _live(api: Api, region: str, kept: Path) -> Catalogue:
     """What the API said within the last day, or says now. What it does not say is missing."""
     try:
         kept_catalogue = strict_json.load_file(Catalogue, kept)
-        if now().timestamp() - kept.stat().st_mtime < KEEP_SECONDS:
+        if abs(now().timestamp() - kept.stat().st_mtime) < KEEP_SECONDS:
             return kept_catalogue
     except (OSError, ValueError):
         pass

@@ -180,7 +180,7 @@ def _runs(directory: Path) -> bool:
 def _leaves(directory: Path) -> bool:
     """Returns whether a machine has just been ended for its disk, which may take a while to be removed."""
     with contextlib.suppress(OSError):
-        return time.time() - (directory / EVICTED).stat().st_mtime < LEAVING_SECONDS
+        return abs(time.time() - (directory / EVICTED).stat().st_mtime) < LEAVING_SECONDS
     return False
 
 

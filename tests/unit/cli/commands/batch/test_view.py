@@ -26,6 +26,7 @@ from provisioner.cli.commands.batch.view import (
     time_left,
 )
 from provisioner.clock import now
+from tests.unit.fakes.clock import WaitingClock
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
 KEYS = [f"fam/main/guess/{number}" for number in range(1, 5)]
@@ -73,6 +74,11 @@ def test_the_time_left_is_of_this_round_and_those_to_come(
     since = [at - timedelta(seconds=seconds) for seconds in running_for]
     assert time_left([row(0), row(1)], queued, since, places, at) == timedelta(seconds=left)
     assert time_left([], queued, since, places, at) is None
+
+
+def test_runs_that_end_before_they_begin_take_no_time() -> None:
+    back = row(0, ended_at=BEGIN - timedelta(hours=3))
+    assert time_left([back, row(1)], 0, [BEGIN], 1, BEGIN) == timedelta(seconds=45)
 
 
 def test_the_summary_counts_and_says_what_it_costs() -> None:
@@ -138,8 +144,9 @@ def test_piped_each_run_begins_and_ends_with_a_plain_line() -> None:
 
 def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    at = BEGIN
-    monkeypatch.setattr(module, "now", lambda: at)
+    at, clock = BEGIN, WaitingClock()
+    monkeypatch.setattr(module, "now", lambda: at + timedelta(seconds=clock.seconds))
+    monkeypatch.setattr(module, "time", clock)
     view = BatchView(Console(file=text, width=200), batch())
     live_status = LiveStatus()
     states = {KEYS[0]: RunState(key=KEYS[0], state="running", started_at=BEGIN - timedelta(minutes=3))}
@@ -151,13 +158,13 @@ def test_piped_a_line_says_what_the_runs_do_after_a_minute(monkeypatch: pytest.M
         others = [runs.enter_context(live_status.track(f"s-1/other/{number}")) for number in range(RUNS_NAMED)]
         others[3].phase = ""  # as of a run whose environment is on another host
         for seconds in (59, 60, 61):
-            at = BEGIN + timedelta(seconds=seconds)
+            clock.seconds = seconds
             view.show(states, [], live_status.active_runs()[:1], [], (0, 0))
-        at += timedelta(hours=1)
+        at += timedelta(hours=1)  # the system's clock is set, and the next line is not late for it
         view.show(states, [], live_status.active_runs(), [], (0, 0))
-        at += timedelta(minutes=1)
+        clock.sleep(60)
         view.show(states, [], live_status.active_runs(), [], (0, 0))
-        at += timedelta(minutes=1)
+        clock.sleep(60)
         view.show(states, [], [], [], (0, 0))
         view.show(states, [row(0)], [], [], (0, 0))
     lines = text.getvalue().splitlines()

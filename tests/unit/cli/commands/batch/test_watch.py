@@ -135,3 +135,12 @@ def test_a_batch_without_a_controller_is_not_watched_for_long(
     shown = provisioner("batch", "watch", "s-1")
     assert clock.seconds == lookup.STARTING.total_seconds()
     assert (shown.code, "batch resume s-1" in shown.stdout) == (0, True)
+
+
+def test_a_batch_that_the_clock_says_is_yet_to_come_is_not_waited_for(
+    provisioner: CommandLine, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Batches(Home(provisioner.home)).save(batch.model_copy(update={"created_at": AT + timedelta(hours=3)}))
+    use(clock := WaitingClock(), monkeypatch)
+    assert "batch resume s-1" in provisioner("batch", "watch", "s-1").stdout
+    assert clock.seconds == 0
