@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import secrets
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.markup import escape
 
+from provisioner.clock import now
 from provisioner.errors import (
     ImageBuildError,
     Interrupted,
     MissingVariablesError,
     ProvisionerError,
     TaskError,
-    UsageError,
 )
 from provisioner.inspect.private import PrerequisiteError
 from provisioner.inspect.wording import for_inspect
 from provisioner.printable import beginning, first_and_last_lines, printable_lines
 from provisioner.redaction import Redactor
+from provisioner.store.files import write_atomically
+from provisioner.store.home import Home
 
-# Of a program's output or a traceback.
+# Of a program's output or a traceback: in a sample's transcript, and where Inspect shows an error.
 FIRST_LINES, LAST_LINES = 20, 60
+FIRST_SHOWN, LAST_SHOWN = 3, 12
 MOST_CHARACTERS = 16_000
+# Of the file with all of it.
+MOST_KEPT_CHARACTERS = 1 << 20
 
 
 SECRETS_HINT = (
@@ -40,8 +48,8 @@ class _Text(str):
         return format(escape(str(self)), form)
 
 
-class BadInputError(UsageError, PrerequisiteError):
-    """What an eval was given is not valid. Inspect prints its message alone, without a traceback, and ends.
+class PreparationError(ProvisionerError, PrerequisiteError):
+    """An eval cannot begin. Inspect prints its message alone, without a traceback, and ends.
 
     Args:
         text: what is said, as it stands: Inspect would take `[...]` in a message for rich's markup.
@@ -56,21 +64,26 @@ class BadInputError(UsageError, PrerequisiteError):
 
 @contextmanager
 def before_samples() -> Iterator[None]:
-    """Has Inspect print bad input as what it is. To be used before the first sample, whose errors Inspect logs.
+    """Has Inspect print an error as what it is. To be used before the first sample, whose errors Inspect logs.
 
     Raises:
-        BadInputError: the body raised a UsageError.
+        PreparationError: the body raised a ProvisionerError.
     """
     try:
         yield
-    except UsageError as error:
+    except Interrupted:
+        raise
+    except ProvisionerError as error:
         said = (error.message, error.hint)
-        raise BadInputError("\n".join(for_inspect(part) for part in said if part)) from None
+        raise PreparationError("\n".join(for_inspect(part) for part in said if part)) from None
 
 
 @contextmanager
 def told_in_full(redactor: Redactor | None = None) -> Iterator[None]:
-    """Puts an error's details and hint into its text, without any secret, and raises it again.
+    """Puts an error's details and hint into its text, without any secret, and raises the like of it.
+
+    The text fits a screen. If the details do not, it names a file with all of it. Inspect shows a traceback of a
+    sample's error, which begins here: where the error comes from is in the file, and no help to the operator.
 
     Args:
         redactor: of the task's secrets; None if there are none yet.
@@ -78,6 +91,7 @@ def told_in_full(redactor: Redactor | None = None) -> Iterator[None]:
     Raises:
         ProvisionerError: the body raised it.
     """
+    redactor = redactor or Redactor({})
     try:
         yield
     except Interrupted:
@@ -85,18 +99,47 @@ def told_in_full(redactor: Redactor | None = None) -> Iterator[None]:
     except ProvisionerError as error:
         if isinstance(error, MissingVariablesError):  # which has the command line's option
             error.hint = SECRETS_HINT
-        text = in_full(error, redactor or Redactor({}))
-        # Inspect's log has `message` as well as the text, and a cause with its own.
-        error.args, error.message = (text,), text
-        error.details = error.hint = None
-        raise error from None
+        text = _on_a_screen(error, redactor)
+        # Another object, without the traceback. Inspect's log has `message` as well as the text, and a cause's own.
+        told = type(error).__new__(type(error), text)
+        told.__dict__ |= error.__dict__ | {"message": text, "details": None, "hint": None}
+        raise told from None
+
+
+def _on_a_screen(error: ProvisionerError, redactor: Redactor) -> str:
+    message, details, hint = _parts(error, redactor)
+    shown = first_and_last_lines(details, FIRST_SHOWN, LAST_SHOWN)
+    parts = [message, shown, hint]
+    if shown != details:
+        with suppress(OSError):
+            origin = printable_lines(redactor.redact("".join(traceback.format_tb(error.__traceback__))))
+            parts.append(f"All of it: {_kept(_joined(message, details, hint, origin))}")
+    return beginning(_joined(*parts), MOST_CHARACTERS)
+
+
+def _kept(text: str) -> Path:
+    """Writes a text into a file of the home's archive, and returns its path."""
+    home = Home.default()
+    home.make()
+    path = home.archive / f"inspect-{now():%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.log"
+    write_atomically(path, f"{beginning(text, MOST_KEPT_CHARACTERS)}\n".encode(errors="replace"))
+    return path
 
 
 def in_full(error: ProvisionerError, redactor: Redactor) -> str:
     """Returns an error's message, details and hint, redacted, bounded and safe for a terminal."""
+    message, details, hint = _parts(error, redactor)
+    text = _joined(message, first_and_last_lines(details, FIRST_LINES, LAST_LINES), hint)
+    return beginning(text, MOST_CHARACTERS)
+
+
+def _parts(error: ProvisionerError, redactor: Redactor) -> tuple[str, ...]:
+    """Returns an error's message, details and hint, redacted and safe for a terminal; "" for what it lacks."""
     texts = (error.message, error.details, error.hint or "")
     if not isinstance(error, TaskError | ImageBuildError):  # whose words are the family's
         texts = (for_inspect(error.message), error.details, for_inspect(error.hint or ""))
-    message, details, hint = (printable_lines(redactor.redact(text or "").strip()) for text in texts)
-    parts = [message, first_and_last_lines(details, FIRST_LINES, LAST_LINES) if details else "", hint]
-    return beginning("\n".join(part for part in parts if part), MOST_CHARACTERS)
+    return tuple(printable_lines(redactor.redact(text or "").strip()) for text in texts)
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)

@@ -39,7 +39,7 @@ class FamilySamples:
         named: the tasks that are to be run; none for all.
 
     Raises:
-        BadInputError: the family is not valid, surely fails, or has no such task.
+        PreparationError: the family is not valid, surely fails, or has no such task.
         ProvisionerError: its image could not be built.
     """
 

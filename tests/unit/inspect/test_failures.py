@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import traceback
+from pathlib import Path
 
 import pytest
 from inspect_ai.log._log import eval_error
 from rich.console import Console
 
-from provisioner.errors import Interrupted, TaskError, UsageError
-from provisioner.inspect.failures import LAST_LINES, MOST_CHARACTERS, BadInputError, before_samples, told_in_full
+from provisioner.errors import HostError, ImageBuildError, Interrupted, ProvisionerError, TaskError, UsageError
+from provisioner.inspect.failures import MOST_CHARACTERS, PreparationError, before_samples, told_in_full
+from provisioner.inspect.private import PrerequisiteError
 from provisioner.redaction import Redactor
+
+# What Inspect has room for on a terminal, beside its own words.
+SCREEN_LINES = 20
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home, in whose archive long texts are kept."""
+    monkeypatch.setenv("PROVISIONER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 def test_details_and_hint_are_told_without_secrets() -> None:
@@ -45,12 +59,62 @@ def test_inspects_log_has_no_secret_and_steers_no_terminal() -> None:
         assert secret not in text
 
 
-def test_a_long_output_keeps_both_ends_within_bounds() -> None:
+@pytest.mark.parametrize("kind", [HostError, ImageBuildError, UsageError], ids=["host", "image", "usage"])
+def test_what_stops_an_eval_is_told_as_a_prerequisite_on_one_screen(kind: type[ProvisionerError]) -> None:
+    details = "\n".join(f"line {number} [of many]" for number in range(1000))
+    with pytest.raises(PreparationError) as raised, before_samples(), told_in_full():
+        raise kind("It failed.", details=details, hint="Mend it.")
+    assert isinstance(raised.value, PrerequisiteError)
+    said = str(raised.value).splitlines()
+    assert said[0] == "It failed."
+    assert {"line 0 [of many]", "line 999 [of many]", "Mend it."} <= set(said)
+    assert len(said) <= SCREEN_LINES
+
+
+def test_the_message_names_the_file_with_all_of_it(home: Path) -> None:
+    secret = "-".join(("s3cret", "value"))
+    details = "\n".join(f"line {number} {secret}\x1b[2J" for number in range(1000))
+    with pytest.raises(TaskError) as raised, told_in_full(Redactor({"TOKEN": secret})):
+        raise TaskError("It failed.", details=details, hint="Mend it.")
+    named = re.search("All of it: (.*)$", str(raised.value))
+    assert named
+    path = Path(named[1])
+    assert path.parent == home / "archive"
+    assert path.stat().st_mode & 0o077 == 0
+    kept = path.read_text()
+    assert kept.startswith("It failed.\nline 0 [redacted:TOKEN]")
+    assert {"line 500 [redacted:TOKEN]", "Mend it."} <= set(kept.splitlines())
+    assert f'File "{__file__}"' in kept
+    assert secret not in kept
+    assert "\x1b" not in kept
+
+
+def test_a_short_message_names_no_file(home: Path) -> None:
     with pytest.raises(TaskError) as raised, told_in_full():
-        raise TaskError("It failed.", details="\n".join(f"line {number} " + "x" * 50 for number in range(10_000)))
-    assert "line 0 " in str(raised.value)
-    assert "line 9999 " in str(raised.value)
-    assert len(str(raised.value).splitlines()) < 2 * LAST_LINES
+        raise TaskError("It failed.", details="line", hint="Mend it.")
+    assert str(raised.value) == "It failed.\nline\nMend it."
+    assert not home.exists()
+
+
+def test_a_home_that_cannot_be_written_hides_no_error(home: Path) -> None:
+    home.write_text("no directory")
+    with pytest.raises(TaskError, match=r"^It failed\.\n0\n"), told_in_full():
+        raise TaskError("It failed.", details="\n".join(map(str, range(1000))))
+
+
+def _deep(levels: int) -> None:
+    if levels:
+        _deep(levels - 1)
+    raise TaskError("It failed.")
+
+
+def test_a_samples_error_comes_without_the_frames_that_led_to_it() -> None:
+    with pytest.raises(TaskError) as raised, told_in_full():
+        _deep(30)
+    assert "_deep" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_long_output_keeps_both_ends_within_bounds() -> None:
     with pytest.raises(TaskError) as raised, told_in_full():
         raise TaskError("It failed.", details="\n".join(["y" * 100_000] * 100))
     assert len(str(raised.value)) <= MOST_CHARACTERS
@@ -58,7 +122,7 @@ def test_a_long_output_keeps_both_ends_within_bounds() -> None:
 
 def test_brackets_of_bad_input_are_shown_as_they_stand() -> None:
     text = "The family fam cannot run:\n  fam.py:3: score takes one argument [wrong-arguments]"
-    with pytest.raises(BadInputError) as raised, before_samples():
+    with pytest.raises(PreparationError) as raised, before_samples():
         raise UsageError(text)
     error = raised.value
     shown = io.StringIO()

@@ -14,7 +14,7 @@ from provisioner.errors import UsageError
 from provisioner.family.loader import TaskFamily
 from provisioner.images import build
 from provisioner.inspect import family_samples
-from provisioner.inspect.failures import BadInputError
+from provisioner.inspect.failures import PreparationError
 from provisioner.inspect.family_samples import FamilySamples
 from provisioner.session import Session
 from provisioner.signals import SIGNALS
@@ -56,7 +56,7 @@ def test_secrets_inside_the_family_are_refused_before_a_build(
     family = Path(configured().family)
     (family / "secrets.env").write_text("KEY=value\n")
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
-    with pytest.raises(BadInputError, match="Move it out of the family"):
+    with pytest.raises(PreparationError, match="Move it out of the family"):
         FamilySamples(family, str(family / "secrets.env"), "local", "")
 
 
@@ -65,7 +65,7 @@ def test_a_hint_is_told_before_the_image_is_built_too(configured: Configured, mo
         raise UsageError("The settings are not valid.", hint="Mend them.")
 
     monkeypatch.setattr(family_samples, "open_session", refuse)
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(PreparationError) as raised:
         FamilySamples(Path(configured().family), "", "local", "")
     assert str(raised.value) == "The settings are not valid.\nMend them."
 
@@ -78,7 +78,7 @@ def test_missing_secrets_are_told_with_inspects_argument(
     start = "    required_environment_variables = ['TOKEN']\n"
     module.write_text(module.read_text().replace("class TaskFamily:\n", f"class TaskFamily:\n{start}"))
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
-    with pytest.raises(BadInputError) as raised:
+    with pytest.raises(PreparationError) as raised:
         FamilySamples(family, "", "local", "")
     assert "not set: TOKEN" in str(raised.value)
     assert "-T secrets_env_path=FILE" in str(raised.value)
@@ -89,5 +89,5 @@ def test_unknown_tasks_are_told_before_the_image_is_built(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
-    with pytest.raises(BadInputError, match=r"fam has no task other, mainn\. It has main"):
+    with pytest.raises(PreparationError, match=r"fam has no task other, mainn\. It has main"):
         FamilySamples(Path(configured().family), "", "local", "", ["main", "other", "mainn"])

@@ -41,7 +41,7 @@ from provisioner.inspect import clean_up, configuration, sample
 from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.blocking import call, end, shorten_collections
 from provisioner.inspect.configuration import Configuration, Machine
-from provisioner.inspect.failures import SECRETS_HINT, BadInputError
+from provisioner.inspect.failures import SECRETS_HINT, PreparationError
 from provisioner.inspect.losses import LossError
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
@@ -348,11 +348,11 @@ async def test_a_familys_mistakes_are_told_before_an_image_is_built(
     cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image is built"))
-    with pytest.raises(BadInputError, match="fam has no task 'escape'"):
+    with pytest.raises(PreparationError, match="fam has no task 'escape'"):
         await ProvisionerSandbox.task_init("startup", configured(task="escape"))
     module = Path(configured().family) / "fam.py"
     module.write_text(f"{module.read_text()}\n    @staticmethod\n    def score(t):\n        return 1.0\n")
-    with pytest.raises(BadInputError, match="fam cannot run:"):
+    with pytest.raises(PreparationError, match="fam cannot run:"):
         await ProvisionerSandbox.task_init("startup", configured())
     later = configured(task="${SAMPLE_METADATA_TASK}")
     await ProvisionerSandbox.task_init("startup", later)

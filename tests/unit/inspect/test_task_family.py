@@ -15,7 +15,7 @@ from inspect_ai._util.config import parse_cli_args
 from provisioner.images import build
 from provisioner.inspect import entry_points
 from provisioner.inspect.configuration import Configuration
-from provisioner.inspect.failures import BadInputError
+from provisioner.inspect.failures import PreparationError
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
 from tests.unit.inspect.conftest import Configured
@@ -49,7 +49,7 @@ def test_a_familys_epochs_are_forked_if_its_argument_says_so(fam: Path) -> None:
     assert sample.sandbox is not None
     assert isinstance(sample.sandbox.config, Configuration)
     assert sample.sandbox.config.fork == "epochs"
-    with pytest.raises(BadInputError, match="cannot be frozen"):
+    with pytest.raises(PreparationError, match="cannot be frozen"):
         entry_points.task_family(family=str(fam), fork="epochs", cloud="aws")
 
 
@@ -67,7 +67,7 @@ def test_an_argument_bounds_what_samples_cost(fam: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("budget", [-1, True, None, "5 USD"])  # None is what Inspect makes of an empty argument
 def test_a_wrong_budget_is_refused_before_a_build(fam: Path, monkeypatch: pytest.MonkeyPatch, budget: Any) -> None:
     monkeypatch.setattr(build, "family_image", lambda *_: pytest.fail("an image was built"))
-    with pytest.raises(BadInputError, match="budget: "):
+    with pytest.raises(PreparationError, match="budget: "):
         entry_points.task_family(family=str(fam), budget=budget)
 
 
@@ -112,12 +112,12 @@ def test_tasks_are_named_on_inspects_command_line(fam: Path, cloud: FakeCloud, g
 
 def test_a_wrong_argument_is_named(fam: Path) -> None:
     arguments = parse_cli_args(["family=fam", "cloud=mars"])
-    with pytest.raises(BadInputError, match=r"The configuration by the task's arguments is not valid:\n.*cloud"):
+    with pytest.raises(PreparationError, match=r"The configuration by the task's arguments is not valid:\n.*cloud"):
         load_tasks(["provisioner/task_family"], arguments)
 
 
 def test_a_missing_family_and_a_bad_ttl_are_explained(fam: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=f"^{tmp_path}/nowhere does not exist: a task family is a directory NAME"):
+    with pytest.raises(PreparationError, match=f"^{tmp_path}/nowhere does not exist: a task family is a directory"):
         load_tasks(["provisioner/task_family"], {"family": "nowhere"})
-    with pytest.raises(BadInputError, match="Say the unit: 90h for hours, 90m for minutes"):
+    with pytest.raises(PreparationError, match="Say the unit: 90h for hours, 90m for minutes"):
         load_tasks(["provisioner/task_family"], {"family": "fam", "ttl": 90})

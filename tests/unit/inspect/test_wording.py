@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import BudgetError, TaskError, UsageError
-from provisioner.inspect.failures import BadInputError, before_samples, told_in_full
+from provisioner.inspect.failures import PreparationError, before_samples, told_in_full
 from provisioner.inspect.wording import for_inspect
 
 PACKAGE = Path(__file__).parents[3] / "provisioner"
@@ -64,5 +64,5 @@ def test_an_error_and_bad_input_are_told_in_these_words() -> None:
     )
     with pytest.raises(TaskError, match="unknown option --region"), told_in_full():
         raise TaskError("start() raised: unknown option --region")
-    with pytest.raises(BadInputError, match="`region` and `spot` are for `cloud: aws`"), before_samples():
+    with pytest.raises(PreparationError, match="`region` and `spot` are for `cloud: aws`"), before_samples():
         raise UsageError("--region, --profile, --spot and --state are for --cloud aws.")
