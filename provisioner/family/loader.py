@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError
 from provisioner.family.build_steps import check_build_steps, load_build_steps, with_reads
 from provisioner.family.explained import FILES, explained
-from provisioner.family.files import digest_files, list_files
+from provisioner.family.files import list_files
 from provisioner.family.manifest import Manifest, load_manifest
 from provisioner.family.module import check_module
 from provisioner.models import BuildStep, Role
 from provisioner.validation import shown
 
-__all__ = ["TaskFamily", "check_build_steps", "family_digest", "load_family", "refuse_env_file_inside"]
+__all__ = ["TaskFamily", "check_build_steps", "load_family", "refuse_env_file_inside"]
 
 MAXIMUM_NAME_CHARACTERS = 64
 # Of a directory in which a family may be meant that a path does not name.
@@ -140,17 +138,6 @@ def family_name(path: Path) -> str:
     if len(name) > MAXIMUM_NAME_CHARACTERS:
         raise TaskFamilyError(f"The family's name {shown(name)} has over {MAXIMUM_NAME_CHARACTERS} characters.")
     return name
-
-
-def family_digest(family: TaskFamily) -> str:
-    """Returns the SHA-256, in hex, of what a family contributes to its image: name, files, links and build steps.
-
-    Raises:
-        TaskFamilyError: a file cannot be read.
-    """
-    steps = [step.model_dump() for step in family.build_steps]
-    parts = [family.name, digest_files(family.directory, family.files), steps]
-    return sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def refuse_env_file_inside(family: TaskFamily, env_file: Path) -> None:

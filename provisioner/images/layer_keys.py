@@ -16,7 +16,7 @@ from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.errors import ImageBuildError, TaskFamilyError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.globs import matching
-from provisioner.family.loader import TaskFamily, family_digest
+from provisioner.family.loader import TaskFamily
 from provisioner.family.reach import INSTALL, SETUP, reached_digest
 from provisioner.models import BuildStep, ShellBuildStep, VMSpec
 from provisioner.printable import beginning, printable
@@ -34,8 +34,10 @@ def disk_gib(family: TaskFamily) -> int:
 
 
 def family_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:
-    """Returns the name of a family's image: a hash of base image, files, build steps and variables."""
-    return _name("family", family, _sha(base, family_digest(family), text=_json(variables)).hexdigest())
+    """Returns the name of a family's image: a hash of base image, disk, build steps, files and variables."""
+    below = (base, *layer_names(family, base, variables))[-1]
+    parts = (below, str(disk_gib(family)), family.name, digest_files(family.directory, family.files))
+    return _name("family", family, _sha(*parts, text=_json(variables)).hexdigest())
 
 
 def aux_image_name(family: TaskFamily, base: str, spec: VMSpec) -> str:

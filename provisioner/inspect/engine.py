@@ -26,13 +26,14 @@ from provisioner.inspect.compose import is_url, read, variables_of
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
 from provisioner.inspect.configuration import Configuration, Machine, by_reference
 from provisioner.inspect.family_copies import family_of_machine
-from provisioner.inspect.plain_family import OVERWRITE
 from provisioner.validation import shown
 
 BASE_IMAGE = "debian-13"
 # The same for every project, so that one layer serves all. apparmor has the profile of the engine's containers.
 PACKAGES = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "apparmor")
 ARCHIVES = f"{DIRECTORY}/images"
+# Files of a build may hold solutions, and root in the machine can read the blocks that a removed file had.
+_OVERWRITE = "shred --iterations=0 --zero"
 _DAEMON = "/etc/docker/daemon.json"
 # An archive of `docker save` names its images at its end, beside at most some hundred layers.
 _MOST_MEMBERS = 100_000
@@ -115,7 +116,7 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
     # Copies arrive as archives, which keep links, modes and empty directories.
     for name, _ in project.sources:
         archive = f"{DIRECTORY}/{name}.tar"
-        lines += [f"tar -xf {archive} -C {DIRECTORY}", f"{OVERWRITE} {archive}", f"rm {archive}"]
+        lines += [f"tar -xf {archive} -C {DIRECTORY}", f"{_OVERWRITE} {archive}", f"rm {archive}"]
     if mirror:
         host = mirror.partition("://")[2].partition("/")[0]
         insecure = {"insecure-registries": [host]} if mirror.startswith("http://") else {}
@@ -128,13 +129,13 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
         # One at a time: several at once have failed on an emulated CPU, where builds begin late for BuildKit.
         lines += [f"docker compose -f {build} build {name}" for name in builds]
-        lines += [f"{OVERWRITE} {build}", f"rm {build}", "docker builder prune --all --force > /dev/null"]
+        lines += [f"{_OVERWRITE} {build}", f"rm {build}", "docker builder prune --all --force > /dev/null"]
     for image in map(shlex.quote, project.images):
         lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
     if mirror:
         lines.append(f"rm {_DAEMON}")
     lines += [
-        f"find {DIRECTORY} -path '{DIRECTORY}/context*' -type f -exec {OVERWRITE} {{}} +",
+        f"find {DIRECTORY} -path '{DIRECTORY}/context*' -type f -exec {_OVERWRITE} {{}} +",
         f"rm -rf {DIRECTORY}/context*",
         "systemctl stop docker.socket docker containerd",
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from provisioner.errors import TaskFamilyError, UsageError
+from provisioner.family.build_steps import load_build_steps
 from provisioner.family.files import list_files
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.inspect.configuration import Machine
@@ -15,29 +17,20 @@ from provisioner.inspect.configuration import Machine
 FAMILY = "sandbox"
 TASK = "machine"
 WORKDIR = "/workspace"
-# The family's directory with what its build steps copy. No eval has one of that name.
-SOURCES = "provisioner_build_sources"
-# Files of a build may hold solutions, and root in the machine can read the blocks that a removed file had.
-OVERWRITE = "shred --iterations=0 --zero"
+# The family's directory with what its build steps copy.
+SOURCES = "sources"
+
+# The Python of families, which hides Debian's.
+_REMOVE_FAMILY_PYTHON = (
+    "find /usr/local/bin /usr/local/include /usr/local/lib/python3* -mindepth 1 -maxdepth 1 ! -name dist-packages "
+    "-exec rm -rf {} +"
+)
 
 _MODULE = '''"""A machine of an Inspect eval, without a task of its own."""
-
-import pathlib
-import shutil
-import subprocess
 
 
 class TaskFamily:
     standard_version = "0.5.0"
-
-    @staticmethod
-    def install():
-        # The build steps have put these where they belong, and may have left some out. Root in the machine could read
-        # the blocks of files that are only removed.
-        files = ["(", "-path", "/root/{sources}/*", "-o", "-path", "/root/build_steps.json", ")", "-type", "f"]
-        subprocess.run(["find", "/root", *files, "-exec", *"{overwrite}".split(), "{{}}", "+"], check=True)
-        shutil.rmtree("/root/{sources}", ignore_errors=True)
-        pathlib.Path("/root/build_steps.json").unlink(missing_ok=True)
 
     @staticmethod
     def get_tasks():
@@ -85,9 +78,7 @@ def plain_family(machine: Machine, internet: str, directory: Path, base_image: s
     family = directory / FAMILY
     (family / SOURCES).mkdir(parents=True)
     permissions = ["full_internet"] if internet == "full" else []
-    (family / f"{FAMILY}.py").write_text(
-        _MODULE.format(task=TASK, permissions=permissions, sources=SOURCES, overwrite=OVERWRITE)
-    )
+    (family / f"{FAMILY}.py").write_text(_MODULE.format(task=TASK, permissions=permissions))
     asked = {"cpus": machine.cpus, "memory_gb": machine.memory_gb, "storage_gb": machine.storage_gb}
     resources = {name: value for name, value in asked.items() if value is not None}
     needs = {"base_image": base_image} if base_image else {}
@@ -95,7 +86,9 @@ def plain_family(machine: Machine, internet: str, directory: Path, base_image: s
     steps = [_shell(_packages(machine)), *_files(machine, family), _shell(_users(machine)), *map(_run, machine.run)]
     steps += _services(machine, family)
     (family / "build_steps.json").write_text(json.dumps([step for step in steps if step.get("commands", True)]))
-    return load_family(family)
+    loaded = load_family(family)
+    # What steps copy goes where they say, and nowhere else. Nothing here is what the text of `run` may name.
+    return replace(loaded, files=(loaded.module.name,), build_steps=load_build_steps(family))
 
 
 def _shell(commands: list[str]) -> dict[str, object]:
@@ -108,9 +101,9 @@ def _run(command: str) -> dict[str, object]:
 
 def _packages(machine: Machine) -> list[str]:
     if not machine.packages:
-        return []
-    names = " ".join(machine.packages)
-    return ["apt-get update", f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {names}"]
+        return [_REMOVE_FAMILY_PYTHON]
+    install = f"apt-get install -y --no-install-recommends {' '.join(machine.packages)}"
+    return [_REMOVE_FAMILY_PYTHON, "apt-get update", f"DEBIAN_FRONTEND=noninteractive {install}"]
 
 
 def _users(machine: Machine) -> list[str]:

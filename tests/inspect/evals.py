@@ -61,9 +61,12 @@ def sleep() -> Solver:
 
 @solver
 def look() -> Solver:
-    """Asks the machine's service, which reads a file of the configuration, for what it says."""
+    """Asks the machine's service, which reads a file of the configuration, for what it says; and for its Python."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
+        script = "import flask; print('Python of', flask.__file__.split('/flask/')[0])"
+        print((await sandbox("box").exec(["python3", "-c", script])).stdout)
+        print((await sandbox("box").exec(["bash", "-lc", "command -v python3; find /usr/local -name '*py*'"])).stdout)
         command = 'for _ in $(seq 60); do [ -e /run/said ] && break; sleep 0.5; done; echo "$(cat /run/said), $COLOUR"'
         print((await sandbox("box").exec(["bash", "-c", command], timeout=60)).stdout)
         return state
@@ -208,13 +211,17 @@ def forks_epochs() -> Task:
 
 @task
 def services_and_files() -> Task:
-    """Its machine has a file, a service and a variable."""
+    """Its machine has a file, a package of Python, a service and a variable."""
     source = Path(tempfile.mkdtemp()) / "greeting"
     source.write_text("the service says hello")
     machine = Machine(
         name="box",
         files=(("/srv/greeting", str(source)),),
         env=(("COLOUR", "red"),),
-        services=(("greeter", "cp /srv/greeting /run/said; sleep infinity"),),
+        packages=("python3-flask",),
+        run=("python3 -c 'import flask'",),
+        services=(
+            ("greeter", "python3 -c \"import flask, shutil; shutil.copy('/srv/greeting', '/run/said')\"; sleep 9d"),
+        ),
     )
     return _task(look(), Configuration(machines=(machine,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -105,5 +106,8 @@ def test_a_kept_sample_stays_until_it_is_cleaned_up(home: Home, tmp_path: Path) 
     [identity] = evals(home)
     assert f"provisioner ssh {identity}" in output
     assert "the service says hello, red" in output
+    # Debian's Python, and none of ours.
+    assert "Python of /usr/lib/python3/dist-packages\n" in output
+    assert re.search(r"^/usr/bin/python3\n(/usr/local/lib/python3[.]11\n)?$", output, re.MULTILINE), output
     subprocess.run(command("sandbox", "cleanup", "provisioner", identity), capture_output=True, check=True)
     assert evals(home) == []

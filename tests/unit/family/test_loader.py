@@ -9,7 +9,8 @@ import pytest
 
 from provisioner.errors import TaskFamilyError
 from provisioner.family import files
-from provisioner.family.loader import TaskFamily, family_digest, load_family, refuse_env_file_inside
+from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
+from provisioner.images.layer_keys import family_image_name
 from provisioner.models import FileBuildStep, ShellBuildStep
 
 MODULE = "class TaskFamily:\n    def get_tasks(): return {}\n"
@@ -141,22 +142,22 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_digest_changes_with(name: str, directory: Path) -> None:
+def test_the_images_name_changes_with(name: str, directory: Path) -> None:
     (directory / "link").symlink_to("assets/data")
-    before = family_digest(load_family(directory))
+    before = family_image_name(load_family(directory), "base", {})
     CHANGES[name](directory)
-    assert family_digest(load_family(directory)) != before
+    assert family_image_name(load_family(directory), "base", {}) != before
 
 
-def test_the_digest_is_the_same_in_another_place(directory: Path) -> None:
-    before = family_digest(load_family(directory))
+def test_the_images_name_is_the_same_in_another_place(directory: Path) -> None:
+    before = family_image_name(load_family(directory), "base", {})
     copy = directory.parent / "elsewhere" / "count_odds"
     shutil.copytree(directory, copy)
     (copy / "assets" / "data").chmod(0o600)
     (copy / "assets" / "data").touch()
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "x.pyc").touch()
-    assert family_digest(load_family(copy)) == before
+    assert family_image_name(load_family(copy), "base", {}) == before
 
 
 def test_an_env_file_among_the_familys_files_is_refused(directory: Path) -> None:

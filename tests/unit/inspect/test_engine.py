@@ -50,7 +50,7 @@ def test_the_machines_family_has_an_engine_of_debian_13(tmp_path: Path) -> None:
     assert family.manifest.base_image == "debian-13"
     assert family.manifest.resources(TASK).memory_gb == 2
     steps = json.loads((family.directory / "build_steps.json").read_text())
-    assert "docker.io docker-cli docker-compose docker-buildx" in steps[0]["commands"][1]
+    assert "docker.io docker-cli docker-compose docker-buildx" in steps[0]["commands"][-1]
     assert steps[1]["destination"] == "/opt/sandbox/context0.tar"
     with tarfile.open(family.directory / steps[1]["source"]) as archive:
         assert archive.getnames() == ["context0", "context0/Dockerfile"]
