@@ -84,6 +84,7 @@ class Project:
         dockerfiles: the text of all Dockerfiles.
         cpus, memory_gb: the least that the machine has; memory in GiB.
         online: the services that would reach the internet in Docker.
+        notes: what the file's author may not expect.
     """
 
     services: tuple[str, ...]
@@ -97,6 +98,7 @@ class Project:
     cpus: float
     memory_gb: float
     online: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def translated(file: ComposeFile, variables: Mapping[str, str]) -> Project:

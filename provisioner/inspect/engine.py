@@ -6,6 +6,7 @@ The engine is Debian 13's, with Compose 2: Debian 12's is older than Inspect's o
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import re
@@ -38,6 +39,10 @@ _DAEMON = "/etc/docker/daemon.json"
 # An archive of `docker save` names its images at its end, beside at most some hundred layers.
 _MOST_MEMBERS = 100_000
 _MOST_PIECE_BYTES = 1 << 20
+# manifest.json names them, index.json (of OCI's image layout) has digests, too.
+_DESCRIPTIONS = ("manifest.json", "index.json")
+_IMAGE_NAME = "io.containerd.image.name"
+_PINNED = re.compile(r"(?<![\w./:-])[\w./:-]+@sha256:[0-9a-f]{64}", re.ASCII)
 _MOST_ARCHIVES = 1000
 _MOST_UNPACKED_BYTES = 8 * MAXIMUM_TOTAL_BYTES
 # A copy is a file of the machine's image before it is unpacked, then files of a build or of a layer, and a layer.
@@ -52,13 +57,52 @@ def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Pro
         metadata: the sample's.
 
     Raises:
-        UsageError: the file is not valid, or says what cannot be carried over.
+        UsageError: the file is not valid, or says what cannot be carried over; or an archive of `registry` has another
+            image than the one that the file pins.
     """
     if not configuration.compose:
         return None
     has_internet = configuration.internet == "full" or bool(configuration.allow)
     file = read(configuration.compose, has_internet=has_internet)
-    return translated(file, variables_of(file, by_reference(metadata)))
+    return _with_archives(translated(file, variables_of(file, by_reference(metadata))), configuration.registry)
+
+
+def _with_archives(project: Project, registry: str) -> Project:
+    """Returns a project in which a pinned image that an archive holds has the name that loading it gives it.
+
+    The engine knows an image that it has loaded by its tag alone, and would pull it by a digest.
+    """
+    if not registry or is_url(registry):
+        return project
+    archives = _archives(Path(registry))
+    names: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    notes = []
+    for pinned in sorted({*filter(_PINNED.fullmatch, project.images), *_PINNED.findall(project.dockerfiles)}):
+        name, _, digest = pinned.partition("@")
+        for path, own in [(path, images[_full(name)]) for path, images in archives if _full(name) in images]:
+            if own not in ("", digest) or digests.setdefault(_full(name), digest) != digest:
+                raise UsageError(
+                    f"{shown(pinned)}: {path} has another image of this name{own and f', {shown(own)}'}.",
+                    hint=f"Pull what the file pins, `docker tag` it {name}, and write it with `docker save`.",
+                )
+            names[pinned] = name
+            if not own:
+                notes.append(f"{pinned} is taken from {path}, which does not have the digest: they were not compared.")
+    run, build = json.loads(project.run), json.loads(project.build)
+    for service in run["services"].values():
+        service["image"] = names.get(service["image"], service["image"])
+    contexts = {_short(pinned): f"docker-image://{name}" for pinned, name in names.items()}
+    for service in build["services"].values() if contexts else ():
+        service["build"]["additional_contexts"] = {**service["build"].get("additional_contexts", {}), **contexts}
+    return replace(
+        project,
+        run=json.dumps(run),
+        build=json.dumps(build),
+        images=tuple(dict.fromkeys(names.get(image, image) for image in project.images)),
+        local=frozenset(names.get(image, image) for image in project.local),
+        notes=(*project.notes, *notes),
+    )
 
 
 def engine_family(project: Project, configuration: Configuration) -> TaskFamily:
@@ -142,20 +186,24 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
     return "\n".join(lines)
 
 
-def _needed(directory: Path, project: Project) -> list[tuple[Path, tuple[str, ...]]]:
-    """Returns the archives with images that a project uses, and the names of all their images."""
+def _archives(directory: Path) -> list[tuple[Path, Mapping[str, str]]]:
+    """Returns a directory's archives, and the names of all their images with their digests."""
     if not directory.is_dir():
         raise UsageError(f"`registry` {directory} is neither a directory of archives nor the address of a mirror.")
     paths = sorted(path for path in directory.iterdir() if re.search(r"\.(tar|tgz|tar\.gz)$", path.name))
     if len(paths) > _MOST_ARCHIVES:
         raise UsageError(f"`registry` {directory} has {len(paths)} archives; at most {_MOST_ARCHIVES} are read.")
-    archives = [(path, images_in(path)) for path in paths]
+    return [(path, images_in(path)) for path in paths]
+
+
+def _needed(directory: Path, project: Project) -> list[tuple[Path, Mapping[str, str]]]:
+    """Returns the archives with images that a project uses, as _archives does."""
     wanted = {_full(image) for image in project.images}
 
     def is_needed(image: str) -> bool:
         return image in wanted or any(name in project.dockerfiles for name in _spellings(image))
 
-    needed = [(path, images) for path, images in archives if any(is_needed(image) for image in images)]
+    needed = [(path, images) for path, images in _archives(directory) if any(is_needed(image) for image in images)]
     size = sum(path.stat().st_size for path, _ in needed)
     if size > MAXIMUM_TOTAL_BYTES:
         raise UsageError(
@@ -203,8 +251,11 @@ def _unzipped(file: IO[bytes]) -> IO[bytes]:
     return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_zipped else file
 
 
-def images_in(archive: Path) -> tuple[str, ...]:
+def images_in(archive: Path) -> Mapping[str, str]:
     """Returns the names of the images in an archive of `docker save`, which is read again only if it has changed.
+
+    Returns:
+        from each name to the digest that its registry has for it, as far as the archive tells; else to nothing.
 
     Raises:
         UsageError: it is no such archive.
@@ -217,28 +268,50 @@ def images_in(archive: Path) -> tuple[str, ...]:
 
 
 @cache
-def _images_in(archive: Path, state: tuple[int, ...]) -> tuple[str, ...]:  # `state` is a key of the cache only
+def _images_in(archive: Path, state: tuple[int, ...]) -> Mapping[str, str]:  # `state` is a key of the cache only
     try:
         with (
             archive.open("rb") as raw,
             _unzipped(raw) as file,
             tarfile.open(fileobj=cast(IO[bytes], _Pieces(file)), mode="r:") as opened,
         ):
-            for number, member in enumerate(opened):
-                if number >= _MOST_MEMBERS:
-                    break
-                if member.name == "manifest.json" and member.isreg() and member.size <= _MOST_PIECE_BYTES:
-                    manifest = opened.extractfile(member)
-                    value = strict_json.parse(manifest.read() if manifest else b"[]", limit_bytes=_MOST_PIECE_BYTES)
-                    return tuple(_full(str(tag)) for image in value for tag in image["RepoTags"] or ())
-    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, TypeError, KeyError) as error:
+            found = _described(opened)
+            manifest, index = found["manifest.json"], found.get("index.json", {})
+            # Of an engine that keeps no compressed layers, the digests in the index are its own.
+            digests = {} if any("LayerSources" in image for image in manifest) else _digests(index)
+            names = [_full(str(tag)) for image in manifest for tag in image["RepoTags"] or ()]
+            return {name: digests.get(name, "") for name in names}
+    except KeyError as error:
+        raise UsageError(f"{archive} is no archive of `docker save`: it has no {error.args[0]}.") from error
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{archive} is no archive of `docker save`: {shown(str(error))}.") from error
-    raise UsageError(f"{archive} is no archive of `docker save`: it has no manifest.json.")
+
+
+def _described(opened: tarfile.TarFile) -> dict[str, Any]:
+    """Returns what an archive says of its images, by the names of the files."""
+    found: dict[str, Any] = {}
+    for member in itertools.islice(opened, _MOST_MEMBERS):
+        is_small = member.isreg() and member.size <= _MOST_PIECE_BYTES
+        if is_small and member.name in _DESCRIPTIONS and (file := opened.extractfile(member)):
+            found[member.name] = strict_json.parse(file.read(), limit_bytes=_MOST_PIECE_BYTES)
+            if len(found) == len(_DESCRIPTIONS):
+                break
+    return found
+
+
+def _digests(index: Mapping[str, Any]) -> dict[str, str]:
+    images = [(each.get("annotations", {}).get(_IMAGE_NAME), each["digest"]) for each in index.get("manifests", ())]
+    return {_full(str(name)): str(digest) for name, digest in images if name}
+
+
+def _short(image: str) -> str:
+    """Returns an image's name without what the Docker Hub's may leave out."""
+    return re.sub(r"^(docker\.io/)?(library/)?", "", image)
 
 
 def _full(image: str) -> str:
     """Returns an image's name with its tag, and without what the Docker Hub's may leave out."""
-    name = re.sub(r"^(docker\.io/)?(library/)?", "", image)
+    name = _short(image)
     return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 

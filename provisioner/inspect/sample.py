@@ -204,6 +204,8 @@ class SampleMachines:
         self.refuse_mistakes()
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
+        for note in self.project.notes if self.project else ():
+            self.session.progress.note(note)
         if self.project and self.project.online and self.configuration.internet == "none":
             services = ", ".join(self.project.online)
             self.session.progress.note(

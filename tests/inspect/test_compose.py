@@ -18,7 +18,7 @@ from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import ServiceSandbox
 from provisioner.store.home import Home
 from tests.inspect.checks import CHECKS, run_check
-from tests.inspect.images import DOCKERFILE, registry_of_archives
+from tests.inspect.images import DEBIAN, DOCKERFILE, registry_of_archives
 from tests.inspect.running import brought_up, ended
 
 # The users of the service that Inspect's checks run in: root on asyncio, another on trio; or each on each.
@@ -27,7 +27,9 @@ if os.environ.get("PROVISIONER_TEST_CHECKS") == "all":
     PAIRS = [(loop, service) for loop in ("asyncio", "trio") for service in ("web", "agent")]
 
 # All in one file: a machine takes a minute to boot where there is no KVM.
-COMPOSE = """
+# As files of published evals name their images. The archive is of an older engine, and does not have the digest.
+PINNED = f"{DEBIAN}@sha256:{'a' * 64}"
+COMPOSE = f"""
 services:
   web:
     build: .
@@ -35,8 +37,8 @@ services:
     init: true
     volumes: ["./data:/srv/data:ro", "shared:/shared"]
     networks: [inner]
-    depends_on: {store: {condition: service_healthy}}
-    environment: {LEVEL: "${SAMPLE_METADATA_LEVEL}", PORT: 80}
+    depends_on: {{store: {{condition: service_healthy}}}}
+    environment: {{LEVEL: "${{SAMPLE_METADATA_LEVEL}}", PORT: 80}}
   agent:
     build: .
     user: agent
@@ -48,10 +50,10 @@ services:
     cpus: 0.5
     volumes: [".:/eval:ro"]
   store:
-    image: debian:12
+    image: {PINNED}
     x-local: true
     command: [bash, -c, "sleep 5; echo ready > /shared/ready; sleep infinity"]
-    healthcheck: {test: [CMD, test, -s, /shared/ready], interval: 1s, timeout: 30s, retries: 100}
+    healthcheck: {{test: [CMD, test, -s, /shared/ready], interval: 1s, timeout: 30s, retries: 100}}
     volumes: ["shared:/shared"]
     networks: [inner]
   alone:
@@ -63,8 +65,8 @@ services:
     image: debian:12
     x-local: true
     command: "true"
-networks: {inner: {internal: true}}
-volumes: {shared: }
+networks: {{inner: {{internal: true}}}}
+volumes: {{shared: }}
 """
 
 pytestmark = [
@@ -84,7 +86,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 def services(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SandboxEnvironment]]:
     """The services of a sample, as Inspect gets them."""
     directory = tmp_path_factory.mktemp("eval")
-    (directory / "Dockerfile").write_text(DOCKERFILE)
+    (directory / "Dockerfile").write_text(DOCKERFILE.replace(DEBIAN, PINNED))
     (directory / "compose.yaml").write_text(COMPOSE)
     (directory / "data").mkdir()
     (directory / "data" / "note").write_text("from the eval's directory")

@@ -18,14 +18,24 @@ from provisioner.inspect.engine import engine_family, images_in, machine_of, pro
 from provisioner.inspect.plain_family import TASK
 
 
-def _archive(directory: Path, name: str, *images: str) -> Path:
-    """Writes what `docker save` would, without layers."""
+def _archive(directory: Path, name: str, *images: str, digest: str = "", **more: object) -> Path:
+    """Writes what `docker save` would, without layers.
+
+    Args:
+        digest: of each image; empty for an archive of an older engine, which has none.
+        more: what the archive says of its images beside.
+    """
     directory.mkdir(exist_ok=True)
-    manifest = json.dumps([{"Config": "c.json", "RepoTags": list(images), "Layers": []}]).encode()
+    files: dict[str, object] = {"manifest.json": [{"Config": "c.json", "RepoTags": images, "Layers": [], **more}]}
+    if digest:
+        named = [{"io.containerd.image.name": f"docker.io/library/{image}"} for image in images]
+        files["index.json"] = {"manifests": [{"digest": digest, "annotations": each} for each in named]}
     with tarfile.open(directory / name, "w") as archive:
-        member = tarfile.TarInfo("manifest.json")
-        member.size = len(manifest)
-        archive.addfile(member, io.BytesIO(manifest))
+        for file, value in files.items():
+            data = json.dumps(value).encode()
+            member = tarfile.TarInfo(file)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     return directory / name
 
 
@@ -110,6 +120,69 @@ def test_a_local_image_that_is_in_no_archive_is_named(tmp_path: Path) -> None:
         _script(configuration.model_copy(update={"registry": str(tmp_path / "images")}))
 
 
+A, B = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+
+
+@pytest.mark.parametrize("image", ["mine:1", "mine", "docker.io/library/mine:1"])
+@pytest.mark.parametrize("x_local", [True, False])
+def test_a_pinned_image_is_the_archives_of_that_name(tmp_path: Path, image: str, x_local: bool) -> None:
+    archive = _archive(tmp_path / "images", "mine.tar", "mine:1" if ":" in image else "mine:latest")
+    text = f"services: {{web: {{image: '{image}@{A}', x-local: {str(x_local).lower()}}}}}"
+    configuration = _configuration(tmp_path, text, registry=str(tmp_path / "images"))
+    project = project_of(configuration, {})
+    assert project
+    # An engine that has loaded an image knows it by its tag, and not by the digest.
+    assert json.loads(project.run)["services"]["web"]["image"] == image
+    assert project.notes == (f"{image}@{A} is taken from {archive}, which does not have the digest: they were not "
+                             "compared.",)  # fmt: skip
+    machine = machine_of(project, configuration.by_role["primary"], configuration.registry)
+    assert [source for _, source in machine.files] == [str(archive)]
+    assert f"docker image inspect {image} >" in machine.run[-1]
+
+
+def test_a_dockerfiles_pinned_image_is_the_archives_of_that_name(tmp_path: Path) -> None:
+    _archive(tmp_path / "images", "mine.tar", "mine:1")
+    configuration = _configuration(tmp_path, "services: {web: {build: ./app}}", registry=str(tmp_path / "images"))
+    (tmp_path / "app" / "Dockerfile").write_text(f"FROM docker.io/library/mine:1@{A}\nCOPY --from=other@{B} / /\n")
+    project = project_of(configuration, {})
+    assert project
+    build = json.loads(project.build)["services"]["web"]["build"]
+    assert build["additional_contexts"] == {f"mine:1@{A}": "docker-image://docker.io/library/mine:1"}
+
+
+def test_a_digest_that_an_archive_has_is_compared(tmp_path: Path) -> None:
+    configuration = _configuration(
+        tmp_path, f"services: {{db: {{image: 'mine:1@{A}'}}}}", registry=str(tmp_path / "images")
+    )
+    _archive(tmp_path / "images", "mine.tar", "mine:1", digest=A)
+    project = project_of(configuration, {})
+    assert project
+    assert (project.images, project.notes) == (("mine:1",), ())
+    archive = _archive(tmp_path / "images", "mine.tar", "mine:1", digest=B)
+    with pytest.raises(UsageError, match=f"'mine:1@{A}': {archive} has another image of this name, '{B}'"):
+        project_of(configuration, {})
+    # Docker 25 to 28 write an index, with digests that no registry has.
+    _archive(tmp_path / "images", "mine.tar", "mine:1", digest=B, LayerSources={})
+    project = project_of(configuration, {})
+    assert project
+    assert (project.images, len(project.notes)) == (("mine:1",), 1)
+
+
+def test_one_archive_does_not_pass_for_two_pinned_images(tmp_path: Path) -> None:
+    _archive(tmp_path / "images", "mine.tar", "mine:1")
+    text = f"services: {{a: {{image: 'mine:1@{A}'}}, b: {{image: 'mine:1@{B}'}}}}"
+    with pytest.raises(UsageError, match=f"'mine:1@{B}': .* has another image of this name"):
+        project_of(_configuration(tmp_path, text, registry=str(tmp_path / "images")), {})
+
+
+def test_a_pinned_image_that_no_archive_has_is_pulled_as_pinned(tmp_path: Path) -> None:
+    _archive(tmp_path / "images", "other.tar", "mine:2")
+    script = _script(
+        _configuration(tmp_path, f"services: {{a: {{image: 'mine:1@{A}'}}}}", registry=str(tmp_path / "images"))
+    )
+    assert f"docker pull mine:1@{A}" in script
+
+
 def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     member = tarfile.TarInfo(name)
     member.size, member.type = size, kind
@@ -119,7 +192,7 @@ def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def test_a_compressed_archive_names_its_images(tmp_path: Path) -> None:
     plain = _archive(tmp_path, "x.tar", "mine:1")
     (tmp_path / "x.tgz").write_bytes(gzip.compress(plain.read_bytes()))
-    assert images_in(tmp_path / "x.tgz") == ("mine:1",)
+    assert images_in(tmp_path / "x.tgz") == {"mine:1": ""}
 
 
 @pytest.mark.parametrize(
@@ -132,8 +205,10 @@ def test_a_compressed_archive_names_its_images(tmp_path: Path) -> None:
         gzip.compress(_header("layer.tar", 1 << 40) + _header("manifest.json", 1)),
         _header("manifest.json", 3) + b"[1]".ljust(512, b"\0"),
         _header("manifest.json", 2) + b"[1".ljust(512, b"\0"),
+        _header("manifest.json", 2) + b"[]".ljust(512, b"\0") + _header("index.json", 2) + b"[]".ljust(512, b"\0"),
+        _header("index.json", 2) + b"{}".ljust(512, b"\0"),
     ],
-    ids=["text", "empty", "half", "huge header", "huge layer", "no list", "half list"],
+    ids=["text", "empty", "half", "huge header", "huge layer", "no list", "half list", "no index", "index alone"],
 )
 def test_what_is_no_archive_of_docker_save_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
