@@ -22,7 +22,7 @@ from provisioner.family.setup_data import parse_setup_data
 from provisioner.images.family_files import HOME, filler, reading
 from provisioner.images.layer_keys import added_files, files_of, install_files
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
-from provisioner.printable import last_lines
+from provisioner.printable import beginning, last_lines, printable
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
 from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, installed_packages
@@ -31,6 +31,8 @@ from provisioner.store.package_list import MAXIMUM_STATUS_BYTES, STATUS, install
 AUX_PACKAGES = ["ca-certificates", "curl", "iproute2", "python3", "sudo"]
 PREPARATION = "/run/provisioner-base"
 STATUS_SECONDS = 60
+_PART = "# provisioner: "
+TITLE_CHARACTERS = 100
 # `provisioner tasks` lists all.
 SHOWN_WARNINGS = 20
 
@@ -152,7 +154,8 @@ def install(
     """
     _send_tree(connection, family.directory, install_files(family), HOME)
     require_unchanged()
-    session.progress.note(f"{family.title}: import and install()")
+    if not family.hostname:
+        session.progress.note(f"{family.title}: import and install()")
     begin = time.monotonic()
     with raised_in("install"):
         answer = driver.call("install", environment=session.variables, timeout_seconds=_limit(session))
@@ -208,23 +211,43 @@ def run_steps(
         ImageBuildError: a step failed.
     """
     for number, step in enumerate(steps[done:], start=done + 1):
-        what = f"{family.title}: build step {number} ({step.type})"
-        session.progress.note(what)
         begin = time.monotonic()
-        if isinstance(step, FileBuildStep):
-            _copy(connection, family, step, account, what)
-        else:
+        for title, script in _parts(family, number, step):
+            what = f"{family.title}: {title}"
+            session.progress.note(what)
+            if isinstance(step, FileBuildStep):
+                _copy(connection, family, step, account, what)
+                continue
             if files := files_of(family, step):
                 _send_tree(connection, family.directory, files, HOME, what, "keep")
             with raised_in("build step"):
-                _run(session, step, driver, account, what)
+                _run(session, script, driver, account, what)
         after(number, time.monotonic() - begin)
 
 
-def _run(session: Session, step: ShellBuildStep, driver: TaskDriver, account: Account, what: str) -> None:
+def part(title: str) -> str:
+    """Returns the line of a script that says what the rest does, up to the next such line; for our own families."""
+    return _PART + " ".join(title.split())
+
+
+def _parts(family: TaskFamily, number: int, step: BuildStep) -> list[tuple[str, list[str]]]:
+    """Returns the scripts of a build step, each with what messages call it. Only our own families have several."""
+    if not family.hostname:
+        return [(f"build step {number} ({step.type})", list(step.commands) if isinstance(step, ShellBuildStep) else [])]
+    if isinstance(step, FileBuildStep):
+        return [(f"copy {step.destination}", [])]
+    text = "\n".join(step.commands)
+    if not text.startswith(_PART):
+        first, _, _ = text.strip().partition("\n")
+        text = f"{part(f'run {first}')}\n{text}"
+    parts = [each.partition("\n") for each in f"\n{text}".split(f"\n{_PART}")[1:]]
+    return [(beginning(printable(title), TITLE_CHARACTERS), [script]) for title, _, script in parts]
+
+
+def _run(session: Session, script: list[str], driver: TaskDriver, account: Account, what: str) -> None:
     answer = driver.call(
         "shell",
-        commands=list(step.commands),
+        commands=script,
         shell=list(account.interpreter),
         cwd=str(account.home),
         user=account.user,

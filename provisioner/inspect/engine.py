@@ -23,6 +23,7 @@ from provisioner import strict_json
 from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
 from provisioner.family.loader import TaskFamily
+from provisioner.images.provisioning import part
 from provisioner.inspect.compose import is_url, read, variables_of
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
 from provisioner.inspect.configuration import Configuration, Machine, by_reference
@@ -147,16 +148,16 @@ def machine_of(project: Project, machine: Machine, registry: str) -> Machine:
             "storage_gb": machine.storage_gb or math.ceil(_BASE_DISK_GIB + _DISK_PER_COPY * gib),
             "packages": (*PACKAGES, *machine.packages),
             "files": tuple(files),
-            "run": (*machine.run, _script(project, mirror, with_archives=bool(archives))),
+            "run": (*machine.run, _script(project, mirror, archives)),
         }
     )
 
 
-def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
+def _script(project: Project, mirror: str, archives: list[tuple[Path, Mapping[str, str]]]) -> str:
     """Returns the commands that bring the images into the engine, and leave nothing else."""
     build = f"{DIRECTORY}/build.json"
     builds = [*json.loads(project.build)["services"]]
-    lines = [f"install -d -m 0700 {DIRECTORY}"]
+    lines = [part("engine"), f"install -d -m 0700 {DIRECTORY}"]
     # Copies arrive as archives, which keep links, modes and empty directories.
     for name, _ in project.sources:
         archive = f"{DIRECTORY}/{name}.tar"
@@ -167,15 +168,21 @@ def _script(project: Project, mirror: str, *, with_archives: bool) -> str:
         daemon = json.dumps({"registry-mirrors": [mirror], **insecure})
         lines += ["mkdir -p /etc/docker", f"printf %s {shlex.quote(daemon)} > {_DAEMON}", "systemctl restart docker"]
     lines.append("systemctl start docker")
-    if with_archives:
-        lines.append(f'for archive in {ARCHIVES}/*.tar; do docker load --input "$archive"; rm "$archive"; done')
+    for number, (_, images) in enumerate(archives):
+        archive = f"{ARCHIVES}/{number}.tar"
+        lines += [part(f"load {' '.join(images)}"), f"docker load --input {archive}", f"rm {archive}"]
     if builds:
         lines.append(f"printf %s {shlex.quote(project.build)} > {build}")
         # One at a time: several at once have failed on an emulated CPU, where builds begin late for BuildKit.
-        lines += [f"docker compose -f {build} build {name}" for name in builds]
+        for name in builds:
+            lines += [part(f"build {name}"), f"docker compose -f {build} build {name}"]
         lines += [f"{_OVERWRITE} {build}", f"rm {build}", "docker builder prune --all --force > /dev/null"]
-    for image in map(shlex.quote, project.images):
-        lines.append(f"docker image inspect {image} > /dev/null 2>&1 || docker pull {image}")
+    held = {name for _, images in archives for name in images}
+    for image in project.images:
+        if _full(image) not in held:
+            name = shlex.quote(image)
+            lines += [part(f"pull {image}"), f"docker image inspect {name} > /dev/null 2>&1 || docker pull {name}"]
+    lines.append(part("clean up"))
     if mirror:
         lines.append(f"rm {_DAEMON}")
     lines += [

@@ -12,6 +12,7 @@ from provisioner.errors import TaskFamilyError, UsageError
 from provisioner.family.build_steps import load_build_steps
 from provisioner.family.files import list_files
 from provisioner.family.loader import TaskFamily, load_family
+from provisioner.images.provisioning import part
 from provisioner.inspect.configuration import Machine
 
 FAMILY = "sandbox"
@@ -83,33 +84,33 @@ def plain_family(machine: Machine, internet: str, directory: Path, base_image: s
     resources = {name: value for name, value in asked.items() if value is not None}
     needs = {"base_image": base_image} if base_image else {}
     (family / "manifest.yaml").write_text(json.dumps({**needs, "tasks": {TASK: {"resources": resources}}}))
-    steps = [_shell(_packages(machine)), *_files(machine, family), _shell(_users(machine)), *map(_run, machine.run)]
+    steps = [_packages(machine), *_files(machine, family), _users(machine), *map(_shell, machine.run)]
     steps += _services(machine, family)
-    (family / "build_steps.json").write_text(json.dumps([step for step in steps if step.get("commands", True)]))
+    (family / "build_steps.json").write_text(json.dumps(steps))
     loaded = load_family(family)
     # What steps copy goes where they say, and nowhere else. Nothing here is what the text of `run` may name.
     return replace(loaded, files=(loaded.module.name,), build_steps=load_build_steps(family))
 
 
-def _shell(commands: list[str]) -> dict[str, object]:
+def _shell(*commands: str) -> dict[str, object]:
     return {"type": "shell", "commands": commands}
 
 
-def _run(command: str) -> dict[str, object]:
-    return _shell([command])
+def _packages(machine: Machine) -> dict[str, object]:
+    names = " ".join(machine.packages)
+    if not names:
+        return _shell(part("Debian's Python"), _REMOVE_FAMILY_PYTHON)
+    install = f"DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {names}"
+    return _shell(part(f"packages {names}"), _REMOVE_FAMILY_PYTHON, "apt-get update", install)
 
 
-def _packages(machine: Machine) -> list[str]:
-    if not machine.packages:
-        return [_REMOVE_FAMILY_PYTHON]
-    install = f"apt-get install -y --no-install-recommends {' '.join(machine.packages)}"
-    return [_REMOVE_FAMILY_PYTHON, "apt-get update", f"DEBIAN_FRONTEND=noninteractive {install}"]
-
-
-def _users(machine: Machine) -> list[str]:
+def _users(machine: Machine) -> dict[str, object]:
     user = machine.user
-    made = [f"id -u {user} > /dev/null 2>&1 || useradd --create-home --shell /bin/bash {user}"]
-    return [*made, f"install -d -o {user} -g $(id -g {user}) -- {shlex.quote(workdir(machine))}"]
+    return _shell(
+        part(f"user {user}, {workdir(machine)}"),
+        f"id -u {user} > /dev/null 2>&1 || useradd --create-home --shell /bin/bash {user}",
+        f"install -d -o {user} -g $(id -g {user}) -- {shlex.quote(workdir(machine))}",
+    )
 
 
 def _files(machine: Machine, family: Path) -> list[dict[str, object]]:
@@ -140,5 +141,5 @@ def _services(machine: Machine, family: Path) -> list[dict[str, object]]:
         unit = f"{name}.service"
         (family / SOURCES / unit).write_text(_UNIT.format(name=name, command=argument))
         steps.append({"type": "file", "source": f"{SOURCES}/{unit}", "destination": f"/etc/systemd/system/{unit}"})
-        steps.append(_shell([f"systemctl enable {unit}"]))
+        steps.append(_shell(part(f"service {name}"), f"systemctl enable {unit}"))
     return steps

@@ -106,6 +106,14 @@ def test_what_is_built_and_why_is_said(session: Session, tmp_path: Path) -> None
     ]
 
 
+def test_a_machine_is_not_compared_with_that_of_another_eval(session: Session, tmp_path: Path) -> None:
+    for name, commands in (("one", ("a", "b", "c")), ("two", ("a", "b", "x"))):
+        (tmp_path / name).mkdir()
+        build.family_image(session, replace(family(tmp_path / name, **steps(*commands)), hostname=name))
+    said = [note for note in told_of(session).notes if note.startswith("Building the image of machine")]
+    assert said[1].partition("): ")[2] == "2 of 3 steps are reused"
+
+
 def test_a_step_that_fails_leaves_the_layers_before_it(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     fam = family(tmp_path)
     fails = {"shell": None}

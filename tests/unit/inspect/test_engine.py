@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import UsageError
+from provisioner.images import build
 from provisioner.inspect.configuration import Configuration, configuration_of
 from provisioner.inspect.engine import engine_family, images_in, machine_of, project_of
 from provisioner.inspect.plain_family import TASK
+from provisioner.session import Session
+from tests.unit.fakes.cloud import FakeCloud
+from tests.unit.fakes.world import told_of
 
 
 def _archive(directory: Path, name: str, *images: str, digest: str = "", **more: object) -> Path:
@@ -84,6 +88,32 @@ def test_the_script_is_a_shells(tmp_path: Path) -> None:
     assert "docker compose -f /opt/sandbox/build.json build web\n" in script
 
 
+def test_messages_say_what_is_done(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
+    _archive(tmp_path / "images", "base.tar", "debian:12")
+    text = "services: {web: {build: ./app}, db: {image: 'postgres:16'}, bad: {image: \"x\\nreboot\"}}"
+    configuration = _configuration(tmp_path, text, registry=str(tmp_path / "images"))
+    project = project_of(configuration, {})
+    assert project
+    build.family_image(session, engine_family(project, configuration))
+    said = [note.removeprefix("machine default: ") for note in told_of(session).notes if note.startswith("machine")]
+    assert said == [
+        "packages docker.io docker-cli docker-compose docker-buildx apparmor",
+        "copy /opt/sandbox/context0.tar",
+        "copy /opt/sandbox/images/0.tar",
+        "user root, /workspace",
+        "engine",
+        "load debian:12",
+        "build web",
+        "pull postgres:16",
+        "pull x reboot",
+        "clean up",
+    ]
+    scripts = [request["commands"] for request in cloud.guest().requests if request["operation"] == "shell"]
+    assert not any(line == "reboot" for script in scripts for line in "\n".join(script).splitlines())
+    for script in scripts:
+        subprocess.run(["bash", "-n", "-c", "\n".join(script)], check=True)
+
+
 def test_images_are_built_one_at_a_time(tmp_path: Path) -> None:
     lines = _script(_configuration(tmp_path, "services: {a: {build: ./app}, b: {build: ./app}}")).splitlines()
     builds = [line.rpartition(" ")[2] for line in lines if line.startswith("docker compose")]
@@ -137,7 +167,8 @@ def test_a_pinned_image_is_the_archives_of_that_name(tmp_path: Path, image: str,
                              "compared.",)  # fmt: skip
     machine = machine_of(project, configuration.by_role["primary"], configuration.registry)
     assert [source for _, source in machine.files] == [str(archive)]
-    assert f"docker image inspect {image} >" in machine.run[-1]
+    assert "docker load" in machine.run[-1]
+    assert "docker pull" not in machine.run[-1]
 
 
 def test_a_dockerfiles_pinned_image_is_the_archives_of_that_name(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_families_python_is_removed_before_anything_is_installed(tmp_path: P
         (usr_local / name).touch()
     family = plain_family(Machine(packages=("python3-flask",)), "none", tmp_path / "a")
     assert isinstance(family.build_steps[0], ShellBuildStep)
-    remove, *install = family.build_steps[0].commands
+    _, remove, *install = family.build_steps[0].commands
     assert "python3-flask" in install[-1]
     subprocess.run(["bash", "-euc", remove.replace("/usr/local", str(usr_local))], check=True)
     assert sorted(str(path.relative_to(usr_local)) for path in usr_local.rglob("*") if path.is_file()) == [

@@ -314,7 +314,7 @@ async def test_the_notes_of_a_build_say_which_machine_it_is_for(
     await ProvisionerSandbox.task_init("startup", Configuration(machines=machines))
     for name in ("box", "web", "vault"):
         assert caplog.text.count(f"Building the image of machine {name} (family-sandbox-") == 1
-    assert "machine web: build step 1 (shell)" in caplog.text
+    assert "machine web: run true" in caplog.text
     assert "the first build takes a minute or more" in caplog.text
     assert "startup: its images are ready after " in caplog.text
 
