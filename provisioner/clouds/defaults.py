@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from provisioner.clouds.findings import Capture, Scarcity, TerminationReason
 from provisioner.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from provisioner.costs.bill import Bill
     from provisioner.costs.prices import CostLine
     from provisioner.errors import TerraformError
     from provisioner.models import Destination, Environment, MachineSize, Role
@@ -101,18 +99,6 @@ class Sizing:
     def not_priced(self) -> str:
         """Says what an environment may cost besides, which no estimate includes. By default "": there is nothing."""
         return ""
-
-    def bill(self, begin: date, end: date) -> Bill:
-        """Returns what the cloud bills for some days, by environment. By default it bills nothing.
-
-        Args:
-            end: the day after the last.
-
-        Raises:
-            UnavailableError: this cloud sends no bill.
-            HostError, InfrastructureError: the cloud does not tell.
-        """
-        raise UnavailableError("This cloud sends no bill.", hint="`provisioner costs --cloud aws --actual` asks AWS.")
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns what a created environment costs where it is, in US dollars. By default zero.

@@ -31,7 +31,7 @@ from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser,
 from inspect_ai.scorer import Score
 from pydantic import JsonValue
 
-from provisioner.batch.intervals import estimate
+from provisioner.batch.means import mean
 from provisioner.batch.records import Batch
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.report.outcomes import OUTCOMES
@@ -107,8 +107,8 @@ def eval_log(batch: Batch, rows: Sequence[Row], evidence: Mapping[str, Evidence]
 
 def _results(rows: Sequence[Row]) -> EvalResults:
     scores = [row.score for row in rows if row.score is not None]
-    mean = estimate(scores)
-    figures = {"mean": mean.mean, "low_95": mean.low, "high_95": mean.high} if mean else {}
+    found = mean(scores)
+    figures = {"mean": found.value, "stderr": found.stderr} if found else {}
     metrics = {name: EvalMetric(name=name, value=value) for name, value in figures.items() if value is not None}
     unscored = len(rows) - len(scores)
     score = EvalScore(

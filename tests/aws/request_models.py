@@ -23,7 +23,7 @@ from tests.aws.rights.calls import Call
 
 # The prefix in a signature -> botocore's name. S3's requests are documents, which moto reads strictly enough.
 SERVICES = {
-    "ec2": "ec2", "iam": "iam", "sts": "sts", "scheduler": "scheduler", "servicequotas": "service-quotas", "ce": "ce",
+    "ec2": "ec2", "iam": "iam", "sts": "sts", "scheduler": "scheduler", "servicequotas": "service-quotas",
 }  # fmt: skip
 _NUMBERS = re.compile(r"-?\d+")
 _BOOLEANS = ("true", "false")

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner.batch.comparison import over_tasks
-from provisioner.batch.intervals import Estimate, estimate
+from provisioner.batch.means import Mean, mean, mean_of_means
 from provisioner.batch.report.axes import Axis, count_axis, score_axis
 from provisioner.batch.report.outcomes import OUTCOMES
 from provisioner.batch.results import Row, by_task_and_agent
@@ -24,12 +23,12 @@ class Cell:
     """What an agent's runs of a task came to.
 
     Args:
-        estimate: the mean of the runs with a score; None without one.
-        mean, low, high: where these are on the axis, in per cent.
+        score: the mean of the runs with a score; None without one.
+        mean, low, high: where it is on the axis, and its ends a standard error away, in per cent.
         outcomes: of the first MAX_MARKS runs, the best first; more: how many there are beside them.
     """
 
-    estimate: Estimate | None
+    score: Mean | None
     mean: float | None
     low: float | None
     high: float | None
@@ -76,9 +75,12 @@ def matrix(rows: Sequence[Row]) -> Matrix:
     groups = by_task_and_agent(rows)
     all_tasks, all_agents = dict.fromkeys(task for task, _ in groups), dict.fromkeys(agent for _, agent in groups)
     tasks, agents = list(all_tasks)[:MAX_TASKS], list(all_agents)[:MAX_AGENTS]
-    estimates = {key: estimate(_scores(group)) for key, group in groups.items()}
-    overall = {agent: over_tasks(rows, agent) for agent in agents}
-    # Intervals may leave the range that scores have. They are drawn as far as it goes.
+    means = {key: mean(_scores(group)) for key, group in groups.items()}
+    overall = {
+        agent: mean_of_means([_scores(group) for (_, name), group in groups.items() if name == agent])
+        for agent in agents
+    }
+    # Bars may leave the range that scores have. They are drawn as far as it goes.
     axis = score_axis(_scores(rows))
     of_agent = {agent: [row for row in rows if row.agent == agent] for agent in agents}
     return Matrix(
@@ -87,9 +89,7 @@ def matrix(rows: Sequence[Row]) -> Matrix:
             (
                 task,
                 tuple(
-                    _cell(groups[task, agent], estimates[task, agent], axis, MAX_MARKS)
-                    if (task, agent) in groups
-                    else None
+                    _cell(groups[task, agent], means[task, agent], axis, MAX_MARKS) if (task, agent) in groups else None
                     for agent in agents
                 ),
             )
@@ -129,14 +129,14 @@ def _scores(rows: Sequence[Row]) -> list[float]:
     return [row.score for row in rows if row.score is not None]
 
 
-def _cell(rows: Sequence[Row], mean: Estimate | None, axis: Axis, marks: int) -> Cell:
+def _cell(rows: Sequence[Row], score: Mean | None, axis: Axis, marks: int) -> Cell:
     order = list(OUTCOMES)
     outcomes = sorted((row.outcome for row in rows), key=order.index)[:marks]
     return Cell(
-        estimate=mean,
-        mean=axis.place(mean.mean) if mean else None,
-        low=axis.place(mean.low) if mean else None,
-        high=axis.place(mean.high) if mean else None,
+        score=score,
+        mean=axis.place(score.value) if score else None,
+        low=axis.place(score.low) if score else None,
+        high=axis.place(score.high) if score else None,
         runs=len(rows),
         scored=len(_scores(rows)),
         outcomes=tuple(outcomes),

@@ -21,7 +21,6 @@ from provisioner.batch.report import facts
 from provisioner.batch.report.evidence import Evidence
 from provisioner.batch.report.matrix import ends, matrix
 from provisioner.batch.report.outcomes import OUTCOMES, PARTS
-from provisioner.batch.report.pairs import pairs
 from provisioner.batch.report.progress import progress
 from provisioner.batch.report.runs import run_views
 from provisioner.batch.report.timeline import cost_chart, timeline
@@ -67,7 +66,6 @@ def render(batch: Batch, rows: Sequence[Row], made_at: datetime, evidence: Mappi
         agents=facts.agents(batch.suite, rows),
         matrix=matrix(rows),
         ends=ends(rows),
-        pairs=pairs(rows),
         charts=charts,
         more_charts=more_charts,
         timeline=timeline(rows),

@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from provisioner.cli.command import command
-from provisioner.cli.commands.actual_costs import actual_costs
 from provisioner.cli.family_sessions import destinations, family_session
-from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, ProfileOption, TaskArgument
+from provisioner.cli.options import AllowOption, EnvFileOption, FamilyArgument, Launch, TaskArgument
 from provisioner.cli.output import Result, names_in_line, table
 from provisioner.cli.sessions import session, shared_database
 from provisioner.clock import now
@@ -129,10 +128,6 @@ def costs(
     cloud: Annotated[
         str | None, typer.Option("--cloud", help="Only what was launched there.", show_default=False)
     ] = None,
-    actual_bill: Annotated[
-        bool, typer.Option("--actual", help="Compare with AWS's bill; with --cloud aws. Each question costs 0.01 USD.")
-    ] = False,
-    profile: ProfileOption = None,
     as_json: bool = False,
 ) -> Result:
     """Shows the ledgers of this home and of the database that PROVISIONER_DATABASE names."""
@@ -140,15 +135,10 @@ def costs(
         raise UsageError(f"There is no cloud {shown(cloud)}.", hint=f"The clouds are {' and '.join(CLOUDS)}.")
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of one table: give one.")
-    if actual_bill and (as_csv or cloud is None or by is not Group.environment):
-        raise UsageError("--actual compares environments with a cloud's bill.", hint="Give --cloud aws, and no other.")
     entries = session().ledger.entries()
     if database := shared_database():
         entries += session(database=database).ledger.entries()
     entries = [entry for entry in entries if cloud in (None, entry.cloud)]
-    if actual_bill and cloud is not None:
-        where = Where(cloud, (entries[-1].region,) if entries and entries[-1].region else (), profile)
-        return actual_costs(session(where=where).cloud, entries)
     sums = totals(entries, by.value)
     reserved = sum(total.reserved_micro_usd for total in sums)
     actual = sum(total.actual_micro_usd for total in sums)

@@ -20,7 +20,7 @@ EC2 = "arn:aws:ec2:*:*:"
 OWNERS = {owner for owner, _ in VENDORS.values()}
 # Read actions take no conditions (Service Authorization Reference, "Actions defined by Amazon EC2").
 READ = (
-    "ce:GetCostAndUsage", "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeAccountAttributes", "ec2:DescribeAddresses", "ec2:DescribeAvailabilityZones",
     "ec2:DescribeImages", "ec2:DescribeInstanceCreditSpecifications", "ec2:DescribeInstanceStatus",
     "ec2:DescribeInstanceTypes", "ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeKeyPairs",
     "ec2:DescribeNetworkAcls", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRegions", "ec2:DescribeRouteTables",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from datetime import date
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
 from provisioner.clouds.aws.account import Account
-from provisioner.clouds.aws.costs import cost_explorer
 from provisioner.clouds.aws.costs.pricing import Pricing
 from provisioner.clouds.aws.images import vendor_ami
 from provisioner.clouds.aws.instances import vcpu_quota
@@ -19,7 +17,6 @@ from provisioner.clouds.aws.instances.vcpu_quota import Market, Quotas
 from provisioner.clouds.aws.network.region import Networks
 from provisioner.clouds.defaults import Sizing
 from provisioner.clouds.findings import Scarcity
-from provisioner.costs.bill import Bill
 from provisioner.costs.prices import CostLine
 from provisioner.errors import ImageBuildError, UnavailableError
 from provisioner.family.manifest import Resources
@@ -150,10 +147,6 @@ class AwsSizing(Sizing):
     def not_priced(self) -> str:
         """Names what AWS bills besides, with its prices in us-east-1."""
         return NOT_PRICED
-
-    def bill(self, begin: date, end: date) -> Bill:
-        """Asks Cost Explorer."""
-        return cost_explorer.bill(self.account.api, begin, end)
 
     def usd_per_hour(self, environment: Environment) -> Decimal:
         """Returns the cost of the types and the market that the environment got.

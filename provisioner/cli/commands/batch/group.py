@@ -18,7 +18,6 @@ from provisioner.batch.suite import load_suite
 from provisioner.batch.suite import schema as suite_schema
 from provisioner.batch.worker import open_client
 from provisioner.cli.command import command, progress
-from provisioner.cli.commands.batch.compare import compare
 from provisioner.cli.commands.batch.export import export
 from provisioner.cli.commands.batch.lookup import (
     BatchArgument,
@@ -64,7 +63,6 @@ def register(app: typer.Typer) -> None:
     command(group, "resume", help="Continue a batch that was interrupted, killed or cancelled.")(resume)
     command(group, "cancel", help="Start no more runs of a batch; with --force, stop the active ones.")(cancel)
     command(group, "report", help="Write a batch's report: one HTML page.")(report)
-    command(group, "compare", help="Compare two batches, by the tasks and agents that both have.")(compare)
     command(group, "export", help="Write a batch's results in another program's format.")(export)
     command(group, "worker", help="Work on the runs of all batches in a shared database, until interrupted.")(worker)
     command(group, "schema", help="Print the JSON Schema of suite files.")(schema)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from provisioner.batch.intervals import estimate
+from provisioner.batch.means import mean
 from provisioner.batch.records import Batch, Batches
 from provisioner.batch.report.evidence import gather
 from provisioner.batch.report.page import render
@@ -101,10 +101,8 @@ def _score_table(rows: Sequence[Row]) -> str:
     """Returns a table of mean scores, with a line per task and agent."""
     lines = []
     for (task, agent), group in by_task_and_agent(rows).items():
-        mean = estimate([row.score for row in group if row.score is not None])
-        has_interval = mean and mean.low is not None and mean.high is not None
-        interval = f"{mean.low:.2f} to {mean.high:.2f}" if mean and has_interval else "-"
+        score = mean([row.score for row in group if row.score is not None])
         counts = Counter(row.outcome for row in group)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        lines.append([task, agent, str(len(group)), f"{mean.mean:.2f}" if mean else "-", interval, outcomes])
-    return table(["TASK", "AGENT", "RUNS", "MEAN", "95 %", "ENDED AS"], lines)
+        lines.append([task, agent, str(len(group)), str(score or "-"), outcomes])
+    return table(["TASK", "AGENT", "RUNS", "MEAN ± STDERR", "ENDED AS"], lines)

@@ -1,1 +1,1 @@
-"""What environments cost on EC2: estimated from price lists and the spot market, and as Cost Explorer says later."""
+"""What environments cost on EC2, estimated from price lists and the spot market."""

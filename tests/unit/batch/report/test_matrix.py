@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from provisioner.batch.intervals import wilson
 from provisioner.batch.report.matrix import MAX_MARKS, MAX_TASKS, ends, matrix
 from tests.unit.batch.report.samples import row
 
 
-def test_a_cell_has_the_mean_its_interval_and_each_run() -> None:
+def test_a_cell_has_the_mean_its_standard_error_and_each_run() -> None:
     rows = [
         row(1),
         row(2, score=0.0),
@@ -22,20 +19,21 @@ def test_a_cell_has_the_mean_its_interval_and_each_run() -> None:
     cell, nothing = found.lines[0][1]
     assert nothing is None
     assert cell is not None
-    assert cell.estimate is not None
-    assert (cell.estimate.low, cell.estimate.high) == pytest.approx(wilson(2 / 3, 3))
-    assert (cell.mean, cell.runs, cell.scored) == (66.67, 4, 3)
+    assert str(cell.score) == "0.67 ± 0.33"
+    assert (cell.low, cell.mean, cell.high) == (33.33, 66.67, 100.0)
+    assert (cell.runs, cell.scored) == (4, 3)
     assert cell.outcomes == ("scored", "scored", "agent_failed", "timed_out")
-    assert found.overall[0].estimate == cell.estimate
+    assert found.overall[0].score == cell.score
 
 
-def test_intervals_end_where_the_axis_ends() -> None:
-    found = matrix([row(1, task="a", score=1.0), row(2, task="b", score=0.1)])
+def test_all_tasks_weigh_the_same_and_bars_end_where_the_axis_ends() -> None:
+    found = matrix([row(1, task="a", score=1.0), row(2, task="a", score=1.0), row(3, task="b", score=0.0)])
     overall = found.overall[0]
-    assert overall.estimate is not None
-    assert overall.estimate.high is not None
-    assert overall.estimate.high > 1
-    assert (found.axis.low, found.axis.high, overall.low, overall.high) == (0, 1, 0, 100)
+    assert str(overall.score) == "0.50 ± 0.50"
+    beyond = matrix([row(1, task="a", score=1.0), row(2, task="b", score=1.0), row(3, task="c", score=0.4)])
+    assert str(beyond.overall[0].score) == "0.80 ± 0.20"
+    over = matrix([row(number, score=score) for number, score in enumerate([1.0] * 2 + [0.0])]).overall[0]
+    assert (over.low, over.high) == (33.33, 100)
 
 
 def test_what_is_too_much_to_read_is_counted() -> None:
@@ -50,7 +48,7 @@ def test_what_is_too_much_to_read_is_counted() -> None:
 def test_a_task_without_scores_has_no_mean() -> None:
     cell = matrix([row(1, outcome="task_failed", score=None)]).lines[0][1][0]
     assert cell is not None
-    assert (cell.estimate, cell.mean, cell.low) == (None, None, None)
+    assert (cell.score, cell.mean, cell.low) == (None, None, None)
 
 
 def test_ends_are_bars_one_after_the_other_on_whole_numbers() -> None:

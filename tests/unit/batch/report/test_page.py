@@ -31,10 +31,10 @@ def test_every_run_is_in_the_page_before_any_script_runs() -> None:
 
 def test_empty_sections_are_left_out() -> None:
     page = render(batch(row()), [row()], BEGIN, {})
-    for absent in ("Cost by task", "USD", "Scores over time", "Agents compared"):
+    for absent in ("Cost by task", "USD", "Scores over time"):
         assert absent not in page
     dear = render(batch(row()), [row(1, cost_micro_usd=12_500), row(2, agent="b")], BEGIN, {})
-    for present in ("Cost by task", "0.0125 USD", "Agents compared"):
+    for present in ("Cost by task", "0.0125 USD"):
         assert present in dear
 
 

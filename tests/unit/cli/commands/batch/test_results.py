@@ -57,7 +57,7 @@ def test_the_exit_code_is_0_unless_infrastructure_failed(home: Home, outcomes: l
 
 def test_a_finished_batch_shows_its_scores_and_names_its_files(home: Home) -> None:
     result = final_result(home, BATCH, [row("scored"), row("scored"), row("task_failed")], (10_000, 20_000))
-    assert "1.00  0.34 to 1.00  2 scored, 1 task_failed" in result.text
+    assert "1.00 ± 0.00    2 scored, 1 task_failed" in result.text
     assert "batch:   b-1, 0.0200 USD spent\n" in result.text
     local = BATCH.model_copy(update={"suite": SUITE.model_copy(update={"cloud": "local"})})
     assert "batch:   b-1\n" in final_result(home, local, [row("scored")], (10_000, 20_000)).text
