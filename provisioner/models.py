@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 # The name of a machine within its environment: primary and aux, or what its owner calls a further machine.
 Role = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
@@ -48,8 +49,9 @@ class ShellBuildStep(Record):
 
     type: Literal["shell"] = Field(description="runs commands")
     commands: tuple[str, ...] = Field(description="the lines of one script, which stops at the first failure")
-    # Top-level files and directories of the family that these commands are the first to name. It follows from both.
-    reads: tuple[str, ...] = Field(default=(), exclude=True)
+    # Top-level files and directories of the family that these commands are the first to name. It follows from both, and
+    # is no part of the record.
+    reads: SkipJsonSchema[tuple[str, ...]] = Field(default=(), exclude=True)
 
 
 class FileBuildStep(Record):
