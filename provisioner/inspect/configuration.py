@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -37,6 +39,7 @@ from provisioner.inspect.fields import (
     no_variable,
     pairs,
 )
+from provisioner.inspect.layers import SETTINGS, VARIABLE, Layer, layered
 from provisioner.inspect.references import FINAL, REFERENCE, final_path, from_here, is_open, joined, replaced
 from provisioner.models import NOT_MACHINES, Role
 from provisioner.ttl import checked_ttl, parse_duration
@@ -164,6 +167,7 @@ class Configuration(_Section):
     compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
     registry: str = ""
     fork: Literal["none", "epochs", "samples"] = "none"
+    _given_by: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -256,34 +260,94 @@ class Configuration(_Section):
         return self
 
     @property
+    def given_by(self) -> tuple[str, ...]:
+        """A line for each other file than the sample's own that gives settings: which file, and which settings."""
+        return self._given_by
+
+    @property
     def by_role(self) -> dict[Role, Machine]:
         """The machines of a configuration without a family, by the roles that they have in their environment."""
         first, *others = self.machines or (Machine(),)
         return {"primary": first, **{machine.name: machine for machine in others}}
 
 
-def configuration_of(given: BaseModel | str | None) -> Configuration:
+def configuration_of(given: BaseModel | str | None, directory: Path | None = None) -> Configuration:
     """Returns the configuration that an eval names: none, a file's path, or a model, of ours or of a compose file.
+
+    The operator's settings count in each. Those of a file beside the eval stand in for what the named file leaves out.
+
+    Args:
+        directory: the eval's; None for the working directory.
 
     Raises:
         UsageError: it is not valid, or meant for another provider.
     """
     if given is None:
-        return Configuration()
+        return written({}, "The sandbox's configuration")
     if isinstance(given, Configuration):  # perhaps of a log, where nothing was refused (from_log)
         model = {"compose": given.compose} if isinstance(given.compose, ComposeConfig) else {}
-        return checked({**given.model_dump(exclude=set(model)), **model}, "The sandbox's configuration")
+        value = given.model_dump(exclude=set(model), exclude_none=True)
+        return written({**value, **model}, "The sandbox's configuration")
+    path = file_beside(given, directory)
+    beside = settings_of(path, str(path)) if path else Layer()
     if isinstance(given, ComposeConfig) or (isinstance(given, str) and is_compose(given)):
-        return _of_compose(given)
+        return _of_compose(given, beside)
     if isinstance(given, str):
-        return load(Path(given))
+        return load(Path(given), beside)
     raise UsageError(
         f"The sandbox provisioner cannot read a {type(given).__name__}.",
         hint="Give a `Configuration` of provisioner.inspect.configuration, a ComposeConfig, or a file.",
     )
 
 
-def _of_compose(given: ComposeConfig | str) -> Configuration:
+def file_beside(given: BaseModel | str | None, directory: Path | None = None) -> Path | None:
+    """Returns the file beside the eval whose settings stand in for what a configuration leaves out; None for none.
+
+    Args:
+        given: as for configuration_of. What Python code says is complete.
+        directory: the eval's; None for the working directory.
+    """
+    if given is None or isinstance(given, Configuration):
+        return None
+    paths = [(directory or Path.cwd()) / name for name in FILE_NAMES]
+    path = next((path for path in paths if path.is_file()), None)
+    is_itself = path and isinstance(given, str) and path.resolve() == Path(given).resolve()
+    return None if is_itself else path
+
+
+def operators_settings() -> Layer:
+    """Returns the settings of the file that PROVISIONER_INSPECT names; of none if it is not set.
+
+    Raises:
+        UsageError: the file is not valid, or says what is the eval's to say.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return Layer()
+    path = Path(named).expanduser().absolute()
+    where = f"{path} ({VARIABLE})"
+    if others := sorted(set(_mapping(path)) - set(SETTINGS)):
+        raise UsageError(
+            f"{where} may not have {', '.join(others)}: it is for all samples, whatever their machines are.",
+            hint=f"It may have {', '.join(SETTINGS)}.",
+        )
+    return settings_of(path, where)
+
+
+def settings_of(path: Path, where: str) -> Layer:
+    """Returns the settings in a configuration file, without what it says of machines.
+
+    Raises:
+        UsageError: it cannot be read, or a setting is not valid.
+    """
+    value = _mapping(path)
+    values = _absolute({key: value[key] for key in SETTINGS if key in value}, path.absolute().parent)
+    _refuse_empty_budget(values, where)
+    checked({**values, "compose": "compose.yaml"}, where)  # to which `registry` belongs
+    return Layer(where, values)
+
+
+def _of_compose(given: ComposeConfig | str, beside: Layer) -> Configuration:
     """Returns the configuration of a compose file without a configuration file: what the file's extension says."""
     file = read(given)
     value = {} if file.settings is None else file.settings
@@ -293,35 +357,54 @@ def _of_compose(given: ComposeConfig | str) -> Configuration:
     if given_twice := sorted({"compose", "family", "task", "env_file"}.intersection(value)):
         raise UsageError(f"{where}.{given_twice[0]} is not possible in a compose file.")
     compose = given if isinstance(given, ComposeConfig) else str(Path(given).absolute())
-    return written({**_absolute(value, file.directory), "compose": compose}, where)
+    return written({**_absolute(value, file.directory), "compose": compose}, where, beside)
 
 
-def load(path: Path) -> Configuration:
+def load(path: Path, beside: Layer | None = None) -> Configuration:
     """Reads a configuration file. Relative paths in it are relative to its directory.
+
+    Args:
+        beside: settings for what the file leaves out; None for none.
 
     Raises:
         UsageError: it cannot be read or is not valid; the message has one line per problem.
     """
-    value = strict_yaml.read(path, "The sandbox's configuration", MAXIMUM_BYTES)
-    if not isinstance(value, dict):
-        raise UsageError(f"{path.absolute()} must be a mapping, with keys such as `machines` or `family`.")
+    value = _mapping(path)
     if "services" in value:
         raise UsageError(
             f"{path.absolute()} is a compose file, which Inspect takes for one only by another name.",
             hint="Call it compose.yaml or NAME-compose.yaml, or name it in a provisioner.yaml as `compose`.",
         )
-    return written(_absolute(value, path.absolute().parent), str(path.absolute()))
+    return written(_absolute(value, path.absolute().parent), str(path.absolute()), beside)
 
 
-def written(value: Mapping[str, Any], where: str) -> Configuration:
-    """Returns a configuration from what a user wrote, in which an empty budget must not mean that there is no limit.
+def _mapping(path: Path) -> dict[str, Any]:
+    value = strict_yaml.read(path, "The sandbox's configuration", MAXIMUM_BYTES)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path.absolute()} must be a mapping, with keys such as `machines` or `family`.")
+    return value
+
+
+def written(value: Mapping[str, Any], where: str, beside: Layer | None = None) -> Configuration:
+    """Returns a configuration from what a user wrote, with the operator's settings.
+
+    Args:
+        beside: settings for what the user left out; None for none.
 
     Raises:
         UsageError: it is not valid; the message has one line per problem.
     """
+    _refuse_empty_budget(value, where)
+    merged, lines = layered(value, beside or Layer(), operators_settings())
+    configuration = checked(merged, " ".join([where, *(f"({line.rstrip('.')})" for line in lines)]))
+    configuration._given_by = lines
+    return configuration
+
+
+def _refuse_empty_budget(value: Mapping[str, Any], where: str) -> None:
+    """Refuses an empty budget, which must not mean that there is no limit."""
     if value.get("budget", 0) is None:
         raise UsageError(f"{where} is not valid:{listed([f'budget: is empty: {AN_AMOUNT}, or leave it out'])}")
-    return checked(value, where)
 
 
 def checked(value: Mapping[str, Any], where: str, *, final: bool = False) -> Configuration:
@@ -395,7 +478,9 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     if len(text) + sum(len(values.get(name, "")) * count for name, count in wanted.items()) > MAXIMUM_BYTES:
         raise UsageError(f"The configuration, with the sample's metadata, is larger than {MAXIMUM_BYTES} bytes.")
     value = {**replaced(configuration.model_dump(exclude=set(model)), values), **model}
-    return checked(value, "The configuration, with the sample's metadata,", final=True)
+    found = checked(value, "The configuration, with the sample's metadata,", final=True)
+    found._given_by = configuration.given_by
+    return found
 
 
 def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:

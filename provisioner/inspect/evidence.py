@@ -27,6 +27,7 @@ def of_beginning(machines: SampleMachines) -> Facts:
         "forked_from": environment.addresses_of or None,
         "frozen_as": machines.frozen_as or None,
         "cloud": environment.cloud,
+        "settings": [*machines.configuration.given_by],
         "images": {role: machine.image for role, machine in environment.machines.items()},
         "machines": {role: _machine(environment, role) for role in environment.roles},
         "versions": {**environment.versions},

@@ -26,6 +26,7 @@ from provisioner.errors import (
     ProvisionerError,
     ShortageError,
     TaskError,
+    UsageError,
 )
 from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.env_file import load_env_file
@@ -33,7 +34,7 @@ from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_i
 from provisioner.family.scores import ScoreResult
 from provisioner.inspect import blocking, shared
 from provisioner.inspect.compose_project import Project
-from provisioner.inspect.configuration import Configuration
+from provisioner.inspect.configuration import Configuration, operators_settings
 from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
@@ -212,7 +213,8 @@ class SampleMachines:
                 f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
             )
         with contextlib.suppress(ShortageError):
-            planning.plan(self.session, self._family, self._task, self._allowed())
+            planned = planning.plan(self.session, self._family, self._task, self._allowed())
+            self._refuse_internet(has_it=planned.setup.full_internet)
 
     def refuse_mistakes(self) -> None:
         """Refuses a task family that surely fails, before its image is built: as `provisioner up` does.
@@ -233,6 +235,7 @@ class SampleMachines:
 
         def create(session: Session, environment: Environment) -> Environment:
             self._begun = environment
+            self._refuse_internet(has_it=environment.full_internet)
             return shared.apply_batcher().create(session, environment)
 
         if self.snapshot:
@@ -241,6 +244,20 @@ class SampleMachines:
             self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
         for role in self._environment.machines:
             self._connection(role)
+
+    def _refuse_internet(self, *, has_it: bool) -> None:
+        """Refuses a family's task that has the internet against the operator's settings, which no package may widen.
+
+        Raises:
+            UsageError: it is so.
+        """
+        operators = operators_settings()
+        if has_it and operators.values.get("internet") == "none":
+            raise UsageError(
+                f"{self._family.title}: {self._task} has the permission full_internet, and {operators.where} says "
+                "`internet: none`.",
+                hint="Leave the task out, or remove `internet` there.",
+            )
 
     def freeze(self) -> str:
         """Freezes the machines, and returns the snapshot's name. This process must remove or leave the snapshot.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar, overload
 
@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up, evidence, forks
+from provisioner.inspect import clean_up, evals, evidence, forks
 from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
@@ -256,6 +256,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         """Returns the sample's metadata that its images depend on, as variables for a task_init of its own."""
         with before_samples(), told_in_full():
             configuration = await end(partial(configuration_of, config))
+        evals.use(config)
         _clouds.add(configuration.cloud)
         if configuration.fork != "none":
             forks.watch()
@@ -283,6 +284,8 @@ class ProvisionerSandbox(SandboxEnvironment):
                 if len(values) < len(needed):
                     return None
                 configuration = with_metadata(configuration, values)
+            for line in configuration.given_by:
+                _tell_operator(line)
             return SampleMachines(configuration, Origin(task_name))
 
         try:
@@ -308,7 +311,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         origin = origin_of_sample(task_name, sample_id)
 
         def prepared() -> SampleMachines:
-            given = configuration_of(config)
+            given = configuration_of(config, evals.directory_of(origin.eval_id))
             machines = SampleMachines(with_metadata(given, metadata), origin, metadata)
             if references(given):  # task_init may not have known which family it is
                 machines.refuse_mistakes()
@@ -380,6 +383,12 @@ class ProvisionerSandbox(SandboxEnvironment):
                 await end(partial(clean_up.destroy_abandoned, id))
         except ProvisionerError as error:
             raise clean_up.CleanUpError.of(error) from error
+
+
+@cache
+def _tell_operator(line: str) -> None:
+    """Logs a line once: hundreds of samples have it in common."""
+    _log.warning("%s", line)
 
 
 def _encoded(contents: str | bytes) -> bytes:
