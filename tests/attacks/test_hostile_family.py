@@ -6,11 +6,9 @@ Nothing of the family may run there, and nothing in it may take the controller's
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import pytest
 
 from provisioner.family.checks.family_check import check_family
 from provisioner.family.checks.finding import MAXIMUM_FINDINGS
-from provisioner.family.checks.shell import MEMORY_LIMIT_BYTES, Script, syntax_problem
 from provisioner.family.reach import SETUP, reached_digest
 from tests.campaigns import cases
 from tests.command_line import ROOT
@@ -148,26 +145,6 @@ def test_nothing_of_a_family_runs(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_the_shell_for_build_steps_has_no_secrets_or_rights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A program in bash's place tells what it has."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories are closed to other users
-        Path(directory).chmod(0o755)
-        program = Path(directory) / "bash"
-        tells = "uid=$(id -u) groups=$(id -G) memory=$(ulimit -v) $(env)"
-        program.write_text(f'#!/bin/sh\necho "bash: line 1: syntax error" {tells} >&2\nexit 2\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-        problem = syntax_problem(Script("build_steps.json", ("true",), "bash", certain=True))
-    assert problem
-    assert f"memory={MEMORY_LIMIT_BYTES >> 10}" in problem[1]
-    assert "very-secret" not in problem[1]
-    assert "uid=0" not in problem[1]
-    assert " groups=0" not in problem[1]
-
-
 def test_no_words_of_a_family_steer_the_terminal(provisioner: CommandLine, tmp_path: Path) -> None:
     escape = "\x1b[2J\x1b]0\x07\u202e"
     text = changed(TASKS, f"return {{'a{escape}': 1}}")
@@ -179,5 +156,5 @@ def test_no_words_of_a_family_steer_the_terminal(provisioner: CommandLine, tmp_p
     (tmp_path / "fam" / f"a{escape}").write_text("sk-ant-" + "a1" * 20)
     done = provisioner("check", str(tmp_path / "fam"))
     rules = set(re.findall(r"\[([a-z-]+)\]", done.stdout))
-    assert rules == {"invalid-tasks", "unpinned-package", "shell-syntax", "secret-in-file"}
+    assert rules == {"invalid-tasks", "secret-in-file"}
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()

@@ -12,6 +12,7 @@ from pathlib import Path
 from provisioner.errors import MissingVariablesError, TaskFamilyError, UsageError
 from provisioner.family.build_steps import FILE_NAME, load_build_steps
 from provisioner.family.checks.finding import RULES_PAGE, Finding, bounded
+from provisioner.family.checks.imports import import_findings
 from provisioner.family.checks.inputs import input_findings
 from provisioner.family.checks.literals import (
     literal_aux_vm,
@@ -22,9 +23,7 @@ from provisioner.family.checks.literals import (
     variable_findings,
 )
 from provisioner.family.checks.methods import method_findings
-from provisioner.family.checks.packages import import_findings, unpinned_findings
 from provisioner.family.checks.secrets import secret_findings
-from provisioner.family.checks.shell import scripts, shell_findings
 from provisioner.family.checks.source import FamilySource, read_source
 from provisioner.family.explained import FILES
 from provisioner.family.loader import TaskFamily, load_family, locate_family
@@ -102,10 +101,8 @@ def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, s
         TaskFamilyError: the module is not Python any more.
     """
     source = read_source(family)
-    steps = scripts(source, family)
-    found = _of_source(source, family, task, variables) + _capped(shell_findings(steps))
-    found += _capped(unpinned_findings(source, steps)) + _capped(secret_findings(family, variables or {}))
-    found += _capped(import_findings(source, family, steps)) if source else []
+    found = _of_source(source, family, task, variables) + _capped(secret_findings(family, variables or {}))
+    found += _capped(import_findings(source, family)) if source else []
     return Checked(family.name, tuple(bounded(found)), _written(source))
 
 
@@ -125,8 +122,7 @@ def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str
         TaskFamilyError: the family has other mistakes; the message lists them with file and line.
     """
     source = read_source(family)
-    found = _of_source(source, family, task, variables) + _capped(shell_findings(scripts(source, family)))
-    errors = [finding for finding in bounded(found) if finding.level == "error"]
+    errors = [each for each in bounded(_of_source(source, family, task, variables)) if each.level == "error"]
     rules = {finding.rule for finding in errors}
     written = _written(source)
     if task is not None and rules == {"unknown-task"}:

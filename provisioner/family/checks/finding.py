@@ -28,8 +28,6 @@ Rule = Literal[
     "invalid-permissions",
     "invalid-aux-vm",
     "import-before-install",
-    "unpinned-package",
-    "shell-syntax",
     "secret-in-file",
     "not-checked",
 ]

@@ -128,7 +128,8 @@ def test_warnings_are_counted_and_where_to_read_them_said(
     called = [family if word == "F" else word for word in command]
     assert provisioner(*called).stderr.count("fam has 1 warning: `provisioner check FAMILY` shows them") == 1
     # One that only the whole check finds counts as well.
-    (tmp_path / "fam" / "build_steps.json").write_text('[{"type": "shell", "commands": ["pip install requests"]}]')
+    module = tmp_path / "fam" / "fam.py"
+    module.write_text(f"import requests\n{module.read_text()}")
     assert "fam has 2 warnings: " in provisioner(*called).stderr
     assert "no errors, 2 warnings" in provisioner("check", family).stdout
     (tmp_path / "fam" / "build_steps.json").unlink()
