@@ -132,8 +132,7 @@ def test_warnings_are_counted_and_where_to_read_them_said(
     module.write_text(f"import requests\n{module.read_text()}")
     assert "fam has 2 warnings: " in provisioner(*called).stderr
     assert "no errors, 2 warnings" in provisioner("check", family).stdout
-    (tmp_path / "fam" / "build_steps.json").unlink()
-    (tmp_path / "fam" / "fam.py").write_text(GOOD)
+    module.write_text(GOOD)
     assert "warning" not in provisioner(*called).stderr
 
 
