@@ -15,6 +15,11 @@ from provisioner.errors import CommandTimeoutError
 from provisioner.ssh.exchange import CANNOT_EXECUTE, Completed
 from provisioner.ssh.output_buffer import BoundedBuffer
 
+# The machine failed, and not what a path names.
+_FAILURES = (errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+# What the exec server says of a device or a FIFO.
+_IRREGULAR = "It is not a regular file"
+
 
 class Output:
     """Keeps the end of a command's output as it arrives, up to Inspect's limit when the command began.
@@ -53,6 +58,7 @@ def file_errors(file: str) -> Iterator[None]:
     Raises:
         TimeoutError: the file did not arrive in time.
         FileNotFoundError, PermissionError, IsADirectoryError, OutputLimitExceededError: as file_error.
+        OSError: the machine failed.
     """
     try:
         yield
@@ -70,4 +76,8 @@ def file_error(error: OSError, file: str) -> Exception:
     if number == errno.EISDIR:
         return IsADirectoryError(errno.EISDIR, "Is a directory", file)
     # OSError's constructor chooses the subclass: FileNotFoundError, PermissionError and others.
-    return OSError(number, error.strerror or "", file)
+    expected = OSError(number, error.strerror or "", file)
+    if isinstance(expected, FileNotFoundError | PermissionError) or number in _FAILURES:
+        return expected
+    # Of a path that a model has chosen. Its tools tell it of no other error, and Inspect would end the sample.
+    return PermissionError(number, _IRREGULAR if number == errno.EINVAL else expected.strerror, file)

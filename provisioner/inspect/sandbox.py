@@ -48,6 +48,7 @@ from provisioner.machines.create import aux_user
 from provisioner.models import Environment, Role
 from provisioner.printable import encodable
 from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
+from provisioner.ssh.exchange import Completed
 
 Result = TypeVar("Result")
 
@@ -130,7 +131,8 @@ class ProvisionerSandbox(SandboxEnvironment):
             words, variables = [encodable(word) for word in cmd], {**self._variables, **(env or {})}
             refuse_null(*words, *variables, *variables.values(), user or "")
             try:
-                done = connection.run(
+                done = self._run(
+                    connection,
                     words,
                     user=user or self._user,
                     cwd=self._path(cwd) if cwd else self._directory,
@@ -192,6 +194,10 @@ class ProvisionerSandbox(SandboxEnvironment):
 
         with file_errors(file):
             return await self._on_machine(work)
+
+    def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
+        """Runs a command in the sandbox, as Connection.run does in the machine."""
+        return connection.run(argv, **options)
 
     async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
         """Works on the machine in a thread.

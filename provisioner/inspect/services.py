@@ -1,7 +1,6 @@
 """The services of a compose file as Inspect's sandboxes: containers of the Docker Engine in a sample's machine.
 
-All goes through the machine's exec server, and from there through `docker exec` by the rules of Inspect's docker
-sandbox.
+All goes through the machine's exec server, which starts commands in a container with the rights of `docker exec`.
 Whatever the machine answers is checked: a container may have become the machine's root.
 """
 
@@ -11,14 +10,12 @@ import errno
 import os
 import re
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, overload
 
 from inspect_ai.util import (
-    ExecResult,
     SandboxConnection,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
@@ -31,40 +28,48 @@ from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose_project import DIRECTORY, Project
 from provisioner.inspect.results import file_errors
 from provisioner.inspect.sample import SampleMachines
-from provisioner.inspect.sandbox import ProvisionerSandbox, path_in
+from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.printable import last_lines
 from provisioner.ssh.calls import SMALL_CALL_SECONDS
 from provisioner.ssh.connection import Connection
-from provisioner.ssh.exchange import CANNOT_EXECUTE, NOT_FOUND, Completed, transfer_seconds
+from provisioner.ssh.exchange import Completed, transfer_seconds
 from provisioner.validation import shown
 
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800
-# `timeout` in the container ends a command first; the exec server ends what it did not.
-GRACE_SECONDS = 15
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
+# What is asked of the engine of a container, as JSON.
+_STATE = (
+    '{"user": {{json .Config.User}}, "directory": {{json .Config.WorkingDir}}, "pid": {{.State.Pid}}, '
+    '"status": {{json .State.Status}}, "exit_code": {{.State.ExitCode}}, "restarts": {{.RestartCount}}, '
+    '"ports": {{json .NetworkSettings.Ports}}}'
+)
+_MOST_PID = 1 << 22
+# An exit code beyond it is that of a signal.
+_SIGNALLED = 128
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _IDENTITY = re.compile(r"[0-9a-f]{12,64}")
 _USER = re.compile(r"[^\0\n]{0,256}")
 _DIRECTORY = re.compile(r"(?:/[^\0\n]{0,4095})?")
-_ENGINE = "Error response from daemon: "
-_RUNTIME = "OCI runtime exec failed: "
 
 # Nothing of the image's own PATH or language. Root, whom the kernel allows everything, is refused what docker's sandbox
 # refuses it.
 _SCRIPT = f"""PATH={_PATH} LC_ALL=C; export PATH LC_ALL
 fail() {{ echo "$1" >&2; exit 1; }}
 if [ -d "$1" ]; then fail "Is a directory"; fi
+if [ -e "$1" ] && [ ! -f "$1" ]; then fail "Not a regular file"; fi
 if [ -e "$1" ]; then case $(stat -L -c %A -- "$1") in $2) ;; *) fail "Permission denied" ;; esac; fi
 """
+# What becomes a device in the meantime is not read without end.
 _READ = """if [ -f "$1" ] && [ "$(stat -L -c %s -- "$1")" -gt "$3" ]; then fail "File too large"; fi
-exec cat -- "$1"
+exec head -c "$(($3 + 1))" -- "$1"
 """
 _WRITE = """mkdir -p -- "$3" && exec tee -- "$1" > /dev/null
 """
 _READABLE, _WRITABLE, _ANY = "?r*", "??w*", "*"
 _ERRORS = (
     (b"file too large", errno.EFBIG),
+    (b"not a regular file", errno.EINVAL),
     (b"permission denied", errno.EACCES),
     (b"is a directory", errno.EISDIR),
     (b"no such file or directory", errno.ENOENT),
@@ -83,12 +88,14 @@ class Container:
         identity: the engine's id of it.
         user: runs commands in it, unless a call names another user; from the image or the file; empty for root.
         directory: the directory of relative paths.
+        pid: its first process.
     """
 
     service: str
     identity: str
     user: str
     directory: str
+    pid: int
 
     @property
     def is_roots(self) -> bool:
@@ -176,23 +183,33 @@ def _end(done: Completed) -> str:
 
 
 def _containers(connection: Connection, identities: Mapping[str, str]) -> list[Container]:
-    form = '{"user": {{json .Config.User}}, "directory": {{json .Config.WorkingDir}}}'
-    done = connection.run(["docker", "inspect", "--format", form, *identities.values()])
+    states = _inspected(connection, list(identities.values()))
+    return [
+        Container(service, identity, state["user"], state["directory"] or "/", state["pid"])
+        for (service, identity), state in zip(identities.items(), states, strict=True)
+    ]
+
+
+def _inspected(connection: Connection, identities: list[str]) -> list[dict[str, Any]]:
+    """Returns what the engine says of containers.
+
+    Raises:
+        ServicesError: it says nothing that can be said of a container.
+    """
+    done = connection.run(["docker", "inspect", "--format", _STATE, *identities])
     lines = done.stdout.splitlines()
     if done.exit_code or len(lines) != len(identities):
         raise ServicesError("The engine in the machine does not describe its containers.", details=_end(done))
-    containers = []
-    for (service, identity), line in zip(identities.items(), lines, strict=True):
-        value = _parsed(line)
-        config = value if isinstance(value, dict) else {}
-        user, directory = config.get("user"), config.get("directory")
-        # Each command in the container names them.
-        if not _matches(_USER, user) or not _matches(_DIRECTORY, directory):
-            raise ServicesError(
-                f"The engine in the machine does not describe the container of {service}: {shown(str(value))}"
-            )
-        containers.append(Container(service, identity, str(user), str(directory) or "/"))
-    return containers
+    states = [_parsed(line) for line in lines]
+    for state in states:
+        match state:
+            # Each command in the container names user and directory.
+            case {"user": user, "directory": directory, "pid": int(pid), "restarts": int(), "status": str()} if (
+                _matches(_USER, user) and _matches(_DIRECTORY, directory) and 0 <= pid < _MOST_PID
+            ):
+                continue
+        raise ServicesError(f"The engine in the machine does not describe a container of its own: {shown(str(state))}")
+    return states
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
@@ -206,20 +223,6 @@ def _parsed(line: bytes) -> Any:
         raise ServicesError(f"The engine in the machine answers what is no JSON: {error}.") from error
 
 
-def _with_variables(
-    options: list[str], variables: Mapping[str, str], what: list[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Returns a `docker exec` and its own environment, from which a shell takes the values of variables.
-
-    So values are not recorded, as commands are; and under names of ours they mean nothing to the engine's client.
-    """
-    if not variables:
-        return ["docker", "exec", *options, *what], {}
-    values = {f"PROVISIONER_VALUE_{number}": value for number, value in enumerate(variables.values())}
-    given = [f'--env {shlex.quote(f"{name}=")}"${value}"' for name, value in zip(variables, values, strict=True)]
-    return ["/bin/sh", "-c", f'exec docker exec {" ".join(given)} "$@"', "sh", *options, *what], values
-
-
 class ServiceSandbox(ProvisionerSandbox):
     """One service of a sample, a container in its machine.
 
@@ -229,63 +232,40 @@ class ServiceSandbox(ProvisionerSandbox):
     """
 
     def __init__(self, machines: SampleMachines, container: Container) -> None:
-        super().__init__(machines, "primary", "root", "/", {})
+        super().__init__(machines, "primary", "", container.directory, {})
         self.container = container
 
-    async def exec(
-        self,
-        cmd: list[str],
-        input: str | bytes | None = None,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        user: str | None = None,
-        timeout: int | None = None,
-        timeout_retry: bool = True,
-        concurrency: bool = True,
-    ) -> ExecResult[str]:
-        """Runs a command in the container, without a terminal. Nothing is ever run twice.
+        # Another one if the engine has started the container again.
+        self._pid = container.pid
+
+    def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
+        """Runs a command in the container, with the rights of `docker exec`.
 
         Raises:
-            TimeoutError: it did not end in time; `timeout` in the container has ended it.
-            PermissionError: its program may not be executed.
-            SandboxUnavailableError: the machine does not answer, or the container does not run.
-            ValueError: there is a null character in the command or its variables.
+            SandboxUnavailableError: the container does not run.
         """
-        options = ["--workdir", str(PurePosixPath(self.container.directory) / (cwd or ""))]
-        options += ["--interactive"] if input is not None else []
-        options += ["--user", user] if user else []
-        # By its own path: it runs as the call's user, before anything that the caller has named.
-        limited = [] if timeout is None else ["/usr/bin/timeout", "-k", "5s", f"{timeout}s"]
-        command, values = _with_variables(options, env or {}, [self.container.identity, *limited, *cmd])
-        begin = time.monotonic()
-        seconds = None if timeout is None else timeout + GRACE_SECONDS
-        done = await super().exec(command, input, env=values, timeout=seconds)
-        if timeout is not None and _timed_out(done.returncode, time.monotonic() - begin, timeout):
-            error = TimeoutError(f"Command timed out after {timeout:g} seconds")
-            error.truncated_output = done.stdout + done.stderr  # type: ignore[attr-defined]
-            raise error
-        silent = not done.stdout and not done.stderr
-        # Of the engine's words, or of a command that died in silence, the engine is asked.
-        if not done.success and (done.stderr.startswith(_ENGINE) or (silent and done.returncode > 128)):
-            await self._on_machine(self._require_running)
-        return _as_a_machine_would(done, cmd[0] if cmd else "")
+        done = connection.run(argv, container=(self.container.identity, self._pid), **options)
+        is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
+        if done.errno in (errno.ESRCH, errno.ESTALE) or (done.exit_code > _SIGNALLED and is_silent):
+            self._ask_engine(connection)
+        if done.errno == errno.ESTALE:  # nothing ran
+            return connection.run(argv, container=(self.container.identity, self._pid), **options)
+        return done
 
-    def _require_running(self, connection: Connection) -> None:
-        """Asks the engine whether the container runs.
+    def _ask_engine(self, connection: Connection) -> None:
+        """Asks the engine whether the container runs, and since when.
 
         Raises:
             SandboxUnavailableError: it does not.
         """
-        form = "{{.State.Status}}, exit code {{.State.ExitCode}}"
-        done = connection.run(["docker", "inspect", "--format", form, self.container.identity])
-        state = done.stdout.decode(errors="replace").strip()
-        if done.exit_code or not state.startswith("running"):
-            raise SandboxUnavailableError(
-                f"The container of the service {self.container.service} does not run: {shown(state or _end(done))}"
-            )
-
-    def _path(self, path: str) -> str:
-        return path_in(self.container.directory, path)
+        try:
+            [state] = _inspected(connection, [self.container.identity])
+        except ServicesError as error:
+            raise SandboxUnavailableError(f"{error.message} {error.details}".strip()) from error
+        if state["status"] != "running":
+            said = shown(f"{state['status']}, exit code {state.get('exit_code')}")
+            raise SandboxUnavailableError(f"The container of the service {self.container.service} does not run: {said}")
+        self._pid = state["pid"]
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the container's user, and makes its directories.
@@ -326,7 +306,7 @@ class ServiceSandbox(ProvisionerSandbox):
 
         def work(connection: Connection) -> str | bytes:
             right = _READABLE if self.container.is_roots else _ANY
-            done = self._file_call(connection, _READ, path, [right, str(limit_bytes)], None, limit_bytes)
+            done = self._file_call(connection, _READ, path, [right, str(limit_bytes)], b"", limit_bytes)
             if len(done.stdout) > limit_bytes:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file)
             return done.stdout.decode() if text else done.stdout
@@ -335,23 +315,20 @@ class ServiceSandbox(ProvisionerSandbox):
             return await self._on_machine(work)
 
     def _file_call(
-        self, connection: Connection, script: str, path: str, more: list[str], stdin: bytes | None, size: int
+        self, connection: Connection, script: str, path: str, more: list[str], stdin: bytes, size: int
     ) -> Completed:
         """Reads or writes a file by the container's own programs.
 
         Raises:
             OSError: with the number that the container's words mean.
         """
-        options = ["--workdir", "/", "--env", f"PATH={_PATH}", *([] if stdin is None else ["--interactive"])]
-        argv = ["/bin/sh", "-c", _SCRIPT + script, "sh", path, *more]
-        done = connection.run(
-            ["docker", "exec", *options, self.container.identity, *argv], stdin=stdin or b"",
-            timeout_seconds=SMALL_CALL_SECONDS + transfer_seconds(size), limit_bytes=size + (1 << 20),
+        done = self._run(
+            connection, ["/bin/sh", "-c", _SCRIPT + script, "sh", path, *more], user="", cwd="/",
+            environment={"PATH": _PATH}, stdin=stdin, timeout_seconds=SMALL_CALL_SECONDS + transfer_seconds(size),
+            limit_bytes=size + (1 << 20),
         )  # fmt: skip
         if done.exit_code:
-            if done.stderr.startswith(_ENGINE.encode()):
-                self._require_running(connection)
-            said = done.stderr.lower()
+            said = b"" if done.errno else done.stderr.lower()
             number = next((number for words, number in _ERRORS if words in said), errno.EIO)
             raise OSError(number, os.strerror(number) if number != errno.EIO else _end(done), path)
         return done
@@ -364,30 +341,6 @@ class ServiceSandbox(ProvisionerSandbox):
         shell = ["docker", "exec", "--interactive", "--tty", *who, self.container.identity, "/bin/sh"]
         command = f"provisioner exec {identity} --user root --terminal -- {shlex.join(shell)}"
         return SandboxConnection(type=machine.type, command=command, container=self.container.identity)
-
-
-def _timed_out(exit_code: int, seconds: float, timeout: float) -> bool:
-    """Returns whether `timeout` ended the command: it says 124 itself, 137 if it had to kill, BusyBox's 143."""
-    return exit_code == 124 or (exit_code in (137, 143) and seconds >= timeout)
-
-
-def _as_a_machine_would(done: ExecResult[str], program: str) -> ExecResult[str]:
-    """Returns what a machine's exec server says of a command that could not be started, for what the engine says of it.
-
-    Raises:
-        PermissionError: its program may not be executed.
-    """
-    said = (done.stdout or done.stderr).strip()
-    if done.success or (done.stdout and done.stderr) or "\n" in said:
-        return done  # the command's own words
-    names = f'exec: "{program}": ' in said
-    # GNU's and BusyBox's `timeout`, in whose place the program would have been started.
-    limited = done.returncode == CANNOT_EXECUTE and re.match(r"(/usr/bin/)?timeout: ", said)
-    if (limited or (said.startswith(_RUNTIME) and names)) and "ermission denied" in said:
-        raise PermissionError(errno.EACCES, said)
-    if said.startswith((_RUNTIME, _ENGINE)):
-        return ExecResult(success=False, returncode=NOT_FOUND, stdout="", stderr=f"{said}\n")
-    return done
 
 
 async def start_services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:

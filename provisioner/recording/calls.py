@@ -39,6 +39,7 @@ class Call:
         operation: what the exec server is asked for: execute, interpret, read or write.
         part: what it is for: the family's operation, or `agent`; empty for anything else.
         argv: the command, or the path that is read or written.
+        container: in which container of the machine's; empty for the machine.
         bytes: how many went in and came out so far, by stream: stdin, stdout, stderr.
         exit_code: None if it did not end by itself.
     """
@@ -47,6 +48,7 @@ class Call:
     user: str
     argv: Sequence[str]
     part: str = ""
+    container: str = ""
     bytes: Counter[str] = field(default_factory=Counter)
     exit_code: int | None = None
 
@@ -98,6 +100,7 @@ class CallLog:
             "part": call.part,
             "operation": call.operation,
             "user": self._bounded(call.user),
+            **({"container": call.container} if call.container else {}),
             "argv": argv,
             **({"arguments_left_out": left_out} if left_out else {}),
             "exit_code": call.exit_code,

@@ -160,6 +160,7 @@ class Calls(ABC):
         cwd: str | None = None,
         environment: Mapping[str, str] | None = None,
         program: str | None = None,
+        container: tuple[str, int] | None = None,
         stdin: bytes | IO[bytes] | LiveInput = b"",
         on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,
@@ -175,6 +176,8 @@ class Calls(ABC):
             cwd: the directory; None for the user's home.
             environment: further variables. No process list shows them.
             program: Python text, which runs in a process that the exec server forks, with `argv` as its sys.argv.
+            container: the machine's container in which the command runs, with the rights that `docker exec` gives it:
+                the engine's id of it, and its first process. An empty `user` and no `cwd` are then the container's.
             stdin: the command's whole input.
             on_stdout, on_stderr: called with each piece of output as it arrives.
             timeout_seconds: when the command must have ended, at the latest. None waits for as long as it takes, which
@@ -191,10 +194,12 @@ class Calls(ABC):
             Exception: a listener or the connection's check raised it. The channel is closed as well.
         """
         operation, more = ("execute", {}) if program is None else ("interpret", {"program": program})
+        identity, pid = container or ("", 0)
         request = exec_frames.request(
-            operation, user=user, argv=argv, cwd=cwd, environment=environment, timeout_seconds=timeout_seconds, **more
-        )
-        call = Call(operation, user, argv, part)
+            operation, user=user, argv=argv, cwd=cwd, environment=environment, timeout_seconds=timeout_seconds,
+            container=identity, container_pid=pid, **more,
+        )  # fmt: skip
+        call = Call(operation, user, argv, part, identity)
         return self._call(call, argv[0], request, stdin, on_stdout, on_stderr, timeout_seconds, limit_bytes)
 
     def read_file(

@@ -31,6 +31,7 @@ MODULES = (
     "provisioner_guest/exec/__init__.py",
     "provisioner_guest/exec/frames.py",
     "provisioner_guest/exec/start.py",
+    "provisioner_guest/exec/container.py",
     "provisioner_guest/exec/call.py",
 )
 # Reads the server's modules, whose length in bytes comes first, and serves what follows on stdin.

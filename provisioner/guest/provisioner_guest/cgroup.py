@@ -29,21 +29,22 @@ class Cgroup:
     Args:
         name: unique; it begins with the id of the process that serves the call.
         user: whose command it is.
+        inside: the cgroup of the container in which the command runs, whose limits are its own; None for the machine.
 
     Raises:
         OSError: it cannot be made.
     """
 
-    def __init__(self, name, user):
+    def __init__(self, name, user, inside=None):
         self._is_agents = False
         self.path = None
         if not is_available():
             return
-        self._is_agents = user == AGENT and os.path.exists(AGENT_PROGRAM)
-        parent = _agents() if self._is_agents else _ours()
+        self._is_agents = user == AGENT and os.path.exists(AGENT_PROGRAM) and not inside
+        parent = inside or (_agents() if self._is_agents else _ours())
         self.path = os.path.join(parent, "call-" + name)
         os.mkdir(self.path)
-        if not self._is_agents:
+        if not self._is_agents and not inside:
             for file, limit in _limits().items():
                 _write(os.path.join(self.path, file), limit)
 
@@ -79,7 +80,11 @@ class Cgroup:
         if self.path is None:
             return
         parent = os.path.dirname(self.path)
-        for name in os.listdir(parent):
+        try:
+            names = os.listdir(parent)
+        except OSError:  # it went with its container
+            return
+        for name in names:
             path = os.path.join(parent, name)
             if name.startswith("call-") and (path == self.path or not os.path.exists("/proc/" + name.split("-")[1])):
                 try:

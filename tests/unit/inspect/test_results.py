@@ -50,6 +50,11 @@ def test_time_that_is_over_keeps_the_output() -> None:
         (errno.EACCES, PermissionError),
         (errno.EISDIR, IsADirectoryError),
         (errno.EFBIG, OutputLimitExceededError),
+        # A model may name any path, and Inspect would end the sample for another kind of error.
+        *(
+            (number, PermissionError)
+            for number in (errno.EINVAL, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENOSPC)
+        ),
     ],
 )
 def test_errors_of_files_are_of_the_kind_that_inspect_expects(number: int, kind: type[Exception]) -> None:
@@ -57,6 +62,15 @@ def test_errors_of_files_are_of_the_kind_that_inspect_expects(number: int, kind:
     assert isinstance(error, kind)
     if number == errno.EISDIR:
         assert "directory" in str(error)
+
+
+def test_what_is_no_regular_file_is_said_in_words() -> None:
+    error = file_error(OSError(errno.EINVAL, "Invalid argument"), "/dev/zero")
+    assert (error.strerror, error.filename) == ("It is not a regular file", "/dev/zero")  # type: ignore[attr-defined]
+
+
+def test_a_machine_that_fails_is_no_error_of_a_path() -> None:
+    assert type(file_error(OSError(errno.EIO, "why"), "x")) is OSError
 
 
 def test_a_file_that_takes_too_long_is_a_plain_time_out() -> None:

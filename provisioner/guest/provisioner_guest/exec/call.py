@@ -5,11 +5,13 @@ Never holds more than a few pieces of data: what the controller does not take st
 
 import json
 import os
+import re
 import select
 import signal
 import time
 
 from provisioner_guest.cgroup import Cgroup
+from provisioner_guest.exec.container import Container
 from provisioner_guest.exec.frames import (
     ALIVE,
     DATA_BYTES,
@@ -23,7 +25,7 @@ from provisioner_guest.exec.frames import (
     ended,
     frame,
 )
-from provisioner_guest.exec.start import OPERATIONS, Child, StartError, account
+from provisioner_guest.exec.start import OPERATIONS, Child, StartError, account, exit_code
 
 REQUEST_SECONDS = 60.0
 ALIVE_SECONDS = 10.0
@@ -33,6 +35,8 @@ LAST_OUTPUT_SECONDS = 0.1
 LAST_OUTPUT_PIECES = 16
 INPUT_BYTES = 256 << 10
 OUTPUT_BYTES = 64 << 10
+# Of a container.
+IDENTITY = re.compile("[0-9a-f]{12,64}")
 
 
 class ControllerGoneError(Exception):
@@ -78,8 +82,14 @@ class Call:
         try:
             request = self._request()
             try:
-                cgroup = Cgroup(f"{os.getpid()}-{time.monotonic_ns()}", _name(request["user"]))
-                self._out += self._carry_out(request, cgroup)
+                container = None
+                if request["container"]:
+                    container = Container(request["container"], request["container_pid"])
+                inside = container.cgroup if container else None
+                cgroup = Cgroup(f"{os.getpid()}-{time.monotonic_ns()}", _name(request["user"]), inside)
+                self._out += self._carry_out(request, cgroup, container)
+            except StartError as error:
+                self._out += ended(**error.report)
             except OSError as error:  # no memory or process left
                 self._end_all(cgroup)
                 self._out += ended(**StartError("process", error.errno or 5, str(error)).report)
@@ -113,11 +123,11 @@ class Call:
             raise BadFrameError("the first frame is no request")
         return parse_request(payload)
 
-    def _carry_out(self, request, cgroup):
+    def _carry_out(self, request, cgroup, container):
         """Run the call's process to its end and return the frame that says how it ended."""
         limit = request["timeout_seconds"]
         deadline = None if limit is None else time.monotonic() + limit
-        child = self._child = Child(request, cgroup)
+        child = self._child = Child(request, cgroup, container)
         self._streams = {child.stdout: STDOUT, child.stderr: STDERR}
         status = None
         while status is None:
@@ -276,18 +286,14 @@ class Call:
             self._send()
 
 
-def exit_code(status):
-    """Return a process's exit code, 128+n if signal n ended it."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 KEYS = {
     "operation": str, "user": str, "cwd": (str, type(None)), "environment": dict, "argv": list, "program": str,
     "timeout_seconds": (int, float, type(None)), "path": str, "limit_bytes": int, "remove": bool, "mode": int,
+    "container": str, "container_pid": int,
 }  # fmt: skip
 DEFAULTS = {
     "user": "root", "cwd": None, "environment": {}, "argv": [""], "program": "", "timeout_seconds": None, "path": "",
-    "limit_bytes": 0, "remove": False, "mode": 0o644,
+    "limit_bytes": 0, "remove": False, "mode": 0o644, "container": "", "container_pid": 0,
 }  # fmt: skip
 
 
@@ -308,4 +314,6 @@ def parse_request(payload):
         raise BadFrameError("the request has no command")
     if request["operation"] not in OPERATIONS:
         raise BadFrameError("there is no such operation")
+    if request["container"] and not (request["operation"] == "execute" and IDENTITY.fullmatch(request["container"])):
+        raise BadFrameError("that is not possible in a container")
     return request

@@ -28,7 +28,7 @@ class StartError(Exception):
     """A process cannot be started.
 
     Args:
-        what: what is wrong: user, directory, program, file or process.
+        what: what is wrong: user, directory, program, file, process or container.
         number: the errno.
         text: an explanation.
     """
@@ -44,6 +44,7 @@ class Child:
     Args:
         request: what to do.
         cgroup: where.
+        container: in which container; None for the machine.
 
     Attributes:
         pid: the process, which leads a session and a process group; None after its end.
@@ -51,14 +52,14 @@ class Child:
         status: the pipe on which it reports why it cannot start. It closes it without a report when it starts.
     """
 
-    def __init__(self, request, cgroup):
+    def __init__(self, request, cgroup, container=None):
         theirs, self.stdin = os.pipe()
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
         self.status, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _child(request, cgroup, (theirs, out, err, report))
+            _child(request, cgroup, container, (theirs, out, err, report))
         for descriptor in (theirs, out, err, report):
             os.close(descriptor)
         for descriptor in (self.stdin, self.stdout, self.stderr):
@@ -86,12 +87,12 @@ class Child:
             self.stdin = None
 
 
-def _child(request, cgroup, descriptors):
+def _child(request, cgroup, container, descriptors):
     """Carry out the request and end the process, whatever happens."""
     code = 255
     try:
         _arrange(descriptors)
-        code = _run(request, cgroup)
+        code = _run(request, cgroup, container)
     except StartError as error:
         _tell(error.report)
     except OSError as error:
@@ -116,10 +117,14 @@ def _tell(what):
         os.write(2, json.dumps(what).encode("ascii"))
 
 
-def _run(request, cgroup):
+def _run(request, cgroup, container):
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.umask(0o022)
+    if container:
+        _take_pythons_signals_back()
+        return container.execute(request, cgroup, REPORT)
     cgroup.join()
     protect("0")
     try:
@@ -127,7 +132,6 @@ def _run(request, cgroup):
     except KeyError:
         raise StartError("user", errno.ENOENT, "there is no user " + request["user"]) from None
     _become(user)
-    os.umask(0o022)
     try:
         os.chdir(request["cwd"] or user.pw_dir)
     except OSError as error:
@@ -138,6 +142,11 @@ def _run(request, cgroup):
     environment = login_environment("/etc", user.pw_name, user.pw_dir, user.pw_shell or "/bin/sh", path)
     environment.update(request["environment"])
     return OPERATIONS[request["operation"]](request, environment)
+
+
+def exit_code(status):
+    """Return a process's exit code, 128+n if signal n ended it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def protect(adjustment):
@@ -179,9 +188,14 @@ def _become(user):
     os.setuid(user.pw_uid)
 
 
-def _execute(request, environment):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores them, and the program would inherit that
+def _take_pythons_signals_back():
+    """Handle signals again that Python ignores, as programs inherit that."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+def _execute(request, environment):
+    _take_pythons_signals_back()
     argv = request["argv"]
     try:
         os.execvpe(argv[0], argv, environment)
