@@ -151,6 +151,8 @@ class Configuration(_Section):
             mirror of the Docker Hub; empty for the registries that the images' names say.
         fork: `epochs` freezes the epoch of a sample that comes up first, and the others start as copies of it;
             `samples` does so for all samples that have the same configuration.
+        on_restart: if the engine starts a service's container again, `note` says so in the sample's log, and
+            `fail` makes all later calls fail, as in a lost machine.
     """
 
     cloud: Literal["local", "aws"] = "local"
@@ -167,6 +169,7 @@ class Configuration(_Section):
     compose: Annotated[str | ComposeConfig, WithJsonSchema({"type": "string"})] = ""
     registry: str = ""
     fork: Literal["none", "epochs", "samples"] = "none"
+    on_restart: Literal["note", "fail"] = "note"
     _given_by: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("ttl", mode="before")
@@ -231,6 +234,8 @@ class Configuration(_Section):
         if not self.compose:
             if self.registry:
                 raise ValueError("`registry` belongs to a compose file: name it as `compose`")
+            if self.on_restart != "note":
+                raise ValueError("`on_restart` belongs to a compose file: name it as `compose`")
             return self
         if self.family:
             raise ValueError("`family` and `compose` exclude each other")

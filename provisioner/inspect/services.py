@@ -10,11 +10,12 @@ import errno
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
+from inspect_ai.log import transcript
 from inspect_ai.util import (
     SandboxConnection,
     SandboxEnvironment,
@@ -23,7 +24,7 @@ from inspect_ai.util import (
 )
 
 from provisioner import strict_json
-from provisioner.errors import TaskError
+from provisioner.errors import MachineLostError, TaskError
 from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose_project import DIRECTORY, Project
 from provisioner.inspect.results import file_errors
@@ -37,6 +38,7 @@ from provisioner.validation import shown
 
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800
+Result = TypeVar("Result")
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
 # What is asked of the engine of a container, as JSON.
 _STATE = (
@@ -49,6 +51,8 @@ _MOST_PID = 1 << 22
 _SIGNALLED = 128
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _IDENTITY = re.compile(r"[0-9a-f]{12,64}")
+_ADDRESS = re.compile(r"[0-9a-f.:]{0,45}")
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
 _USER = re.compile(r"[^\0\n]{0,256}")
 _DIRECTORY = re.compile(r"(?:/[^\0\n]{0,4095})?")
 
@@ -88,14 +92,16 @@ class Container:
         identity: the engine's id of it.
         user: runs commands in it, unless a call names another user; from the image or the file; empty for root.
         directory: the directory of relative paths.
-        pid: its first process.
+        pid: its first process; 0 for whichever it is.
+        ports: those of the machine at which its own can be reached.
     """
 
     service: str
     identity: str
     user: str
     directory: str
-    pid: int
+    pid: int = 0
+    ports: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_roots(self) -> bool:
@@ -185,7 +191,7 @@ def _end(done: Completed) -> str:
 def _containers(connection: Connection, identities: Mapping[str, str]) -> list[Container]:
     states = _inspected(connection, list(identities.values()))
     return [
-        Container(service, identity, state["user"], state["directory"] or "/", state["pid"])
+        Container(service, identity, state["user"], state["directory"] or "/", state["pid"], _ports(state["ports"]))
         for (service, identity), state in zip(identities.items(), states, strict=True)
     ]
 
@@ -212,6 +218,23 @@ def _inspected(connection: Connection, identities: list[str]) -> list[dict[str, 
     return states
 
 
+def _ports(given: object) -> tuple[dict[str, Any], ...]:
+    """Returns published ports as a SandboxConnection has them; none that no engine can have published."""
+    mappings = []
+    for name, places in given.items() if isinstance(given, dict) else ():
+        match = re.fullmatch(r"(\d{1,5})/(tcp|udp)", str(name), re.ASCII)
+        found = [
+            {"host_ip": place["HostIp"], "host_port": int(place["HostPort"])}
+            for place in (places if isinstance(places, list) else ())
+            if isinstance(place, dict)
+            and _matches(_ADDRESS, place.get("HostIp"))
+            and _matches(_PORT, place.get("HostPort"))
+        ]
+        if match and found:
+            mappings.append({"container_port": int(match[1]), "protocol": match[2], "mappings": found})
+    return tuple(mappings)
+
+
 def _matches(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and bool(pattern.fullmatch(value))
 
@@ -233,10 +256,9 @@ class ServiceSandbox(ProvisionerSandbox):
 
     def __init__(self, machines: SampleMachines, container: Container) -> None:
         super().__init__(machines, "primary", "", container.directory, {})
+        # With another first process once the engine has started it again.
         self.container = container
-
-        # Another one if the engine has started the container again.
-        self._pid = container.pid
+        self._notes: list[str] = []
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
         """Runs a command in the container, with the rights of `docker exec`.
@@ -244,19 +266,20 @@ class ServiceSandbox(ProvisionerSandbox):
         Raises:
             SandboxUnavailableError: the container does not run.
         """
-        done = connection.run(argv, container=(self.container.identity, self._pid), **options)
+        done = connection.run(argv, container=(self.container.identity, self.container.pid), **options)
         is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
         if done.errno in (errno.ESRCH, errno.ESTALE) or (done.exit_code > _SIGNALLED and is_silent):
             self._ask_engine(connection)
         if done.errno == errno.ESTALE:  # nothing ran
-            return connection.run(argv, container=(self.container.identity, self._pid), **options)
+            return connection.run(argv, container=(self.container.identity, self.container.pid), **options)
         return done
 
     def _ask_engine(self, connection: Connection) -> None:
-        """Asks the engine whether the container runs, and since when.
+        """Asks the engine whether the container runs, and notes if it was started again.
 
         Raises:
-            SandboxUnavailableError: it does not.
+            SandboxUnavailableError: it does not run.
+            MachineLostError: it was started again, which the configuration takes for a loss.
         """
         try:
             [state] = _inspected(connection, [self.container.identity])
@@ -265,7 +288,22 @@ class ServiceSandbox(ProvisionerSandbox):
         if state["status"] != "running":
             said = shown(f"{state['status']}, exit code {state.get('exit_code')}")
             raise SandboxUnavailableError(f"The container of the service {self.container.service} does not run: {said}")
-        self._pid = state["pid"]
+        if self.container.pid not in (0, state["pid"]):
+            words = (
+                f"The engine has started the container of the service {self.container.service} again (restarts so far: "
+                f"{state['restarts']}): what ran in it has ended."
+            )
+            if self.machines.configuration.on_restart == "fail":
+                raise MachineLostError(words)
+            self._notes.append(words)
+        self.container = replace(self.container, pid=state["pid"], ports=_ports(state["ports"]))
+
+    async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
+        try:
+            return await super()._on_machine(work)
+        finally:
+            while self._notes:
+                transcript().info({"note": self._notes.pop()}, source="provisioner")
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the container's user, and makes its directories.
@@ -334,13 +372,23 @@ class ServiceSandbox(ProvisionerSandbox):
         return done
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """Returns how a person gets a shell in the container. Asks no machine."""
+        """Returns how a person gets a shell in the container. Asks no machine.
+
+        Its ports are those of the machine, which `provisioner forward` takes.
+        """
         machine = await super().connection(user="root")
         identity = self.machines.environment.id
         who = ["--user", user] if user else []
         shell = ["docker", "exec", "--interactive", "--tty", *who, self.container.identity, "/bin/sh"]
         command = f"provisioner exec {identity} --user root --terminal -- {shlex.join(shell)}"
-        return SandboxConnection(type=machine.type, command=command, container=self.container.identity)
+        return SandboxConnection.model_validate(
+            {
+                "type": machine.type,
+                "command": command,
+                "ports": list(self.container.ports) or None,
+                "container": self.container.identity,
+            }
+        )
 
 
 async def start_services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:

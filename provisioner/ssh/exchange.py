@@ -223,7 +223,7 @@ class OutputCollector:
 
     def completed(self, end: CallEnd) -> Completed:
         """Returns the finished command with the output that was kept. Why it could not start is a line of stderr."""
-        if end.code is None:
+        if end.text:
             self.feed("stderr", f"{end.text}\n".encode())
         code = end.code
         if code is None:

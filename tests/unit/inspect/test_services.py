@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
-from provisioner.errors import CommandTimeoutError, TaskError
+from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
 from provisioner.inspect import services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, configuration_of
@@ -40,6 +40,7 @@ class _Machine:
         self.options: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.environment = SimpleNamespace(id="eval-1", machines={})
+        self.configuration = SimpleNamespace(on_restart="note")
 
     def on(self, _: str, work: Callable[[Any], Any]) -> Any:
         return work(self)
@@ -218,6 +219,70 @@ async def test_only_a_container_that_is_gone_is_unavailable(said: Completed) -> 
     with pytest.raises(SandboxUnavailableError, match="does not run"):
         await _sandbox(answer(**gone)).read_file("x")
     assert not (await _sandbox(answer()).exec(["x"])).success
+
+
+def _restarted() -> _Machine:
+    """A machine whose engine has started the container again: its first process is another one."""
+    made = _Machine()
+
+    def answer(argv: list[str]) -> Completed:
+        if "inspect" in argv:
+            return _says(0, _state(pid=PID + 1, restarts=2))
+        is_known = made.options[-1]["container"] == (ID, PID + 1)
+        return _says(0, "out") if is_known else Completed(127, b"", b"", errno.ESTALE)
+
+    made._answer = answer
+    return made
+
+
+def _notes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    notes: list[Any] = []
+    told = SimpleNamespace(info=lambda facts, source: notes.append(facts))
+    monkeypatch.setattr(services, "transcript", lambda: told)
+    return notes
+
+
+async def test_a_container_that_was_started_again_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, machine = _notes(monkeypatch), _restarted()
+    sandbox = _sandbox(machine)
+    assert (await sandbox.exec(["x"])).stdout == "out"
+    assert await sandbox.read_file("x") == "out"
+    [note] = notes
+    assert note["note"] == (
+        "The engine has started the container of the service web again (restarts so far: 2): what ran in it has ended."
+    )
+
+
+async def test_a_container_that_was_started_again_may_count_as_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, machine = _notes(monkeypatch), _restarted()
+    machine.configuration.on_restart = "fail"
+    with pytest.raises(MachineLostError, match="has started the container of the service web again"):
+        await _sandbox(machine).exec(["x"])
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("said", "ports"),
+    [
+        (
+            {"5900/tcp": [{"HostIp": "127.0.0.1", "HostPort": "32768"}], "80/tcp": None},
+            [(5900, "tcp", "127.0.0.1", 32768)],
+        ),
+        ({"5900/tcp": [{"HostIp": "$(reboot)", "HostPort": "1"}], "x": 1, "53/udp": [{"HostPort": "9" * 99}]}, None),
+        ("no ports", None),
+    ],
+    ids=["published", "false", "text"],
+)
+async def test_published_ports_are_a_connections(said: object, ports: list[Any] | None) -> None:
+    machine = _engine({"web": RUNNING, "db": RUNNING}, _state(ports=said))
+    web, _ = start(PROJECT, cast(Connection, machine))
+    connection = await ServiceSandbox(cast(SampleMachines, machine), web).connection()
+    found = [
+        (port.container_port, port.protocol, place.host_ip, place.host_port)
+        for port in connection.ports or ()
+        for place in port.mappings
+    ]
+    assert found == (ports or [])
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:

@@ -60,7 +60,7 @@ class Container:
             raise self._not_running("it has no state") from None
         self._first = state["init_process_pid"]
         if pid not in (0, self._first):
-            raise StartError("container", errno.ESTALE, "the container was started again")
+            raise StartError("container", errno.ESTALE, "")  # the controller says what that means
         self.cgroup = next(iter(state["cgroup_paths"].values()), None)
 
     def _not_running(self, why):
