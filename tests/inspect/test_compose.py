@@ -7,7 +7,9 @@ is needed comes from an archive.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from inspect_ai.util import SandboxEnvironment, SandboxUnavailableError
@@ -61,6 +63,18 @@ services:
     x-local: true
     command: sleep infinity
     network_mode: none
+    restart: always
+  odd:
+    image: debian:12
+    x-local: true
+    command: sleep infinity
+    cap_add: [NET_ADMIN]
+    group_add: [tty, "4242"]
+    security_opt: ["no-new-privileges:true"]
+    ulimits: {nofile: 2000}
+    tty: true
+    oom_score_adj: 300
+    ports: ["127.0.0.1::5900"]
   done:
     image: debian:12
     x-local: true
@@ -109,7 +123,7 @@ async def _said(sandbox: SandboxEnvironment, command: str, user: str | None = No
 async def test_each_running_service_is_a_sandbox(
     services: dict[str, SandboxEnvironment],
 ) -> None:
-    assert list(services) == ["agent", "web", "store", "alone"]
+    assert list(services) == ["agent", "web", "store", "alone", "odd"]
 
 
 @pytest.mark.anyio
@@ -155,6 +169,84 @@ async def test_limits_are_the_containers_and_the_machine_has_room(services: dict
     environment = services["agent"].as_type(ProvisionerSandbox).machines.environment
     assert environment.machines["primary"].distribution == "debian-13"
     assert all(probe.reached == probe.expected for probe in environment.probes)
+
+
+# All that a process may do, and what is of one process alone.
+LOOKED_AT = """cat /proc/self/status /proc/self/mountinfo /proc/self/limits /proc/self/oom_score_adj
+for file in /proc/self/attr/current /proc/self/loginuid /proc/self/uid_map; do cat $file 2>&1; done
+umask; pwd; id; env | sort; readlink /proc/self/ns/*; ls /proc/self/fd"""
+OWN = re.compile(r"(Tgid|Ngid|Pid|PPid|NS\w+|Vm\w+|Rss\w+|SigQ|FDSize|\w*voluntary_ctxt_switches):")
+
+
+def _look(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not OWN.match(line)]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("user", [None, "agent:4", "1000", "daemon"])
+@pytest.mark.parametrize("service", ["web", "agent", "alone", "odd"])
+async def test_a_command_has_exactly_the_rights_that_docker_exec_gives(
+    services: dict[str, SandboxEnvironment], service: str, user: str | None
+) -> None:
+    if service in ("alone", "odd") and user in ("agent:4",):  # its image has no such user
+        user = "root:tty"
+    sandbox = services[service].as_type(ServiceSandbox)
+    as_user = ["--user", user] if user else []
+    argv = ["docker", "exec", *as_user, "--interactive", sandbox.container.identity, "sh", "-c", LOOKED_AT]
+    theirs = await blocking.call(lambda: sandbox.machines.on("primary", lambda connection: connection.run(argv)))
+    ours = await sandbox.exec(["sh", "-c", LOOKED_AT], user=user, timeout=120)
+    assert _look(ours.stdout) == _look(theirs.stdout.decode())
+    cgroup = await _said(sandbox, "cat /proc/self/cgroup")
+    assert cgroup.startswith("0::/call-")  # below the container's, which its namespace calls /
+
+
+@pytest.mark.anyio
+async def test_a_command_in_a_service_is_ended_whole(services: dict[str, SandboxEnvironment]) -> None:
+    sandbox = services["web"]
+    with pytest.raises(TimeoutError, match="after 5 seconds"):
+        await sandbox.exec(["sh", "-c", "setsid sleep 4321 & sleep 4322"], timeout=5)
+    assert await _said(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 432[0-9]' || true") == "0"
+    done = await sandbox.exec(["sh", "-c", "exit 124"], timeout=60)
+    assert done.returncode == 124
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("service", ["web", "agent"])
+async def test_only_regular_files_are_read(services: dict[str, SandboxEnvironment], service: str) -> None:
+    await _said(services[service], "test -e /tmp/fifo || mkfifo /tmp/fifo")
+    for path in ("/dev/zero", "/tmp/fifo"):
+        with pytest.raises(PermissionError, match="It is not a regular file"):
+            await services[service].read_file(path)
+    with pytest.raises(PermissionError, match="It is not a regular file"):
+        await services[service].write_file("/tmp/fifo", "text")
+
+
+@pytest.mark.anyio
+async def test_a_port_that_the_engine_chose_is_shown(services: dict[str, SandboxEnvironment]) -> None:
+    connection = await services["odd"].connection()
+    [port] = connection.ports or []
+    [place] = port.mappings
+    assert (port.container_port, place.host_ip) == (5900, "127.0.0.1")
+    assert place.host_port > 1024
+
+
+@pytest.mark.anyio
+async def test_a_container_that_was_started_again_is_noted(
+    services: dict[str, SandboxEnvironment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[object] = []
+    monkeypatch.setattr(
+        "provisioner.inspect.services.transcript",
+        lambda: SimpleNamespace(info=lambda facts, source: notes.append(facts)),
+    )
+    sandbox = services["alone"].as_type(ServiceSandbox)
+    kill = f"kill -9 $(docker inspect --format '{{{{.State.Pid}}}}' {sandbox.container.identity})"
+    wait = f"until docker inspect --format '{{{{.RestartCount}}}} {{{{.State.Status}}}}' {sandbox.container.identity}"
+    script = f"{kill}; {wait} | grep -qx '1 running'; do :; done"
+    await blocking.call(lambda: sandbox.machines.on("primary", lambda connection: connection.run(["sh", "-c", script])))
+    assert await _said(sandbox, "echo on") == "on"
+    [note] = notes
+    assert "restarts so far: 1" in str(note)
 
 
 @pytest.mark.anyio

@@ -170,7 +170,7 @@ class Call:
             wanted[self._writer] = wanted.get(self._writer, 0) | select.POLLOUT
         if child.status is not None:
             wanted[child.status] = select.POLLIN
-        elif len(self._out) < OUTPUT_BYTES:
+        elif not self._report and len(self._out) < OUTPUT_BYTES:  # runc's words are no output
             wanted.update(dict.fromkeys(self._streams, select.POLLIN))
         if child.stdin is not None and (self._input or self._input_ended):
             wanted[child.stdin] = select.POLLOUT

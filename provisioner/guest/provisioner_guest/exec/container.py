@@ -5,6 +5,7 @@ container's root may have replaced each file in it, so no program of it runs bef
 its users are read by the engine's rules, but from regular files below its root and in bounded pieces.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -133,7 +134,8 @@ class Container:
         with open(f"/proc/{self._first}/stat", encoding="ascii", errors="replace") as file:
             above = int(file.read().rpartition(")")[2].split()[1])
         for number in range(LIMITS):
-            resource.setrlimit(number, resource.prlimit(above, number))
+            with contextlib.suppress(ValueError):  # beyond what this kernel allows now, if it was changed
+                resource.setrlimit(number, resource.prlimit(above, number))
 
     def _failure(self, log, program):
         words = "runc failed"
@@ -142,7 +144,7 @@ class Container:
                 words = json.loads(line)["msg"]
             except (ValueError, KeyError, TypeError):
                 continue
-        if not os.path.exists(f"/proc/{self._first}"):
+        if not os.path.exists(f"/proc/{self._first}") or words.endswith("in a stopped container"):
             return self._not_running(words)
         _, found, cause = words.partition(f'exec: "{program}": ')
         if not found:
