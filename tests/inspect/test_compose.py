@@ -71,7 +71,7 @@ services:
     cap_add: [NET_ADMIN]
     group_add: [tty, "4242"]
     security_opt: ["no-new-privileges:true"]
-    ulimits: {nofile: 2000}
+    ulimits: {{nofile: 2000}}
     tty: true
     oom_score_adj: 300
     ports: ["127.0.0.1::5900"]

@@ -102,8 +102,9 @@ def seen(engine: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def test_a_command_gets_what_the_containers_first_process_has(server: Path, engine: Path) -> None:
-    asked = {"container": ID, "user": "", "argv": ["sh", "-c", 'cat; echo "$GIVEN $COLOUR"; exit 124']}
-    stdout, end = call(server, b"in ", environment={"GIVEN": "given", "COLOUR": "blue"}, **asked)
+    argv = ["sh", "-c", 'cat; echo "$GIVEN $COLOUR"; exit 124']
+    given = {"GIVEN": "given", "COLOUR": "blue"}
+    stdout, end = call(server, b"in ", container=ID, user="", argv=argv, environment=given)
     assert (stdout, end) == (b"in given blue\n", CallEnd(code=124))
     process, argv = seen(engine)
     same = ("user", "cwd", "noNewPrivileges", "capabilities", "apparmorProfile")
@@ -131,8 +132,7 @@ def test_a_signal_is_an_exit_code_and_a_process_in_the_background_is_not_waited_
 
 
 def test_the_server_keeps_the_time_limit_of_a_command_in_a_container(server: Path) -> None:
-    asked = {"container": ID, "user": "", "argv": ["sleep", "60"], "timeout_seconds": 0.5}
-    assert call(server, **asked)[1] == CallEnd(timed_out=True)
+    assert call(server, container=ID, user="", argv=["sleep", "60"], timeout_seconds=0.5)[1] == CallEnd(timed_out=True)
 
 
 @pytest.mark.parametrize(
