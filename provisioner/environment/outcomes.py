@@ -8,14 +8,16 @@ from provisioner.family.scores import NO_FAILURES
 from provisioner.models import Environment, ScoreLogEntry
 from provisioner.printable import beginning
 
+# Stands for the console of each machine.
+CONSOLES = "console"
 # The phases of an environment's life (lifecycle.py and run.py) and of a build (provisioning.py), with the logs of each.
 LOGS_OF_PHASES: dict[str, tuple[str, ...]] = {
     "build step": ("shell",),
     "install": ("install",),
     "setup": ("setup",),
     "create": ("terraform",),
-    "boot": ("console-primary", "console-aux", "terraform"),
-    "isolation": ("console-primary", "console-aux"),
+    "boot": (CONSOLES, "terraform"),
+    "isolation": (CONSOLES,),
     "start": ("start", "settle_home"),
     "first score": ("intermediate_score",),
     "agent": ("agent",),
@@ -31,7 +33,9 @@ SHOWN_CHARACTERS = 1000
 def failed_parts(environment: Environment) -> tuple[str, ...]:
     """Returns the names of the logs of what failed; none if nothing did, or if that is not known."""
     if environment.breakdown:
-        return LOGS_OF_PHASES.get(environment.breakdown.phase, ())
+        parts = LOGS_OF_PHASES.get(environment.breakdown.phase, ())
+        consoles = [f"{CONSOLES}-{role}" for role in environment.machines]
+        return tuple(name for part in parts for name in (consoles if part == CONSOLES else [part]))
     if environment.outcome and environment.outcome.status not in NO_FAILURES:
         return LOGS_OF_PHASES["score"]
     if environment.agent_exit_code:

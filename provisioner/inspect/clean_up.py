@@ -52,13 +52,17 @@ def leave(machines: SampleMachines) -> None:
     identity = machines.leave()
     MACHINES.pop(identity, None)
     environment = machines.environment
+    by_role = {} if machines.configuration.family else machines.configuration.by_role
+    # A family's sandboxes have the users by which `ssh` logs in. Others have users that own their files, or no login.
+    logins = {role: " --user root" for role, machine in by_role.items() if machine.user != "agent"}
     print(
-        f"provisioner ssh {identity}    # until {environment.expires_at:%Y-%m-%d %H:%M} UTC; "
+        f"provisioner ssh {identity}{logins.get('primary', '')}    "
+        f"# until {environment.expires_at:%Y-%m-%d %H:%M} UTC; "
         f"ends with: inspect sandbox cleanup provisioner {identity}"
     )
     for role in environment.roles:
         if role != "primary":
-            print(f"provisioner ssh {identity} --machine {role}")
+            print(f"provisioner ssh {identity} --machine {role}{logins.get(role, '')}")
 
 
 class CleanUpError(click.ClickException):

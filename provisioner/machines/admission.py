@@ -1,11 +1,28 @@
-"""Lets this controller reach machines again after its own address has changed."""
+"""Asks whether machines run, and lets this controller reach them again after its own address has changed."""
 
 from __future__ import annotations
 
+from provisioner.clock import now
+from provisioner.errors import MachineLostError
 from provisioner.machines.create import create_shared_network
-from provisioner.models import Environment
+from provisioner.models import Environment, Role
 from provisioner.session import Session
 from provisioner.store.locks import locked
+
+
+def require_alive(session: Session, environment: Environment, role: Role) -> None:
+    """Asks the cloud whether a machine runs, which says at once what its silence would say after minutes.
+
+    Raises:
+        MachineLostError: it has ended.
+    """
+    if session.cloud.alive(environment, role):
+        return
+    why = " Its time to live has ended." if environment.expires_at <= now() else ""
+    raise MachineLostError(
+        f"The {environment.hostname(role)} machine of {environment.id} is no longer running.{why}",
+        hint=f"provisioner destroy {environment.id} removes the environment.",
+    )
 
 
 def readmit(session: Session, environment: Environment) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from provisioner.clock import now
 from provisioner.errors import MachineLostError
-from provisioner.machines.admission import readmit
+from provisioner.machines.admission import readmit, require_alive
 from provisioner.models import Environment, Role
 from provisioner.session import Session
 from provisioner.ssh.connection import Connection
@@ -22,11 +21,6 @@ def connect(session: Session, environment: Environment, role: Role) -> Connectio
     try:
         calls = session.calls(environment, role)
         return Connection(login, 60, lambda: session.cloud.alive(environment, role), session.check, calls)
-    except MachineLostError as error:
-        if not session.cloud.alive(environment, role):
-            why = " Its time to live has ended." if environment.expires_at <= now() else ""
-            raise MachineLostError(
-                f"The {role} machine of {environment.id} is no longer running.{why}",
-                hint=f"provisioner destroy {environment.id} removes the environment.",
-            ) from error
+    except MachineLostError:
+        require_alive(session, environment, role)
         raise

@@ -7,13 +7,31 @@ minute, unless the machine holds a call open.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from provisioner.models import Environment, Role
+from provisioner.progress import Progress
 from provisioner.session import Session
 from provisioner.ssh.calls import SOCKET, Calls
 from provisioner.ssh.kept_connection import START_SECONDS, KeptConnection, end_connection, keep_connection
 from provisioner.store.locks import locked
+
+# After how long an operator reads why nothing happens.
+SILENCE_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def noted_after(seconds: float, progress: Progress, text: str) -> Iterator[None]:
+    """Tells the operator a text if the body takes longer."""
+    timer = threading.Timer(seconds, progress.note, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def connect_kept(session: Session, environment: Environment, role: Role) -> Calls:
@@ -27,10 +45,12 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
     path = session.environments.directory(environment.id) / f"connection-{role}"
     where = f"{login.endpoint.host}:{login.endpoint.port}"
     kept = KeptConnection(path, where, session.check, session.calls(environment, role))
-    with contextlib.suppress(OSError):
+    silence = f"{environment.id}: the {environment.hostname(role)} machine does not answer yet; waiting up to 90 s"
+    with contextlib.suppress(OSError), noted_after(SILENCE_SECONDS, session.progress, silence):
         if not kept.listens():
-            from provisioner.machines.admission import readmit  # as connect below: it takes long to import
+            from provisioner.machines.admission import readmit, require_alive  # as connect below: they import much
 
+            require_alive(session, environment, role)
             readmit(session, environment)
             with locked(path.with_suffix(".lock"), wait_seconds=START_SECONDS, make_parents=False):
                 if not kept.listens():

@@ -193,12 +193,13 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def ssh(env: EnvironmentArgument, machine: MachineOption = "primary", user: UserOption = None) -> Result:
     """Runs OpenSSH's client, which handles terminals well. One without a terminal is not recorded."""
-    from provisioner.machines.admission import readmit  # takes long to import, and only this needs it
+    from provisioner.machines.admission import readmit, require_alive  # take long to import, and only this needs them
 
     opened, environment = environment_session(env)
-    readmit(opened, environment)
     role, chosen = _machine(environment, machine, user)
     login = opened.environments.login(environment, role, chosen)
+    require_alive(opened, environment, role)
+    readmit(opened, environment)
     known_hosts = opened.environments.directory(environment.id) / "keys" / f"known_hosts_{role}"
     command = ssh_command(login, known_hosts)
     if shutil.which("ssh") is None:

@@ -1,4 +1,4 @@
-"""Provides the commands `list` and `show`. They read records only, no machine and no cloud, and so answer at once."""
+"""Provides the commands `list` and `show`. They ask no machine and no cloud elsewhere, and so answer at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_environments() -> Result:
         [
             e.id,
             e.kind,
-            f"{e.status}, orphan" if e.id in orphans else e.status,
+            ", ".join([e.status, *(["orphan"] if e.id in orphans else []), *_ended(store, e)]),
             e.family,
             e.task or "-",
             e.cloud,
@@ -67,6 +67,17 @@ def list_environments() -> Result:
 
 def _is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
     return environment.needs_command and not store.is_attended(environment.id)
+
+
+def _ended(store: EnvironmentStore, environment: Environment) -> list[str]:
+    """Names the machines of this host that have ended although they should run. No other cloud is asked."""
+    if environment.cloud != "local" or environment.status != "ready":
+        return []
+    from provisioner.clouds.local.vm.qemu import live_pid
+
+    directory = store.directory(environment.id)
+    ended = [role for role in environment.machines if live_pid(directory / role / "qemu.pid") is None]
+    return [f"{environment.hostname(role)} has ended" for role in ended]
 
 
 def _age(environment: Environment) -> str:

@@ -188,7 +188,7 @@ async def test_all_kept_machines_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     await _init(configured())
-    await _init(Configuration(machines=(Machine(name="a"), Machine(name="b"))))
+    await _init(Configuration(machines=(Machine(name="a"), Machine(name="b", user="agent"))))
     gone, stays = machines_of_samples.values()
     identity = stays.environment.id
     await end(lambda: lifecycle.destroy(gone.session, gone.environment))
@@ -197,7 +197,7 @@ async def test_all_kept_machines_are_named(
     assert "has been destroyed" in caplog.text
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" #")[0].rstrip() for line in lines] == [
-        f"provisioner ssh {identity}",
+        f"provisioner ssh {identity} --user root",
         f"provisioner ssh {identity} --machine b",
     ]
     await end(stays.destroy)

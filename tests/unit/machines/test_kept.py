@@ -13,6 +13,7 @@ import pytest
 
 from provisioner.environment import lifecycle
 from provisioner.errors import MachineLostError
+from provisioner.machines import kept
 from provisioner.machines.destroy import destroy_machines
 from provisioner.machines.kept import connect_kept, end_kept
 from provisioner.models import Environment
@@ -24,7 +25,7 @@ from provisioner.ssh.keys import ed25519_key_pair
 from tests.kept import be_patient, keepers
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.sshd import Sshd
-from tests.unit.fakes.world import up
+from tests.unit.fakes.world import told_of, up
 from tests.waiting import until
 
 
@@ -130,6 +131,27 @@ def test_a_kept_connection_without_answers_is_not_used(
             assert connection.run(["echo", "own"], user="agent").stdout == b"own\n"
     finally:
         os.kill(keeper, signal.SIGKILL)
+
+
+def test_a_machine_that_has_ended_is_told_at_once(
+    cloud: FakeCloud, session: Session, running: Environment, sshd: Sshd
+) -> None:
+    cloud.off.add((running.id, "primary"))
+    logins = sshd.logins
+    with pytest.raises(MachineLostError, match=f"The primary machine of {running.id} is no longer running"):
+        connect_kept(session, running, "primary")
+    assert sshd.logins == logins
+
+
+def test_a_machine_that_keeps_silent_is_told(
+    session: Session, running: Environment, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence = f"{running.id}: the primary machine does not answer yet; waiting up to 90 s"
+    monkeypatch.setattr(kept, "SILENCE_SECONDS", 0.01)
+    # It answers only after the operator has been told.
+    monkeypatch.setattr(kept, "keep_connection", lambda *_: until(lambda: silence in told_of(session).notes))
+    with connect_kept(session, running, "primary") as connection:
+        assert connection.run(["echo", "own"], user="agent").stdout == b"own\n"
 
 
 def test_without_openssh_each_command_connects_by_itself(

@@ -132,6 +132,21 @@ def test_the_list_of_logs_names_what_failed(provisioner: CommandLine, ended: Env
     assert parts[0] == {"part": "start", "bytes": 40, "failed": True}
 
 
+def test_the_consoles_of_all_machines_come_first_where_one_did_not_boot(
+    provisioner: CommandLine, store: EnvironmentStore
+) -> None:
+    failed = Breakdown(phase="boot", message="it did not boot", at=now())
+    given = environment("echo-main-bcd234")
+    machines = {**given.machines, "web": given.machines["primary"]}
+    saved = store.save(given.model_copy(update={"breakdown": failed, "machines": machines}))
+    for name in ("agent", "console-primary", "console-web", "terraform"):
+        (store.logs(saved.id) / f"{name}.log").write_text("x")
+    store.archive(saved)
+    parts = provisioner("logs", saved.id, "--list", "--json").json["parts"]
+    failed_parts = [each["part"] for each in parts if each["failed"]]
+    assert failed_parts == [each["part"] for each in parts][:3] == ["console-primary", "console-web", "terraform"]
+
+
 @pytest.mark.parametrize("more", ["--json", "--list"])
 def test_following_prints_text(provisioner: CommandLine, ended: Environment, more: str) -> None:
     assert provisioner("logs", ended.id, "--follow", more).code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ import yaml
 
 from provisioner.cli.commands.logs import MAXIMUM_LOGS_BYTES
 from provisioner.clouds.local.images import digest as base_image_digest
+from provisioner.clouds.local.vm.processes import start_time
+from provisioner.clouds.local.vm.qemu import PROCESS
 from provisioner.errors import InfrastructureError
 from provisioner.family.loader import load_family
 from provisioner.images.layer_keys import family_image_name
@@ -117,6 +120,19 @@ def test_list_and_show_tell_orphans(provisioner: CommandLine, store: Environment
     assert shown.startswith("killed-1  creating, orphan\n")
     assert "the command that managed it has ended: `provisioner destroy killed-1` removes it\n" in shown
     assert "destroy" not in provisioner("show", "up-1").stdout
+
+
+def test_list_tells_which_machines_of_this_host_have_ended(provisioner: CommandLine, store: EnvironmentStore) -> None:
+    given = environment("echo-main-bcd234")
+    web = given.machines["primary"].model_copy(update={"hostname": "web"})
+    machines = {**given.machines, "web": web}
+    saved = store.save(given.model_copy(update={"status": "ready", "machines": machines}))
+    running = store.directory(saved.id) / "primary"
+    running.mkdir()
+    (running / PROCESS).write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    assert "  ready, web has ended  " in provisioner("list").stdout
+    store.save(saved.model_copy(update={"cloud": "aws"}))
+    assert "  ready  " in provisioner("list").stdout
 
 
 @pytest.mark.parametrize("origin", ["template", "boot", "boot: no template could be made: x"])
