@@ -78,6 +78,8 @@ class Machine(_Section):
         files: from paths in the machine to files or directories of the controller.
         env: variables of every command.
         services: from names to shell commands that systemd keeps running from boot on, as root.
+        ready: a shell command of root, or a TCP port; the sample waits until the command succeeds, or until something
+            listens at the port, for 5 minutes at most.
     """
 
     name: Name = "default"
@@ -91,6 +93,7 @@ class Machine(_Section):
     files: Pairs = ()
     env: Pairs = ()
     services: Pairs = ()
+    ready: Annotated[int, Field(strict=True, ge=1, le=65535)] | Text = ""
 
     _are_pairs = field_validator("files", "env", "services", mode="before")(pairs)
 
@@ -509,7 +512,7 @@ def image_references(configuration: Configuration) -> set[str]:
     """Returns the names of the metadata that a configuration's images may depend on."""
     parts = configuration.model_dump_json(
         include={"family": True, "task": True, "env_file": True, "machines": True},
-        exclude={"machines": {"__all__": {"name", "env"}}},
+        exclude={"machines": {"__all__": {"name", "env", "ready"}}},
     )
     found = set(REFERENCE.findall(parts))
     return found | metadata_names(read(configuration.compose)) if configuration.compose else found

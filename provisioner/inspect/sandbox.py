@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import PurePosixPath
@@ -29,6 +30,7 @@ from provisioner.inspect.blocking import call, end, launch, prepare, shorten_col
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
     FILE_NAMES,
+    Machine,
     by_reference,
     configuration_of,
     from_log,
@@ -42,6 +44,7 @@ from provisioner.inspect.losses import LossError, unavailable
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
 from provisioner.inspect.private import origin_of_sample
+from provisioner.inspect.readiness import PAUSE_SECONDS, NotReadyError, wait_until_ready
 from provisioner.inspect.results import Output, file_errors
 from provisioner.inspect.sample import Ending, SampleMachines
 from provisioner.machines.create import aux_user
@@ -413,12 +416,36 @@ def _default_user(environment: Environment, role: Role) -> str:
 
 
 async def _services(machines: SampleMachines) -> dict[str, SandboxEnvironment]:
-    """Returns the services of a sample's compose file, started; there are none without one."""
+    """Waits until machines are ready. Returns the services of a compose file, started; there are none without one."""
+    if not machines.snapshot:
+        await launch(partial(_wait_until_ready, machines), machines.cancelled)
     if not machines.project:
         return {}
     from provisioner.inspect.services import start_services  # whose sandboxes are of this class
 
     return await start_services(machines)
+
+
+def _wait_until_ready(machines: SampleMachines) -> None:
+    def pause() -> None:
+        machines.session.check()
+        time.sleep(PAUSE_SECONDS)
+
+    for role, machine in machines.configuration.by_role.items():
+
+        def work(connection: Connection, machine: Machine = machine) -> list[str] | NotReadyError:
+            try:
+                return wait_until_ready(machine, connection, pause)
+            except NotReadyError as error:  # raised, it would mean that the machine is lost
+                return error
+
+        if machine.ready or machine.services:
+            with machines.more_phases() as phases, phases.phase("ready"):
+                outcome = machines.on(role, work)
+            if isinstance(outcome, NotReadyError):
+                raise outcome
+            for note in outcome:
+                machines.session.progress.note(note)
 
 
 def _machines(sandbox: SandboxEnvironment) -> SampleMachines:

@@ -67,7 +67,7 @@ def look() -> Solver:
         script = "import flask; print('Python of', flask.__file__.split('/flask/')[0])"
         print((await sandbox("box").exec(["python3", "-c", script])).stdout)
         print((await sandbox("box").exec(["bash", "-lc", "command -v python3; find /usr/local -name '*py*'"])).stdout)
-        command = 'for _ in $(seq 60); do [ -e /run/said ] && break; sleep 0.5; done; echo "$(cat /run/said), $COLOUR"'
+        command = 'echo "$(cat /run/said), $COLOUR"'
         print((await sandbox("box").exec(["bash", "-c", command], timeout=60)).stdout)
         return state
 
@@ -223,5 +223,6 @@ def services_and_files() -> Task:
         services=(
             ("greeter", "python3 -c \"import flask, shutil; shutil.copy('/srv/greeting', '/run/said')\"; sleep 9d"),
         ),
+        ready="test -e /run/said",
     )
     return _task(look(), Configuration(machines=(machine,)))

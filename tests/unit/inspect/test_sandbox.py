@@ -37,7 +37,7 @@ from provisioner.errors import (
     UsageError,
 )
 from provisioner.images import build
-from provisioner.inspect import clean_up, configuration, sample
+from provisioner.inspect import clean_up, configuration, readiness, sample
 from provisioner.inspect import sandbox as sandbox_module
 from provisioner.inspect.blocking import call, end, shorten_collections
 from provisioner.inspect.configuration import Configuration, Machine
@@ -600,3 +600,28 @@ async def test_a_long_configuration_keeps_no_event_loop_waiting(
     await _clean_up(await ProvisionerSandbox.sample_init("task", str(tmp_path / "provisioner.yaml"), {}))
     assert len(threads) == 2
     assert threading.current_thread() not in threads
+
+
+async def test_a_sample_waits_until_its_machine_is_ready(
+    cloud: FakeCloud, session: Session, configured: Configured, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.guest_defaults |= {
+        "programs": {"bash": b"", "systemctl": b"Id=web.service\nNRestarts=4\n"}, "journal": "no flask\nno web\n"
+    }  # fmt: skip
+    machine = Machine(name="box", services=(("web", "python3 app.py"),), ready=80)
+    sandboxes = await ProvisionerSandbox.sample_init("task", Configuration(machines=(machine,)), {})
+    assert "The service web of machine box has ended 4 times. It said last: no flask no web" in caplog.text
+    [record] = session.environments.all()
+    assert "ready" in [phase.name for phase in record.phases]
+    await _clean_up(sandboxes)
+
+
+async def test_a_machine_that_does_not_become_ready_is_destroyed(
+    cloud: FakeCloud, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "FAILING_SECONDS", 0.0)
+    cloud.guest_defaults["programs"] = {"systemctl": b"Id=web.service\nNRestarts=4\nResult=exit-code\n"}
+    given = Configuration(machines=(Machine(name="box", services=(("web", "python3 app.py"),)),))
+    with pytest.raises(Exception, match="The service web of machine box has ended 4 times, and does not stay up"):
+        await ProvisionerSandbox.sample_init("task", given, {})
+    assert cloud.existing() == []
