@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Generator
@@ -12,11 +13,9 @@ from collections.abc import Generator
 import anyio
 import pytest
 from inspect_ai.model import _model
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentConfigType
 from inspect_ai.util._sandbox.docker import docker
 from inspect_ai.util._sandbox.registry import sandboxenv_register
 
-from provisioner.inspect.configuration import Configuration, Machine, configuration_of
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.store.home import Home
 from tests.homes import borrow_images, cache
@@ -43,31 +42,8 @@ Collecting = Generator[None, pytest.CollectReport, pytest.CollectReport]
 left_out = pytest.StashKey[Counter[str]]()
 
 
-# As Inspect's own default image has it.
-DEFAULT = Configuration(machines=(Machine(packages=("python-is-python3",)),))
-
-
 class Provider(ProvisionerSandbox):
-    """The provider, with stand-ins for images of the Docker Hub."""
-
-    @classmethod
-    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Builds the images before the first sample."""
-        await super().task_init(task_name, _stocked(config))
-
-    @classmethod
-    async def sample_init(
-        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
-    ) -> dict[str, SandboxEnvironment]:
-        """Brings up a sample's machines."""
-        return await super().sample_init(task_name, _stocked(config), metadata)
-
-
-def _stocked(config: SandboxEnvironmentConfigType | None) -> Configuration:
-    if config is None:
-        return DEFAULT
-    configuration = configuration_of(config)
-    return configuration.model_copy(update={"registry": registry_with_python() if configuration.compose else ""})
+    """The provider, which is registered by docker's name beside its own."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     kept = Home(cache())
     kept.make()
     patch.setenv("PROVISIONER_HOME", str(borrow_images(kept, kept.root / "workers" / "inspects").root))
+    settings = cache() / "inspects.json"
+    settings.write_text(json.dumps({"registry": registry_with_python()}))
+    patch.setenv("PROVISIONER_INSPECT", str(settings))
     config.stash[left_out] = Counter()
 
 
