@@ -26,6 +26,7 @@ _WORDS = {
     "dict_type": "must be a mapping",
     "list_type": "must be a list",
     "tuple_type": "must be a list",
+    "float_parsing": "must be a number, without a unit",
     "finite_number": "must be a finite number",
     "decimal_type": "must be a number",
     "decimal_parsing": "must be a number",

@@ -217,6 +217,14 @@ class Configuration(_Section):
             return value
         return joined(Path.cwd(), final_path(value, info))
 
+    @field_validator("machines", mode="before")
+    @classmethod
+    def _is_a_list(cls, value: object) -> object:
+        if isinstance(value, dict) and value:
+            name = str(next(iter(value)))[:32]
+            raise ValueError(f"must be a list: write `- name: {name}` in place of `{name}:`")
+        return value
+
     @field_validator("machines")
     @classmethod
     def _have_names_of_their_own(cls, value: tuple[Machine, ...]) -> tuple[Machine, ...]:
@@ -388,6 +396,8 @@ def load(path: Path, beside: Layer | None = None) -> Configuration:
 
 def _mapping(path: Path) -> dict[str, Any]:
     value = strict_yaml.read(path, "The sandbox's configuration", MAXIMUM_BYTES)
+    if value is None:
+        raise UsageError(f"{path.absolute()} is empty: write `{{}}` for one machine of the default kind.")
     if not isinstance(value, dict):
         raise UsageError(f"{path.absolute()} must be a mapping, with keys such as `machines` or `family`.")
     return value
