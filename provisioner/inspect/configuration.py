@@ -395,6 +395,11 @@ def load(path: Path, beside: Layer | None = None) -> Configuration:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UsageError(
+            f"The sandbox's configuration {path.absolute()} cannot be read: it does not exist.",
+            hint="Inspect looks for a relative path in the directory of the task's file. Write an absolute path.",
+        )
     value = strict_yaml.read(path, "The sandbox's configuration", MAXIMUM_BYTES)
     if value is None:
         raise UsageError(f"{path.absolute()} is empty: write `{{}}` for one machine of the default kind.")

@@ -144,8 +144,9 @@ def test_an_error_names_the_full_path_of_a_relative_file(tmp_path: Path, monkeyp
 
 
 def test_a_missing_file_and_another_providers_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read: it does not exist") as raised:
         configuration_of(str(tmp_path / "missing.yaml"))
+    assert "in the directory of the task's file" in (raised.value.hint or "")
     with pytest.raises(UsageError, match="cannot read a Machine"):
         configuration_of(Machine())
     with pytest.raises(UsageError, match="ComposeConfig has no services"):
