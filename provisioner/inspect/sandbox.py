@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -25,7 +26,7 @@ from pydantic import BaseModel
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up, evals, evidence, forks
+from provisioner.inspect import clean_up, evals, evidence, forks, memory
 from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
@@ -54,6 +55,8 @@ from provisioner.ssh.connection import HANDSHAKE_SECONDS, Connection
 from provisioner.ssh.exchange import Completed
 
 Result = TypeVar("Result")
+# The exit code of a command that signal 9 ended, as the kernel does when memory is short.
+KILLED = 128 + 9
 
 _log = logging.getLogger("provisioner.inspect")
 
@@ -108,6 +111,9 @@ class ProvisionerSandbox(SandboxEnvironment):
         self._user = user
         self._directory = directory
         self._variables = variables
+        # Names of services by the ids of their containers; and what the sample's log is to be told.
+        self._services: dict[str, str] = {}
+        self._notes: list[str] = []
 
     async def exec(
         self,
@@ -199,8 +205,20 @@ class ProvisionerSandbox(SandboxEnvironment):
             return await self._on_machine(work)
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
-        """Runs a command in the sandbox, as Connection.run does in the machine."""
-        return connection.run(argv, **options)
+        """Runs a command in the sandbox, as Connection.run does in the machine, and notes a want of memory."""
+        try:
+            done = connection.run(argv, **options)
+        except CommandTimeoutError:
+            self._note_shortage(connection)
+            raise
+        if done.exit_code == KILLED:
+            self._note_shortage(connection)
+        return done
+
+    def _note_shortage(self, connection: Connection) -> None:
+        with contextlib.suppress(ProvisionerError, ValueError):
+            memory_gib = self.machines.environment.machines[self._role].size.memory_gib
+            self._notes += memory.shortage(self.machines, connection, memory_gib, self._services)
 
     async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
         """Works on the machine in a thread.
@@ -212,6 +230,9 @@ class ProvisionerSandbox(SandboxEnvironment):
             return await call(partial(self.machines.on, self._role, work))
         except LossError as error:
             raise unavailable(error) from error
+        finally:
+            while self._notes:
+                transcript().info({"note": self._notes.pop()}, source="provisioner")
 
     def _path(self, path: str) -> str:
         return path_in(self._directory, path)

@@ -10,12 +10,11 @@ import errno
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
-from inspect_ai.log import transcript
 from inspect_ai.util import (
     SandboxConnection,
     SandboxEnvironment,
@@ -38,7 +37,6 @@ from provisioner.validation import shown
 
 # Health checks bound it by themselves: a service that stays unhealthy ends the wait.
 START_SECONDS = 1800
-Result = TypeVar("Result")
 _COMPOSE = ("docker", "compose", "--ansi", "never", "--progress", "plain", "--file", f"{DIRECTORY}/compose.json")
 # What is asked of the engine of a container, as JSON.
 _STATE = (
@@ -258,7 +256,7 @@ class ServiceSandbox(ProvisionerSandbox):
         super().__init__(machines, "primary", "", container.directory, {})
         # With another first process once the engine has started it again.
         self.container = container
-        self._notes: list[str] = []
+        self._services = {container.identity: f"the service {container.service}"}
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
         """Runs a command in the container, with the rights of `docker exec`.
@@ -266,12 +264,12 @@ class ServiceSandbox(ProvisionerSandbox):
         Raises:
             SandboxUnavailableError: the container does not run.
         """
-        done = connection.run(argv, container=(self.container.identity, self.container.pid), **options)
+        done = super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
         is_silent = not (done.stdout_size.total_bytes or done.stderr_size.total_bytes)
         if done.errno in (errno.ESRCH, errno.ESTALE) or (done.exit_code > _SIGNALLED and is_silent):
             self._ask_engine(connection)
         if done.errno == errno.ESTALE:  # nothing ran
-            return connection.run(argv, container=(self.container.identity, self.container.pid), **options)
+            return super()._run(connection, argv, container=(self.container.identity, self.container.pid), **options)
         return done
 
     def _ask_engine(self, connection: Connection) -> None:
@@ -297,13 +295,6 @@ class ServiceSandbox(ProvisionerSandbox):
                 raise MachineLostError(words)
             self._notes.append(words)
         self.container = replace(self.container, pid=state["pid"], ports=_ports(state["ports"]))
-
-    async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
-        try:
-            return await super()._on_machine(work)
-        finally:
-            while self._notes:
-                transcript().info({"note": self._notes.pop()}, source="provisioner")
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the container's user, and makes its directories.

@@ -236,7 +236,7 @@ async def test_a_container_that_was_started_again_is_noted(
 ) -> None:
     notes: list[object] = []
     monkeypatch.setattr(
-        "provisioner.inspect.services.transcript",
+        "provisioner.inspect.sandbox.transcript",
         lambda: SimpleNamespace(info=lambda facts, source: notes.append(facts)),
     )
     sandbox = services["alone"].as_type(ServiceSandbox)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -14,7 +15,7 @@ import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
 from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
-from provisioner.inspect import services
+from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, configuration_of
 from provisioner.inspect.sample import SampleMachines
@@ -39,7 +40,8 @@ class _Machine:
         self.inputs: list[bytes] = []
         self.options: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
-        self.environment = SimpleNamespace(id="eval-1", machines={})
+        size = SimpleNamespace(memory_gib=2)
+        self.environment = SimpleNamespace(id="eval-1", machines={"primary": SimpleNamespace(size=size)})
         self.configuration = SimpleNamespace(on_restart="note")
 
     def on(self, _: str, work: Callable[[Any], Any]) -> Any:
@@ -237,7 +239,7 @@ def _restarted() -> _Machine:
 def _notes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     notes: list[Any] = []
     told = SimpleNamespace(info=lambda facts, source: notes.append(facts))
-    monkeypatch.setattr(services, "transcript", lambda: told)
+    monkeypatch.setattr(sandbox, "transcript", lambda: told)
     return notes
 
 
@@ -282,6 +284,24 @@ async def test_published_ports_are_a_connections(said: object, ports: list[Any] 
         for place in port.mappings
     ]
     assert found == (ports or [])
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["killed", "late"])
+async def test_a_command_that_wants_memory_is_noted(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    notes = _notes(monkeypatch)
+    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
+
+    def answer(argv: list[str]) -> Completed:
+        if argv == ["memory"]:
+            return _says(0, json.dumps([[kill], ""]))
+        if is_late:
+            raise CommandTimeoutError("x did not end within 1 s.")
+        return _says(137, "Killed")
+
+    with pytest.raises(TimeoutError) if is_late else contextlib.nullcontext():
+        await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
+    [note] = notes
+    assert "ended java (process 8) in another service: the machine's 2 GiB are full; raise `memory_gb`" in note["note"]
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
