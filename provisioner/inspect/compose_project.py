@@ -61,7 +61,8 @@ _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
 
 # For Debian, its engine and Compose; and for a service whose file says no limit.
 _BASE_MEMORY_GIB = 1.0
-_MEMORY_GIB = 0.5
+# Java takes a quarter of the machine for its heap, and nearly as much beside it.
+_MEMORY_GIB = 1.0
 _LEAST_MEMORY_GIB = 2.0
 # As a machine of a configuration may have.
 _MOST_CPUS, _MOST_MEMORY_GIB = 1024, 65536

@@ -174,7 +174,7 @@ def test_the_default_service_is_found_by_dockers_rules(directory: Path, text: st
 def test_a_machine_has_room_for_its_services(directory: Path) -> None:
     limits = "{deploy: {resources: {limits: {memory: 3g, cpus: '3.5'}}}, image: x}"
     found = project(directory, f"services: {{a: {limits}, b: {{image: x, mem_limit: 512m}}, c: {{image: x}}}}")
-    assert (found.cpus, found.memory_gb) == (4, 5)
+    assert (found.cpus, found.memory_gb) == (4, 5.5)
     reserved = "{deploy: {resources: {reservations: {memory: 2g}}}, image: x}"
     assert project(directory, f"services: {{a: {reserved}, b: {{image: x, mem_reservation: 4g}}}}").memory_gb == 7
     assert project(directory, "services: {a: {image: x}}").memory_gb == 2
