@@ -20,7 +20,7 @@ from provisioner.errors import (
 )
 from provisioner.inspect.private import PrerequisiteError
 from provisioner.inspect.wording import for_inspect
-from provisioner.printable import beginning, first_and_last_lines, printable_lines
+from provisioner.printable import beginning, first_and_last_lines, printable, printable_lines
 from provisioner.redaction import Redactor
 from provisioner.store.files import write_atomically
 from provisioner.store.home import Home
@@ -67,7 +67,7 @@ def before_samples() -> Iterator[None]:
     """Has Inspect print an error as what it is. To be used before the first sample, whose errors Inspect logs.
 
     Raises:
-        PreparationError: the body raised a ProvisionerError.
+        PreparationError: the body raised a ProvisionerError, or this host refuses a file or directory.
     """
     try:
         yield
@@ -76,6 +76,11 @@ def before_samples() -> Iterator[None]:
     except ProvisionerError as error:
         said = (error.message, error.hint)
         raise PreparationError("\n".join(for_inspect(part) for part in said if part)) from None
+    except OSError as error:
+        if not error.filename:
+            raise
+        hint = "Look at the permissions and the disk there, or name another home: PROVISIONER_HOME=DIRECTORY."
+        raise PreparationError(f"{printable(str(error.filename))}: {error.strerror}.\n{hint}") from None
 
 
 @contextmanager

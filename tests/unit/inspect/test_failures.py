@@ -89,6 +89,17 @@ def test_the_message_names_the_file_with_all_of_it(home: Path) -> None:
     assert "\x1b" not in kept
 
 
+def test_what_this_host_refuses_is_told_with_its_path() -> None:
+    with pytest.raises(PreparationError) as raised, before_samples(), told_in_full():
+        Path("/proc/home").mkdir()
+    assert str(raised.value).splitlines() == [
+        "/proc/home: No such file or directory.",
+        "Look at the permissions and the disk there, or name another home: PROVISIONER_HOME=DIRECTORY.",
+    ]
+    with pytest.raises(OSError, match="a bug"), before_samples(), told_in_full():
+        raise OSError("a bug")
+
+
 def test_a_short_message_names_no_file(home: Path) -> None:
     with pytest.raises(TaskError) as raised, told_in_full():
         raise TaskError("It failed.", details="line", hint="Mend it.")
