@@ -1,6 +1,6 @@
 """Measures Inspect's sandbox `provisioner`: calls in a machine, and samples that start together.
 
-Usage: python benchmarks/evals.py [--calls 20] [--local 10] [--epochs 10] [--start 20] [--samples 200]
+Usage: python benchmarks/evals.py [--calls 20] [--local 10] [--epochs 10] [--start 20] [--compose 3] [--samples 200]
 
 Calls: medians of a command's round trip, and of writing and reading 10 MB, in a local machine, under asyncio and under
 trio; beside OpenSSH's client over one open connection to the same machine, and Inspect's docker sandbox where Docker
@@ -10,6 +10,10 @@ Local: so many samples at once from a template, the seconds until each has run i
 
 Epochs: so many of one sample at once, each brought up, and then all but one forked; the seconds until each has run its
 first command. They are of a family whose start() takes so many seconds.
+
+Compose: so many samples of a compose file with two services, one after the other, of which all but the first are forked
+(`fork: samples`); the seconds from each one's start to the end of its first command, and the median of a command in a
+service. Aim: a tenth of the first one's.
 
 Samples: so many at once on the aws cloud, a moto server and a loopback SSH in its place, which give way to all else, as
 a real cloud would take no processor of this host. Stacks are runs of Terraform; the longest stall is how late the event
@@ -42,6 +46,8 @@ sys.path.insert(0, str(ROOT))
 
 from inspect_ai import Task, eval  # noqa: E402
 from inspect_ai.dataset import Sample  # noqa: E402
+from inspect_ai.event import SampleInitEvent, SandboxEvent  # noqa: E402
+from inspect_ai.log import EvalSample  # noqa: E402
 from inspect_ai.solver import Generate, Solver, TaskState, solver  # noqa: E402
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox  # noqa: E402
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: E402
@@ -54,6 +60,7 @@ from provisioner.store.environments import EnvironmentStore  # noqa: E402
 from provisioner.store.snapshots import SnapshotStore  # noqa: E402
 from tests.aws.loopback import FAMILY, account_of_many  # noqa: E402
 from tests.batch.many import variables  # noqa: E402
+from tests.inspect.images import registry_of_archives  # noqa: E402
 from tests.provider_mirror import use_provider_mirror  # noqa: E402
 
 DATA = os.urandom(10_000_000)
@@ -293,6 +300,42 @@ def _epochs(count: int, configuration: Configuration, directory: Path) -> tuple[
     return seconds, frozen_bytes
 
 
+def of_compose(count: int, calls: int, directory: Path) -> None:
+    """Measures samples of one compose file that start one after the other, all but the first as copies of it."""
+
+    @solver
+    def commands() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.metadata["call"] = await timed(lambda: sandbox().exec(["true"]), calls)
+            return state
+
+        return solve
+
+    settings = {
+        "compose": str(ROOT / "examples" / "inspect" / "containers" / "compose.yaml"),
+        "registry": registry_of_archives(),
+        "fork": "samples",
+    }
+    spec = SandboxEnvironmentSpec("provisioner", Configuration.model_validate(settings))
+    task = Task(dataset=[Sample(input="") for _ in range(count)], solver=commands(), sandbox=spec)
+    [log] = eval(task, model="mockllm/model", max_samples=1, display="none", log_dir=str(directory / "logs"))
+    assert log.status == "success", log.error
+    samples = sorted(log.samples or [], key=lambda sample: sample.started_at or "")
+    first, *copies = map(_seconds_to_first_command, samples)
+    print(
+        f"{count} samples of a compose file: first command of the first one after {first:.1f} s, of its copies after "
+        f"{', '.join(f'{seconds:.1f}' for seconds in copies)} s; command in a service "
+        f"{statistics.median(sample.metadata['call'] for sample in samples) * 1000:.0f} ms",
+        flush=True,
+    )
+
+
+def _seconds_to_first_command(sample: EvalSample) -> float:
+    [began] = [event.timestamp for event in sample.events if isinstance(event, SampleInitEvent)]
+    ended = min(event.completed for event in sample.events if isinstance(event, SandboxEvent) and event.completed)
+    return (ended - began).total_seconds()
+
+
 async def of_many_samples(count: int, family: Path) -> None:
     """Measures samples that start together on the aws cloud."""
     configuration = Configuration(cloud="aws", region="us-east-1", family=str(family), task="main")
@@ -325,6 +368,7 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--start", type=float, default=20.0)
+    parser.add_argument("--compose", type=int, default=3)
     parser.add_argument("--samples", type=int, default=200)
     options = parser.parse_args()
     if options.calls:
@@ -334,6 +378,9 @@ def main() -> None:
     if options.epochs:
         with tempfile.TemporaryDirectory() as name:
             of_epochs(options.epochs, options.start, Path(name))
+    if options.compose:
+        with tempfile.TemporaryDirectory() as name:
+            of_compose(options.compose, options.calls or 1, Path(name))
     if not options.samples:
         return
     use_provider_mirror()

@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -33,6 +35,8 @@ from tests.inspect.running import assert_nothing_left, brought_up, ended, said, 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "inspect"
 SOLUTION = b"The albatross is the solution. "
+# A busy host's, between a machine's clock and a look at this one's.
+LATE_SECONDS = 60
 ASK = "exec 3<>/dev/tcp/keeper/7000; echo Please, tell me. >&3"
 
 pytestmark = [
@@ -100,37 +104,58 @@ def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -
     assert_nothing_left(home, output)
 
 
+OWN = "cat /proc/sys/kernel/random/boot_id; head -c 16 /dev/urandom | base64"
+
+
 @solver
-def ask_in_each_epoch(seen: dict[int, tuple[str, str]]) -> Solver:
-    """Asks the other service, and notes when it was started, while the other epoch's services run."""
-    both = Meeting(2)
+def ask_in_each_sample(home: Home, seen: dict[object, dict[str, Any]]) -> Solver:
+    """Asks the other service, and notes what a sample has of its own, while the other sample's services run."""
+    here, seen_by_both = Meeting(2), Meeting(2)
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        asked = await sandbox().exec(["bash", "-c", f"{ASK}; test ! -e mark && echo {state.epoch} > mark && cat <&3"])
-        process = await sandbox("keeper").exec(["cat", "/proc/1/stat"])
-        await both.wait()
-        marked = await sandbox().exec(["cat", "mark"])
-        assert marked.stdout.strip() == str(state.epoch)
-        seen[state.epoch] = asked.stdout.strip(), process.stdout.split()[21]
+        found: dict[str, Any] = {"files": (await sandbox().exec(["ls", "given"])).stdout.split()}
+        asked = await sandbox().exec(["bash", "-c", f"{ASK}; test ! -e mark && echo {state.sample_id} > mark; cat <&3"])
+        found["answer"] = asked.stdout.strip()
+        found["started"] = (await sandbox("keeper").exec(["cat", "/proc/1/stat"])).stdout.split()[21]
+        found["own"] = (await sandbox().exec(["bash", "-c", OWN])).stdout
+        found["clock"] = (await sandbox("keeper").exec(["date", "+%s"])).stdout
+        found["now"] = str(time.time())
+        await here.wait()
+        found["mark"] = (await sandbox().exec(["cat", "mark"])).stdout.strip()
+        found["proofs"] = [len(kept.probes) for kept in EnvironmentStore(home).readable() if kept.batch]
+        seen[state.sample_id] = found
+        await seen_by_both.wait()
         return state
 
     return solve
 
 
 @pytest.mark.filterwarnings("default")  # Inspect's own deprecations
-def test_forked_epochs_continue_with_the_same_services(home: Home, tmp_path: Path) -> None:
+def test_samples_start_from_one_project_whose_services_are_up(home: Home, tmp_path: Path) -> None:
     where = {"compose": str(EXAMPLES / "containers" / "compose.yaml"), "registry": registry_of_archives()}
-    (tmp_path / "provisioner.yaml").write_text(json.dumps({**where, "fork": "epochs"}))
-    seen: dict[int, tuple[str, str]] = {}
+    (tmp_path / "provisioner.yaml").write_text(json.dumps({**where, "fork": "samples"}))
+    seen: dict[object, dict[str, Any]] = {}
     spec = SandboxEnvironmentSpec("provisioner", configuration_of(str(tmp_path / "provisioner.yaml")))
-    task = Task(dataset=[Sample(input="hello", sandbox=spec)], solver=ask_in_each_epoch(seen))
-    [log] = eval(task, model="mockllm/model", epochs=2, max_samples=2, max_sandboxes=2, log_dir=str(tmp_path))
+    samples = [
+        Sample(input="hello", id=name, files={f"given/{name}": name}, setup=f"touch given/setup-{name}")
+        for name in ("one", "two")
+    ]
+    task = Task(dataset=samples, solver=ask_in_each_sample(home, seen), sandbox=spec)
+    [log] = eval(task, model="mockllm/model", max_samples=2, max_sandboxes=2, log_dir=str(tmp_path))
     assert log.status == "success", log.error
-    samples = log.samples or []
-    assert [sample.error for sample in samples] == [None, None]
-    [(answer, began)] = set(seen.values())
-    assert answer == "The word is cormorant."
-    assert int(began) > 0
-    [first] = [each for each in map(beginning, samples) if each["frozen_as"]]
-    assert [each["forked_from"] for each in map(beginning, samples) if each["forked_from"]] == [first["environment"]]
+    assert [sample.error for sample in log.samples or []] == [None, None]
+    for name, found in seen.items():
+        assert found["files"] == [name, f"setup-{name}"]
+        assert (found["answer"], found["mark"]) == ("The word is cormorant.", name)
+        assert abs(int(found["clock"]) - float(found["now"])) < LATE_SECONDS
+        assert len(found["proofs"]) == 2
+        assert all(found["proofs"])
+    one, two = seen["one"], seen["two"]
+    assert one["started"] == two["started"]
+    assert not set(one["own"].split()) & set(two["own"].split())
+    first, copy = sorted(map(beginning, log.samples or []), key=lambda each: each["frozen_as"] is None)
+    assert (first["forked_from"], copy["forked_from"]) == (None, first["environment"])
+    assert {"services", "freeze"} < set(first["phases"])
+    assert copy["phases"]["services"] < first["phases"]["services"]
+    assert [each["isolation"]["proven"] for each in (first, copy)] == [True, True]
     assert_nothing_left(home)
