@@ -104,9 +104,6 @@ def test_the_example_is_solved_by_a_scripted_model(home: Home, tmp_path: Path) -
     assert_nothing_left(home, output)
 
 
-OWN = "cat /proc/sys/kernel/random/boot_id; head -c 16 /dev/urandom | base64"
-
-
 @solver
 def ask_in_each_sample(home: Home, seen: dict[object, dict[str, Any]]) -> Solver:
     """Asks the other service, and notes what a sample has of its own, while the other sample's services run."""
@@ -117,7 +114,7 @@ def ask_in_each_sample(home: Home, seen: dict[object, dict[str, Any]]) -> Solver
         asked = await sandbox().exec(["bash", "-c", f"{ASK}; test ! -e mark && echo {state.sample_id} > mark; cat <&3"])
         found["answer"] = asked.stdout.strip()
         found["started"] = (await sandbox("keeper").exec(["cat", "/proc/1/stat"])).stdout.split()[21]
-        found["own"] = (await sandbox().exec(["bash", "-c", OWN])).stdout
+        found["drawn"] = (await sandbox().exec(["bash", "-c", "head -c 16 /dev/urandom | base64"])).stdout
         found["clock"] = (await sandbox("keeper").exec(["date", "+%s"])).stdout
         found["now"] = str(time.time())
         await here.wait()
@@ -152,7 +149,7 @@ def test_samples_start_from_one_project_whose_services_are_up(home: Home, tmp_pa
         assert all(found["proofs"])
     one, two = seen["one"], seen["two"]
     assert one["started"] == two["started"]
-    assert not set(one["own"].split()) & set(two["own"].split())
+    assert one["drawn"] != two["drawn"]
     first, copy = sorted(map(beginning, log.samples or []), key=lambda each: each["frozen_as"] is None)
     assert (first["forked_from"], copy["forked_from"]) == (None, first["environment"])
     assert {"services", "freeze"} < set(first["phases"])
