@@ -340,8 +340,12 @@ def operators_settings() -> Layer:
     named = os.environ.get(VARIABLE)
     if not named:
         return Layer()
-    path = Path(named).expanduser().absolute()
-    where = f"{path} ({VARIABLE})"
+    path, where = Path(named).expanduser(), f"{named} ({VARIABLE})"
+    if not path.is_absolute() or not path.is_file():
+        raise UsageError(
+            f"{where} is not the absolute path of a file.",
+            hint=f"Inspect changes its working directory. Write the whole path, such as {VARIABLE}=$PWD/settings.yaml.",
+        )
     if others := sorted(set(_mapping(path)) - set(SETTINGS)):
         raise UsageError(
             f"{where} may not have {', '.join(others)}: it is for all samples, whatever their machines are.",

@@ -122,10 +122,15 @@ def test_a_mistake_in_the_operators_file_is_told(
         configuration_of(None)
 
 
-def test_an_operators_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PROVISIONER_INSPECT", str(tmp_path / "nothing.yaml"))
-    with pytest.raises(UsageError, match=r"nothing\.yaml"):
-        configuration_of(None)
+def test_the_operators_file_is_one_by_an_absolute_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: Path
+) -> None:
+    (beside / "settings.yaml").write_text("budget: 1\n")
+    # Inspect begins samples in another directory than that in which it builds their images.
+    for named in (str(tmp_path / "nothing.yaml"), "settings.yaml"):
+        monkeypatch.setenv("PROVISIONER_INSPECT", named)
+        with pytest.raises(UsageError, match=rf"{named} \(PROVISIONER_INSPECT\) is not the absolute path of a file"):
+            configuration_of(None)
 
 
 def _own(own: Path, name: str) -> str:
