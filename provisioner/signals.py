@@ -48,6 +48,19 @@ class Interrupts:
         if sys.unraisablehook != self._tell_unraisable:
             self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._tell_unraisable
 
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handles signals while the body runs, in a process that has handlers and a hook of its own."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.install()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if sys.unraisablehook == self._tell_unraisable:
+                sys.unraisablehook = self._previous_hook
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if _is_in_set_name(frame) and _postpone(number):
             return

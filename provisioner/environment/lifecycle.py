@@ -29,6 +29,7 @@ from provisioner.machines.launch import (
     clear_after_failure,
     create_alone,
     launched,
+    looked_after,
     tell_of_destruction,
 )
 from provisioner.machines.locking import destruction_lock, environment_lock
@@ -44,6 +45,7 @@ TEARDOWN_GRACE_SECONDS = 60.0
 SCORING_PAUSES_SECONDS = (2.0, 30.0, 60.0)
 
 
+@looked_after
 def up(session: Session, family: TaskFamily, task: str, allowed: tuple[Destination, ...] = ()) -> Environment:
     """Brings one environment up to the point where an agent may start.
 

@@ -20,7 +20,7 @@ from provisioner.errors import ProvisionerError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
 from provisioner.machines.keep import kept_words
-from provisioner.machines.launch import record_breakdown, tell_of_destruction
+from provisioner.machines.launch import looked_after, record_breakdown, tell_of_destruction
 from provisioner.models import Destination, Environment, Phase, ScoreLogEntry
 from provisioner.session import Phases, Session
 
@@ -60,6 +60,7 @@ class RunResult:
     warnings: tuple[str, ...] = ()
 
 
+@looked_after
 def run(
     session: Session,
     family: TaskFamily,
@@ -127,6 +128,7 @@ def _recording_of(session: Session, identity: str) -> str:
     return ""
 
 
+@looked_after
 def run_tests(
     session: Session,
     family: TaskFamily,

@@ -11,7 +11,7 @@ from provisioner.environment import lifecycle
 from provisioner.errors import DamagedRecordError, HostError, UsageError
 from provisioner.machines import renewal
 from provisioner.machines.create import record_environment
-from provisioner.machines.launch import Create, create_alone, launched
+from provisioner.machines.launch import Create, create_alone, launched, looked_after
 from provisioner.machines.locking import environment_lock
 from provisioner.models import Environment
 from provisioner.session import Phases, Session
@@ -80,6 +80,7 @@ def _require_freezable(session: Session, environment: Environment) -> None:
             raise UsageError(f"{environment.id} cannot be frozen: its {role} machine no longer runs.")
 
 
+@looked_after
 def up(session: Session, name: str) -> Environment:
     """Brings up a copy of a frozen environment, with its own keys and time to live.
 

@@ -18,7 +18,7 @@ from provisioner.errors import ImageBuildError, MachineLostError, TaskError, Tas
 from provisioner.images.family_files import SECRET_SCAN_MIN_LENGTH, WITHOUT_SECRETS
 from provisioner.machines.boot import boot_machines
 from provisioner.machines.connect import connect
-from provisioner.machines.launch import launched
+from provisioner.machines.launch import launched, looked_after
 from provisioner.models import BaseImage, Environment, MachineRecord, TaskSetup
 from provisioner.printable import last_lines
 from provisioner.session import Session
@@ -53,6 +53,7 @@ class Builder:
     disk_gib: int
 
 
+@looked_after
 def build(
     session: Session,
     builder: Builder,
@@ -78,6 +79,7 @@ def build(
     return result
 
 
+@looked_after
 def look_into(session: Session, builder: Builder, read: Callable[[TaskDriver, Connection], Result]) -> Result:
     """Boots a machine from a finished image, reads from it, and destroys it."""
     ttl = min(INSPECTION_TTL, session.builder_ttl)

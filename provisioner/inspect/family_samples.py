@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import CHECKED, open_session
 from provisioner.models import SetupData
 from provisioner.session import Session
-from provisioner.signals import SIGNALS, Interrupts
+from provisioner.signals import Interrupts
 
 
 class FamilySamples:
@@ -128,14 +127,9 @@ def interruptible(session: Session) -> Iterator[Session]:
     if threading.current_thread() is not threading.main_thread():
         yield session
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     interrupts = Interrupts(session.progress.note)
-    interrupts.install()
-    try:
+    with interrupts.installed():
         yield replace(session, shield=interrupts.shield)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _configuration(common: Mapping[str, Any], task: str) -> Configuration:

@@ -6,7 +6,10 @@ Everything that comes up does so in here: task environments, copies of snapshots
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 from provisioner.best_effort import best_effort, describe
 from provisioner.clock import now
@@ -15,12 +18,16 @@ from provisioner.machines import reservations
 from provisioner.machines.create import create_machines, record_environment
 from provisioner.machines.destroy import clear_away
 from provisioner.machines.keep import leave_failed
-from provisioner.machines.locking import creation_lock
+from provisioner.machines.locking import creation_lock, destruction_lock
 from provisioner.models import Breakdown, Environment
 from provisioner.session import Session
+from provisioner.store.leases import Leases
 
 # What a record keeps of the error that ended its environment.
 BREAKDOWN_CHARACTERS = 4000
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Create = Callable[[Session, Environment], Environment]
 Record = Callable[[Session, Environment], None]
@@ -31,6 +38,40 @@ def create_alone(session: Session, environment: Environment) -> Environment:
     """Creates the machines of one recorded environment, in a stack of its own."""
     [created] = create_machines(session, [environment])
     return created
+
+
+def looked_after(work: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
+    """Has a function that brings environments up leave none to nobody when Ctrl-C ends it.
+
+    Ctrl-C may come between any two instructions: before a `try` has begun, or as a clean-up begins. The function gets
+    leases of its own, which are taken before anything exists; the environments whose leases are left are destroyed.
+    """
+
+    @functools.wraps(work)
+    def wrapper(session: Session, /, *args: P.args, **named: P.kwargs) -> R:
+        session = replace(session, leases=Leases())
+        try:
+            return work(session, *args, **named)
+        except KeyboardInterrupt as error:
+            with session.shield():
+                for identity in session.leases.held():
+                    with best_effort(session.steady().progress, f"Destroying {identity}"):
+                        _end_abandoned(session, identity, error)
+            raise
+
+    return wrapper
+
+
+def _end_abandoned(session: Session, identity: str, error: BaseException) -> None:
+    environment = session.environments.record(identity)
+    if environment and session.environments.exists(identity):
+        with destruction_lock(session, environment) as environment:
+            tell_of_destruction(session, environment, error)
+            clear_away(session, environment)
+    else:  # nothing but its reservation can exist
+        session.leases.release(identity)
+        session.ledger.settle(identity, now(), 0)
+        session.environments.forget(identity)
 
 
 @contextlib.contextmanager

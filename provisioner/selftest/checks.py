@@ -19,7 +19,7 @@ from provisioner.errors import HostError, InfrastructureError, ProvisionerError,
 from provisioner.family.loader import TaskFamily
 from provisioner.machines.apply_batcher import ApplyBatcher, host_slots
 from provisioner.machines.connect import connect
-from provisioner.machines.launch import tell_of_destruction
+from provisioner.machines.launch import looked_after, tell_of_destruction
 from provisioner.models import Destination, Environment
 from provisioner.session import Phases, Session
 from provisioner.signals import wait
@@ -88,6 +88,7 @@ def build(session: Session, family: TaskFamily) -> str:
     return f"images {', '.join(sorted(names))}"
 
 
+@looked_after
 def rights(session: Session, family: TaskFamily) -> str:
     """Asks for dry runs of what provisioner does with an environment's resources."""
     with _environment(session, family, "offline") as environment:
@@ -100,6 +101,7 @@ def rights(session: Session, family: TaskFamily) -> str:
     return "nothing is refused"
 
 
+@looked_after
 def live(session: Session, family: TaskFamily, combination: Combination, destination: Destination) -> str:
     """Brings up an environment, with its isolation proven, scores it and destroys it."""
     allowed = (destination,) if combination.internet == "allowlist" else ()
@@ -108,6 +110,7 @@ def live(session: Session, family: TaskFamily, combination: Combination, destina
     return f"{environment.id} came up, was scored and is gone"
 
 
+@looked_after
 def reboot(session: Session, family: TaskFamily) -> str:
     """Reboots a machine. It must come back with the host key that was pinned, and still end at its time."""
     with _environment(session, family, "offline") as environment:
@@ -124,6 +127,7 @@ def reboot(session: Session, family: TaskFamily) -> str:
     return f"back after {seconds:.0f} s with the same host key, and its time limit in force"
 
 
+@looked_after
 def expiry(session: Session, family: TaskFamily) -> str:
     """Moves an environment's end to a minute from now, and waits for the cloud to end it."""
     with _environment(session, family, "offline") as environment:

@@ -67,6 +67,11 @@ class Leases:
                     del self._taking[environment_id]
                 self._changed.notify_all()
 
+    def held(self) -> list[str]:
+        """Returns the ids of the environments whose leases this process has."""
+        with self._changed:
+            return list(self._held)
+
     def _begin_renewing(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep_renewing, name="leases", daemon=True)
@@ -84,6 +89,9 @@ class Leases:
         pause = threading.Event()
         while not pause.wait(RENEW_SECONDS):
             with self._changed:
+                if not self._held:
+                    self._thread = None
+                    return
                 renewals = [renew for renew, _ in self._held.values()]
             for renew in renewals:
                 # Whatever goes wrong with one, the others are renewed, and the next round tries it again.

@@ -31,6 +31,12 @@ def test_the_run_in_the_document_is_todays() -> None:
         assert callable(pkgutil.resolve_name(f"provisioner.{hop}")), hop
 
 
+def test_no_process_with_threads_runs_python_between_fork_and_exec() -> None:
+    """Another thread's locks may be locked there for ever. Terraform starts machine.py by itself, without threads."""
+    users = [str(path.relative_to(PACKAGE)) for path in SOURCES if "preexec_fn=" in path.read_text()]
+    assert users == ["clouds/local/machine.py"]
+
+
 @pytest.mark.parametrize("folder", [path for path in PACKAGE.rglob("__init__.py") if path in SOURCES])
 def test_a_folder_says_in_a_few_lines_what_it_is_for(folder: Path) -> None:
     lines = folder.read_text().split('"""')[1].strip().splitlines()

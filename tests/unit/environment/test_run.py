@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,7 +16,9 @@ from provisioner.environment import lifecycle
 from provisioner.environment.run import AgentCommand, run, run_tests
 from provisioner.errors import AgentError, IsolationError, StillThereError, TaskError, UsageError
 from provisioner.family.loader import TaskFamily
+from provisioner.machines import reservations
 from provisioner.machines.destroy import clear_away
+from provisioner.models import Environment
 from provisioner.recording import casts
 from provisioner.recording.manifest import load
 from provisioner.session import Session
@@ -125,6 +128,61 @@ def test_an_interrupted_run_names_the_environment(
     [identity] = [path.name for path in session.home.archive.glob("fam-main-*")]
     assert f"Destroying {identity}: interrupted by Ctrl-C" in progress.notes
     assert_nothing_is_left(session, cloud)
+
+
+@pytest.mark.parametrize("work", ["run", "tests", "up"])
+def test_a_ctrl_c_just_after_it_came_up_destroys_it(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    bring_up = lifecycle.bring_up
+
+    def interrupted(*arguments: Any) -> NoReturn:
+        bring_up(*arguments)
+        raise KeyboardInterrupt("SIGINT")
+
+    monkeypatch.setattr(lifecycle, "bring_up", interrupted)
+    monkeypatch.setattr("provisioner.environment.run.bring_up", interrupted)
+    works: dict[str, Callable[[], object]] = {
+        "run": lambda: run(session, fam, "main", submission="7"),
+        "tests": lambda: run_tests(session, fam, "main", []),
+        "up": lambda: lifecycle.up(session, fam, "main"),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        works[work]()
+    [identity] = [path.name for path in session.home.archive.glob("fam-main-*")]
+    assert f"Destroying {identity}: interrupted by Ctrl-C" in told_of(session).notes
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_ctrl_c_as_the_destruction_begins_leaves_nothing(session: Session, cloud: FakeCloud, fam: TaskFamily) -> None:
+    begun: list[int] = []
+
+    @contextlib.contextmanager
+    def shield() -> Iterator[None]:
+        begun.append(1)
+        if len(begun) == 1:
+            raise KeyboardInterrupt("SIGINT")
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(session, shield=shield), fam, "main", submission="7")
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_ctrl_c_just_after_the_reservation_settles_it(
+    session: Session, cloud: FakeCloud, fam: TaskFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = reservations.reserve
+
+    def interrupted(session: Session, environment: Environment) -> NoReturn:
+        reserve(session, environment)
+        raise KeyboardInterrupt("SIGINT")
+
+    monkeypatch.setattr(reservations, "reserve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(session, fam, "main", submission="7")
+    assert_nothing_is_left(session, cloud)
+    assert list(session.home.locks.glob("lease-*")) == []
 
 
 def test_a_run_whose_agent_cannot_be_copied_is_destroyed(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_a_builder_has_full_internet_and_is_recorded_as_one(session: Session, cl
     assert record.machines["primary"].image == "base"
     assert (record.attended, record.expires_at - record.created_at) == (True, session.builder_ttl)
     assert (image / "disk.qcow2").read_text() == f"disk of {record.id} as family-1"
+    assert_nothing_is_left(session, cloud)
+
+
+def test_a_ctrl_c_as_its_destruction_begins_leaves_no_builder(session: Session, cloud: FakeCloud, image: Path) -> None:
+    begun: list[int] = []
+
+    @contextlib.contextmanager
+    def shield() -> Iterator[None]:
+        begun.append(1)
+        if len(begun) == 1:
+            raise KeyboardInterrupt("SIGINT")
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        build(replace(session, shield=shield), BUILDER, "family-1", image, nothing)
     assert_nothing_is_left(session, cloud)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -41,10 +42,11 @@ def test_ctrl_c_ends_a_build_that_keeps_the_event_loop_waiting(
     monkeypatch.setattr(build, "family_image", interrupted)
 
     async def make_the_task() -> None:
-        before = [signal.getsignal(number) for number in SIGNALS]
+        before, hook = [signal.getsignal(number) for number in SIGNALS], sys.unraisablehook
         with pytest.raises(KeyboardInterrupt):
             FamilySamples(family, "", "local", "")
         assert [signal.getsignal(number) for number in SIGNALS] == before
+        assert sys.unraisablehook == hook
 
     asyncio.run(make_the_task())
     assert cleaned == ["all of it"]

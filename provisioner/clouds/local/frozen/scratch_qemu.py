@@ -9,13 +9,14 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from provisioner import child_environment
-from provisioner.clouds.local.vm import confinement, disk_layers, qemu, shutdown
+from provisioner.clouds.local.vm import disk_layers, qemu, shutdown
 from provisioner.store.files import read_end
 
 # The machine's memory: a file in its directory, from which other machines resume.
@@ -23,6 +24,8 @@ MEMORY = "memory"
 CONTROL_SECONDS = 60
 # setuid clears PR_SET_PDEATHSIG, so QEMU also runs in a PID namespace: when its init dies, the kernel kills the rest.
 _NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--")
+# Not in preexec_fn: it would run Python between fork and exec, where another thread's locks stay locked for ever.
+_WITHOUT_NETWORK = (sys.executable, "-m", "provisioner.clouds.local.vm.confinement")
 _ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -64,9 +67,9 @@ def running(
         ends_in_time = ("timeout", "--signal=KILL", f"{seconds:g}")
         command = [*qemu.command(launch), *arguments]
         process = subprocess.Popen(
-            [*_ENDS_WITH_PARENT, *namespace, *ends_in_time, *_ENDS_WITH_PARENT, *command],
+            [*_ENDS_WITH_PARENT, *_WITHOUT_NETWORK, *namespace, *ends_in_time, *_ENDS_WITH_PARENT, *command],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno(), *disk_fds],
-            env=child_environment.for_program(os.environ), preexec_fn=confinement.leave_network,
+            env=child_environment.for_python(os.environ),
         )  # fmt: skip
         try:
             deadline = time.monotonic() + CONTROL_SECONDS

@@ -1,6 +1,9 @@
 """Changes what this process may do, by the kernel's means: privileges, namespaces, routes, socket filters.
 
 Standard library only; Linux only. What Python does not offer is called through the C library.
+
+Usage: python -m provisioner.clouds.local.vm.confinement PROGRAM [ARGUMENT...]
+    becomes a program in a network namespace of its own
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import resource
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
+from provisioner import child_environment
 from provisioner.clouds.local.vm.users import own_user
 
 # linux/sched.h, linux/prctl.h, linux/sockios.h, linux/rtnetlink.h, linux/filter.h, asm-generic/socket.h
@@ -136,3 +142,16 @@ def _libc(function: str, *arguments: int) -> None:
     if getattr(libc, function)(*(ctypes.c_ulong(argument) for argument in arguments)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{function}: {os.strerror(code)}")
+
+
+def main() -> NoReturn:
+    """Leaves the network and becomes the program that the arguments name."""
+    try:
+        leave_network()
+    except OSError as error:
+        sys.exit(f"It gets no network namespace; `provisioner doctor` says what is missing: {error}")
+    os.execvpe(sys.argv[1], sys.argv[1:], child_environment.for_program(os.environ))  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

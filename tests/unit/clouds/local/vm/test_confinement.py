@@ -1,0 +1,28 @@
+"""Tests the program that leaves the network and becomes another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = [sys.executable, "-m", "provisioner.clouds.local.vm.confinement"]
+
+
+def test_a_program_gets_loopback_alone_and_none_of_the_controllers_variables() -> None:
+    script = "ip -brief link show up 2>&1 || cat /proc/net/dev; echo SECRET=$SECRET"
+    done = subprocess.run(
+        [*PROGRAM, "sh", "-c", script], env={**os.environ, "SECRET": "s3cret"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    *links, secret = done.stdout.splitlines()
+    assert [line.split()[0] for line in links] == ["lo"]
+    assert secret == "SECRET="
+
+
+def test_a_program_keeps_the_files_that_it_inherits_and_its_own_exit_code() -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb") as output:
+        done = subprocess.run([*PROGRAM, "bash", "-c", f"echo kept >&{writes}; exit 7"], pass_fds=[writes], check=False)
+        os.close(writes)
+        assert (done.returncode, output.read()) == (7, b"kept\n")
