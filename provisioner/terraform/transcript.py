@@ -24,7 +24,7 @@ RETRYABLE = (
     ("invalidgroup.notfound", "the cloud does not show a new security group everywhere yet"),
     # The provider reads what it has created, and does not wait for all kinds (terraform-provider-aws, issue 44835).
     ("couldn't find resource", "the cloud does not show a new resource everywhere yet"),
-    # Rights that depend on a tag are refused where EC2 does not show the new resource yet: the same case as above.
+    # Rights that depend on a tag are refused where EC2 does not show the new resource yet, as in InvalidGroup.NotFound.
     ("unauthorizedoperation", "the cloud refuses it, as it may while it does not show everywhere what is new or gone"),
     ("dependencyviolation", "a resource that is still being removed depends on one to be destroyed"),
     # The provider repeats a request that got no answer. The next attempt creates the whole ACL again.

@@ -54,16 +54,23 @@ def create(session: Session, environment: Environment) -> Environment:
     return created
 
 
-@pytest.mark.story
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        pytest.param("InsufficientInstanceCapacity", "no capacity for t3.small", marks=pytest.mark.story),
+        ("InsufficientVolumeCapacity", "no capacity for a volume"),
+    ],
+    ids=["instances", "volumes"],
+)
 @pytest.mark.xdist_group("account")
 def test_a_zone_without_capacity_is_left_for_the_next(
-    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment
+    api: FaultyApi, account: Account, session: Session, environment: MakeEnvironment, code: str, words: str
 ) -> None:
     record = environment(session, aux=False)
     first = session.cloud.place(record)["zone"]
     fault = api.inject(
         Fault(
-            "RunInstances", "InsufficientInstanceCapacity", status="500 Error",
+            "RunInstances", code, status="500 Error",
             when=lambda request: zone_of(account, request) == first,
         )
     )  # fmt: skip
@@ -71,7 +78,7 @@ def test_a_zone_without_capacity_is_left_for_the_next(
     assert created.placement["zone"] != first
     assert created.placement["primary"] == record.machines["primary"].size.types[0]
     assert 0 < len(fault.hits) <= 3  # the provider by itself would ask for many minutes
-    assert any("no capacity for t3.small" in note and "trying t3.small" in note for note in account.progress.notes)
+    assert any(words in note and "trying t3.small" in note for note in account.progress.notes)
     assert not any("creating it again" in note for note in account.progress.notes)
 
 

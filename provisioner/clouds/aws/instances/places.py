@@ -19,6 +19,7 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
     "InsufficientInstanceCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
     "UnfulfillableCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
     "InsufficientHostCapacity": ("zone", "EC2 has no capacity for {types} in {zone}"),
+    "InsufficientVolumeCapacity": ("zone", "EBS has no capacity for a volume in {zone}"),
     "Unsupported": ("zone", "{zone} does not offer {types}"),
     "VcpuLimitExceeded": ("market", "the account's quota of vCPUs is used up"),
     "InstanceLimitExceeded": ("type", "the account's quota is too small for {types}"),
@@ -30,7 +31,10 @@ SHORTAGES: dict[str, tuple[Level, str]] = {
     "RouteTableLimitExceeded": ("region", "the account's quota of route tables in a VPC is used up"),
     "NetworkAclLimitExceeded": ("region", "the account's quota of network ACLs in a VPC is used up"),
     "SecurityGroupLimitExceeded": ("region", "the account's quota of security groups is used up"),
+    "NetworkInterfaceLimitExceeded": ("region", "the account's quota of network interfaces is used up"),
     "VolumeLimitExceeded": ("region", "the account's quota of volumes is used up"),
+    "MaxIOPSLimitExceeded": ("region", "the account's quota of volumes' operations a second is used up"),
+    "InsufficientAddressCapacity": ("region", "EC2 has no public addresses left"),
 }
 
 

@@ -61,6 +61,10 @@ def test_what_has_to_change_changes(at: int, level: Level, then: str | None) -> 
         ("unexpected state 'terminated', last error: Server.InsufficientInstanceCapacity: no capacity", "zone"),
         ("api error SubnetLimitExceeded: The maximum number of subnets has been reached.", "region"),
         ("unexpected state 'terminated', last error: Client.VolumeLimitExceeded: Volume limit exceeded", "region"),
+        ("unexpected state 'terminated', last error: Server.InsufficientVolumeCapacity: no capacity", "zone"),
+        ("api error MaxIOPSLimitExceeded: You have reached the limit on your IOPS usage", "region"),
+        ("api error NetworkInterfaceLimitExceeded: The maximum number of interfaces is reached", "region"),
+        ("api error InsufficientAddressCapacity: Not enough available addresses", "region"),
         ("api error InsufficientFreeAddressesInSubnet: There are not enough free addresses", "zone"),
         ("api error UnsupportedOperation: no", None),
         # Terraform's own words: 1.9 does not know `use_lockfile`.
