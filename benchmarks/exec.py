@@ -5,7 +5,8 @@ Usage: python benchmarks/exec.py [--rounds N] [--checkout DIRECTORY]...
 "first" opens the connection that OpenSSH keeps, "later" goes over it, and "alone" is on a host without OpenSSH: each
 command opens a connection of its own. Other checkouts' command lines are measured in the same rounds and the same
 machine; one that keeps no connections is as fast the first time as later. "library" is the same in this process,
-without the start of an interpreter. Timings on a shared machine are noisy: only compare figures of one run.
+without the start of an interpreter; a file of 100 MB is copied there, too. Timings on a shared machine are noisy: only
+compare figures of one run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,11 +26,14 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.local import FAMILY, TASK, VARIABLES, timed  # noqa: E402
 from provisioner import Home, LocalCloud, Session, load_family, load_settings  # noqa: E402
+from provisioner.copying.transfer import upload  # noqa: E402
 from provisioner.environment import lifecycle, planning  # noqa: E402
 from provisioner.machines.connect import connect  # noqa: E402
 from provisioner.machines.kept import connect_kept, end_kept  # noqa: E402
 from provisioner.models import Environment, Role  # noqa: E402
 from provisioner.ssh.calls import Calls  # noqa: E402
+
+COPIED_BYTES = 100_000_000
 
 Way = Callable[[Session, Environment, Role], Calls]
 
@@ -58,6 +63,11 @@ def measure(session: Session, environment: Environment, checkouts: list[Path], f
         both, one = timed(partial(call, session, environment, way))
         figures.setdefault(f"library: a call on an open connection, {name}", []).append(one)
         figures.setdefault(f"library: connection and call, {name}", []).append(both - one)
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(COPIED_BYTES)
+        with connect(session, environment, "primary") as connection:
+            seconds, _ = timed(partial(upload, connection, Path(file.name), "/root/copied"))
+    figures.setdefault(f"library: cp of {COPIED_BYTES // 1_000_000} MB", []).append(seconds)
 
 
 def main() -> None:
