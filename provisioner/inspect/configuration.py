@@ -21,6 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from provisioner import strict_yaml
 from provisioner.environment.allowlist import parse_destination
@@ -162,7 +163,7 @@ class Configuration(_Section):
     region: str = ""
     spot: bool = False
     ttl: str = ""
-    budget: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    budget: Annotated[float, Field(ge=0, le=1e9)] | SkipJsonSchema[None] = None
     machines: Annotated[tuple[Machine, ...], Field(max_length=MOST_MACHINES)] = ()
     internet: Literal["none", "full"] = "none"
     allow: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ def _read(tmp_path: Path, text: str) -> Configuration:
 
 def test_the_published_schema_is_that_of_configurations() -> None:
     assert json.loads((ROOT / "docs" / "inspect.schema.json").read_text()) == schema()
+    assert schema()["properties"]["budget"].get("type") == "number"  # null would mean no limit, and is refused
 
 
 def test_the_example_is_valid() -> None:
