@@ -305,6 +305,8 @@ def configuration_of(given: BaseModel | str | None, directory: Path | None = Non
         model = {"compose": given.compose} if isinstance(given.compose, ComposeConfig) else {}
         value = given.model_dump(exclude=set(model), exclude_none=True)
         return written({**value, **model}, "The sandbox's configuration")
+    if isinstance(given, str):
+        given = os.path.normpath(given)  # as Docker's command does: `..` may follow a file
     path = file_beside(given, directory)
     beside = settings_of(path, str(path)) if path else Layer()
     if isinstance(given, ComposeConfig) or (isinstance(given, str) and is_compose(given)):

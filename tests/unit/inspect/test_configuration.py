@@ -34,6 +34,14 @@ def _read(tmp_path: Path, text: str) -> Configuration:
     return configuration_of(str(tmp_path / "provisioner.yaml"))
 
 
+@pytest.mark.parametrize("name", ["provisioner.yaml", "compose.yaml"])
+def test_a_path_may_go_up_from_a_file_as_in_docker(tmp_path: Path, name: str) -> None:
+    (tmp_path / "task.py").touch()
+    (tmp_path / "provisioner.yaml").write_text("ttl: 1h")
+    (tmp_path / "compose.yaml").write_text("x-provisioner: {ttl: 1h}\nservices: {default: {image: debian}}")
+    assert configuration_of(str(tmp_path / "task.py" / ".." / name)).ttl == "1h"
+
+
 def test_the_published_schema_is_that_of_configurations() -> None:
     assert json.loads((ROOT / "docs" / "inspect.schema.json").read_text()) == schema()
     assert schema()["properties"]["budget"].get("type") == "number"  # null would mean no limit, and is refused
