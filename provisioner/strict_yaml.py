@@ -119,7 +119,15 @@ def _plain_float(loader: _PlainLoader, node: yaml.ScalarNode) -> object:
     return node.value if ":" in node.value else loader.construct_yaml_float(node)
 
 
+def _untagged(loader: _PlainLoader, _tag: str, node: yaml.Node) -> object:
+    text = node.value if isinstance(node, yaml.ScalarNode) else None
+    node.tag = loader.resolve(type(node), text, (True, False))  # type: ignore[no-untyped-call]
+    return loader.construct_object(node)
+
+
 _PlainLoader.add_constructor("tag:yaml.org,2002:bool", _plain_bool)
 _PlainLoader.add_constructor("tag:yaml.org,2002:int", _plain_int)
 _PlainLoader.add_constructor("tag:yaml.org,2002:float", _plain_float)
 _PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: node.value)
+# Compose's own tags, such as `!override`, mean nothing to whoever does not merge files.
+_PlainLoader.add_multi_constructor("!", _untagged)

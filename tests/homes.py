@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from provisioner.inspect import compose_program
 from provisioner.models import SetupData
 from provisioner.store.home import Home
 from provisioner.store.images import Image
@@ -51,7 +52,16 @@ def new_home(root: Path) -> Home:
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not ours.exists():
         ours.symlink_to(shared)
+    composes = root / "compose"
+    if root != cache() and not composes.exists():
+        (cache() / "compose").mkdir(mode=0o700, exist_ok=True)
+        composes.symlink_to(cache() / "compose")
     return home
+
+
+def compose() -> Path:
+    """Returns Debian's Docker Compose, which is fetched once, whatever this computer has."""
+    return compose_program.fetched(Home(cache()))
 
 
 def borrow_images(lender: Home, root: Path) -> Home:

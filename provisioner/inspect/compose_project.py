@@ -1,4 +1,4 @@
-"""Translates a compose file into what our machine's own Docker Engine is given, and names what cannot be carried over.
+"""Translates a resolved compose file into what a machine's own Docker Engine is given, and names what cannot be.
 
 The engine and its Compose do the work, in the machine. What changes here is only what leads out of the file: images
 that are built before there is a sample, and files of this computer.
@@ -7,57 +7,70 @@ that are built before there is a sample, and files of this computer.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.util import ComposeBuild, ComposeConfig, ComposeHealthcheck, ComposeService
-from pydantic import BaseModel, ValidationError
-
 from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
-from provisioner.inspect.compose import EXTENSION, MAXIMUM_BYTES, ComposeFile, Room, interpolated, strings, variables_in
-from provisioner.validation import lines_of, listed, shown
+from provisioner.inspect.build_order import Build, bases, ordered
+from provisioner.inspect.compose import MAXIMUM_BYTES, PROJECT, ComposeFile, resolve
+from provisioner.validation import listed, shown
 
-# Compose names the images that it builds after it.
-PROJECT = "sandbox"
 # Where the machine has what was copied, and what Compose reads.
 DIRECTORY = "/opt/sandbox"
 
-# Keys beside those of Inspect's models which mean the same to an engine in a machine.
-_TOP = frozenset({"name", "version"})
+# The keys that mean the same to an engine in a machine, and those that nothing is left of once a file is resolved or an
+# image is built. Compose has checked their values.
+_TOP = frozenset({"configs", "name", "networks", "secrets", "services", "version", "volumes"})
 _SERVICE = frozenset(
     {
-        *("annotations", "cpu_period", "cpu_quota", "cpu_shares", "cpuset", "dns", "dns_opt", "dns_search"),
-        *("domainname", "group_add", "ipc", "labels", "links", "mac_address", "oom_kill_disable", "oom_score_adj"),
-        *("logging", "pid", "stop_signal", "sysctls"),
+        *(
+            "annotations",
+            "attach",
+            "blkio_config",
+            "build",
+            "cap_add",
+            "cap_drop",
+            "cgroup",
+            "cgroup_parent",
+            "command",
+        ),
+        *("configs", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period", "cpu_rt_runtime"),
+        *("cpu_shares", "cpus", "cpuset", "depends_on", "deploy", "device_cgroup_rules", "devices", "dns", "dns_opt"),
+        *("dns_search", "domainname", "entrypoint", "environment", "expose", "extra_hosts", "group_add", "healthcheck"),
+        *("hostname", "image", "init", "ipc", "labels", "links", "logging", "mac_address", "mem_limit"),
+        *("mem_reservation", "mem_swappiness", "memswap_limit", "network_mode", "networks", "oom_kill_disable"),
+        *("oom_score_adj", "pid", "pids_limit", "platform", "ports", "privileged", "read_only", "restart", "runtime"),
+        *("scale", "secrets", "security_opt", "shm_size", "stdin_open", "stop_grace_period", "stop_signal", "sysctls"),
+        *("tmpfs", "tty", "ulimits", "user", "userns_mode", "uts", "volumes", "volumes_from", "working_dir"),
     }
 )
-_INSIDE_SERVICE: dict[str, tuple[type[BaseModel], frozenset[str]]] = {
-    "build": (
-        ComposeBuild,
-        frozenset({"args", "dockerfile_inline", "extra_hosts", "labels", "network", "shm_size", "target"}),
-    ),
-    "healthcheck": (ComposeHealthcheck, frozenset({"disable"})),
-}
+_SPENT = frozenset({"develop", "env_file", "label_file", "profiles", "pull_policy"})
+_BUILD = frozenset(
+    {
+        *("additional_contexts", "args", "context", "dockerfile", "dockerfile_inline", "extra_hosts", "labels"),
+        *("network", "shm_size", "tags", "target", "ulimits"),
+    }
+)
+# The builder keeps nothing, pulls each image that it does not have, and builds for its own platform.
+_BUILD_SPENT = frozenset({"cache_from", "cache_to", "no_cache", "platforms", "pull"})
 _NETWORK = frozenset({"attachable", "driver", "driver_opts", "enable_ipv6", "internal", "ipam", "labels", "name"})
 _VOLUME = frozenset({"driver", "labels", "name"})
-_PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
+_PLATFORMS = (None, "linux", "linux/amd64", "linux/x86_64")
+# What a machine has itself, whatever this computer has.
+_DEVICES = re.compile(r"/dev/(net/tun|fuse|loop-control|loop\d+|null|zero|full|u?random|tty|ptmx|mapper/control)")
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
-# As Docker reads sizes (docker/go-units, RAMInBytes): 512m, 512MB, 512MiB, 2 Gi, 1t, or bytes.
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)i?b?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# A line of a file of variables, as Compose reads it. Without a value, the variable is that of its own environment.
-_ENV_LINE = re.compile(r"(?:export\s+)?(?P<name>[\w.\-\[\]]+)\s*(?:[=:]\s*(?P<value>.*))?", re.ASCII)
-_QUOTED = re.compile(r"""'[^']*'|"(?P<expanded>(?:[^"\\]|\\.)*)\"""")
-_DRIVE_OR_PATH = re.compile(r"[./~]")
 # The engine's own socket: as on any Docker host, a container that has it controls the machine.
 _SOCKETS = ("/var/run/docker.sock", "/run/docker.sock")
+# Of the local cloud's machines: the card of their controller, and that of the internet.
+_CONTROL, _INTERNET = ipaddress.ip_network("10.0.2.0/24"), ipaddress.ip_network("10.0.3.0/24")
 
 # For Debian, its engine and Compose; and for a service whose file says no limit.
 _BASE_MEMORY_GIB = 1.0
@@ -76,7 +89,7 @@ class Project:
 
     Args:
         services: the names of the services, the default first.
-        build: the compose file by which images are built and pulled, as JSON.
+        build: the compose file by which images are built and pulled, as JSON; services in the order of their builds.
         run: the compose file by which a sample's containers start, as JSON.
         images: the images that have to be there before a sample starts, and are not built.
         local: those of them that come from archives alone.
@@ -102,24 +115,20 @@ class Project:
     notes: tuple[str, ...] = ()
 
 
-def translated(file: ComposeFile, variables: Mapping[str, str]) -> Project:
+def translated(file: ComposeFile, metadata: Mapping[str, str], *, has_internet: bool = False) -> Project:
     """Translates a compose file.
 
     Args:
-        variables: those that Compose replaces in it.
+        metadata: the sample's, by the names that references have.
+        has_internet: whether the machine reaches any of it.
 
     Raises:
         UsageError: it is not valid, or says what cannot be carried over; the message has one line per key.
+        HostError: there is no Compose to read it.
     """
-    document = {key: value for key, value in file.document.items() if key != EXTENSION}
-    room = Room()
-    replaced = interpolated(document, variables, room=room)
-    translation = _Translation(file, variables, room)
-    try:
-        project = translation.project(replaced)
-    except ValidationError as error:
-        # Our own lines are about keys that Inspect's models do not know, or know.
-        translation.problems += lines_of(error)
+    resolved = resolve(file, metadata)
+    translation = _Translation(file, has_internet)
+    project = translation.project(resolved.document, resolved.unset)
     if translation.problems:
         raise UsageError(f"{file.where} cannot be carried over to a machine:{listed(translation.problems)}")
     return project
@@ -130,161 +139,169 @@ class _Translation:
     """Translates one file, and collects what is wrong with it.
 
     Args:
-        file: the file.
-        variables: as for translated.
-        room: what counts the characters of the result.
+        file: the file as it is written.
+        has_internet: as for translated.
         problems: lines of the form `path.of.keys: problem`.
         sources: names in DIRECTORY, by what is copied to them and its kind: contexts are removed once they are built.
+        made: names in DIRECTORY, by the directories that do not exist, and that the engine makes.
     """
 
     file: ComposeFile
-    variables: Mapping[str, str]
-    room: Room
+    has_internet: bool
     problems: list[str] = field(default_factory=list)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
     copied_bytes: int = 0
-    dockerfiles: list[str] = field(default_factory=list)
 
-    def project(self, document: dict[str, Any]) -> Project:
-        """Returns the project, of use only if there are no problems.
-
-        Raises:
-            ValidationError: Inspect's models refuse a value.
-        """
-        self._refuse_unknown("", document, ComposeConfig, _TOP)
-        services = {name: value if isinstance(value, dict) else {} for name, value in document["services"].items()}
+    def project(self, document: dict[str, Any], unset: tuple[str, ...]) -> Project:
+        """Returns the project, of use only if there are no problems."""
+        written = self.file.texts.services if self.file.texts else {}
+        services = {
+            name: document["services"][name]
+            for name in (*written, *document["services"])
+            if name in document["services"]
+        }
+        self._refuse_unknown("", document, _TOP)
+        if not services:
+            self._refuse("services", "there is none without a profile: delete `profiles` of those that the eval needs")
+        kept = {
+            "networks": {name: self._network(name, each or {}) for name, each in document.get("networks", {}).items()},
+            "volumes": {
+                name: self._named_volume(name, each or {}) for name, each in document.get("volumes", {}).items()
+            },
+            **{kind: self._given_files(kind, document.get(kind, {})) for kind in ("secrets", "configs")},
+        }
+        used = {name: each.get("image") or f"{PROJECT}-{name}" for name, each in services.items()}
+        builds, plans = {}, {}
         for name, service in services.items():
-            if not _NAME.fullmatch(name):
-                self._refuse(f"services.{shown(name)}", "a service's name has up to 100 letters, digits, ., _ and -")
-            self._refuse_unknown(f"services.{name}", service, ComposeService, _SERVICE)
-            for key, (model, more) in _INSIDE_SERVICE.items():
-                if isinstance(value := service.get(key), dict):
-                    self._refuse_unknown(f"services.{name}.{key}", value, model, more)
-        if self.problems:
-            return _nothing()
-        config = ComposeConfig.model_validate(_known(document, services))
-        self._networks(document.get("networks") or {})
-        self._volumes(document.get("volumes") or {})
-        for name in services:
-            self._service(f"services.{name}", config.services[name], services[name], document)
-        return self._translated(document, services, config)
-
-    def _translated(self, document: dict[str, Any], services: dict[str, Any], config: ComposeConfig) -> Project:
-        builds = {name: self._build(name, services[name]) for name, each in config.services.items() if each.build}
-        built = {each["image"] for each in builds.values()}
-        used = {name: each.image or builds.get(name, {}).get("image", "") for name, each in config.services.items()}
+            self._refuse_service(name, service)
+            if "build" in service:
+                builds[name], plans[name] = self._build(name, service["build"], used)
         runs = {name: self._run(name, service, used[name]) for name, service in services.items()}
-        kept = {key: document[key] for key in ("networks", "volumes") if document.get(key)}
-        local = {used[name] for name, service in services.items() if service.get("x-local")} - built
+        order: list[str] = []
+        try:
+            order = ordered(plans)
+        except UsageError as error:
+            self._refuse("services", error.message)
+        built = {used[name] for name in builds}
+        marked = [name for name in services if (written.get(name) or {}).get("x-default")]
+        first = [*marked[-1:], *(["default"] if not marked and "default" in services else [])]
+        local = {used[name] for name in services if (written.get(name) or {}).get("x-local")} - built
+        memory_gib = sum(self._memory_gib(name, each) for name, each in services.items())
         return Project(
-            services=_ordered(config),
-            build=_json({"name": PROJECT, "services": builds}),
-            run=_json({"name": PROJECT, "services": runs, **kept}),
+            services=tuple(dict.fromkeys([*first, *services])),
+            build=_json({"name": PROJECT, "services": {name: builds[name] for name in order}}),
+            run=_json({"name": PROJECT, "services": runs, **{key: each for key, each in kept.items() if each}}),
             images=tuple(dict.fromkeys(image for image in used.values() if image not in built)),
             local=frozenset(local),
             sources=tuple((name, source) for (_, source), name in self.sources.items()),
             copied_bytes=self.copied_bytes,
-            dockerfiles="\n".join(self.dockerfiles),
-            cpus=max([1.0, *(self._cpus(name, each) for name, each in config.services.items())]),
-            memory_gb=max(
-                _LEAST_MEMORY_GIB,
-                _BASE_MEMORY_GIB + sum(self._memory_gib(name, each) for name, each in config.services.items()),
+            dockerfiles="\n".join(
+                [*(plan.dockerfile for plan in plans.values()), *sorted(set().union(*map(bases, plans.values())))]
             ),
-            online=tuple(name for name, each in config.services.items() if _is_online(each, document)),
+            cpus=max([1.0, *(self._cpus(name, each) for name, each in services.items())]),
+            memory_gb=max(_LEAST_MEMORY_GIB, _BASE_MEMORY_GIB + memory_gib),
+            online=tuple(name for name, each in services.items() if _is_online(each, kept["networks"])),
+            notes=tuple(_notes(services, unset)),
         )
 
     def _refuse(self, where: str, why: str) -> None:
         self.problems.append(f"{where}: {why}")
 
-    def _refuse_unknown(
-        self, where: str, value: Mapping[str, Any], model: type[BaseModel] | None, more: Iterable[str]
-    ) -> None:
-        known = {*more, *(info.alias or name for name, info in (model.model_fields if model else {}).items())}
+    def _refuse_unknown(self, where: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
         for key in value:
             if key not in known and not key.startswith("x-"):
                 self._refuse(f"{where}.{shown(key)[1:-1]}".lstrip("."), _WHY.get(key, _NOT_CARRIED))
 
-    def _networks(self, networks: Mapping[str, Any]) -> None:
-        for name, network in networks.items():
-            where = f"networks.{name}"
-            self._refuse_unknown(where, network or {}, None, _NETWORK)
-            if (driver := (network or {}).get("driver", "bridge")) not in ("bridge", "default"):
-                self._refuse(f"{where}.driver", f"{shown(driver)} leads out of the machine; use bridge")
+    def _network(self, name: str, network: dict[str, Any]) -> dict[str, Any]:
+        where = f"networks.{name}"
+        self._refuse_unknown(where, network, _NETWORK)
+        if (driver := network.get("driver", "bridge")) not in ("bridge", "default"):
+            self._refuse(f"{where}.driver", f"{shown(driver)} leads out of the machine: use bridge")
+        for number, config in enumerate((network.get("ipam") or {}).get("config") or []):
+            with contextlib.suppress(ValueError):  # the engine says so
+                subnet = ipaddress.ip_network(config.get("subnet", ""), strict=False)
+                taken = [_CONTROL, *([_INTERNET] if self.has_internet else [])]
+                if hits := [each for each in taken if subnet.version == 4 and subnet.overlaps(each)]:
+                    self._refuse(
+                        f"{where}.ipam.config.{number}.subnet",
+                        f"{subnet} overlaps {hits[0]}, the machine's own network: choose another, as 172.30.0.0/24",
+                    )
+        return network
 
-    def _volumes(self, volumes: Mapping[str, Any]) -> None:
-        for name, volume in volumes.items():
-            where = f"volumes.{name}"
-            self._refuse_unknown(where, volume or {}, None, _VOLUME)
-            if (driver := (volume or {}).get("driver", "local")) != "local":
-                self._refuse(f"{where}.driver", f"{shown(driver)} leads out of the machine; use local")
+    def _named_volume(self, name: str, volume: dict[str, Any]) -> dict[str, Any]:
+        where = f"volumes.{name}"
+        on_tmpfs = (volume.get("driver_opts") or {}).get("type") == "tmpfs"
+        self._refuse_unknown(where, volume, _VOLUME | ({"driver_opts"} if on_tmpfs else set()))
+        if (driver := volume.get("driver", "local")) != "local":
+            self._refuse(f"{where}.driver", f"{shown(driver)} leads out of the machine: use local")
+        return volume
 
-    def _service(self, where: str, service: ComposeService, raw: dict[str, Any], document: dict[str, Any]) -> None:
+    def _given_files(self, kind: str, given: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """Returns the secrets or configs of the file, each with its copy."""
+        found = {}
+        for name, each in given.items():
+            where = f"{kind}.{name}"
+            if path := each.get("file"):
+                found[name] = {**each, "file": self._file(f"{where}.file", path)}
+            elif "content" in each:
+                found[name] = each
+            else:
+                self._refuse(where, "only a `file` can be carried over: write it into one")
+        return found
+
+    def _refuse_service(self, name: str, service: dict[str, Any]) -> None:
+        where = f"services.{name}"
+        if not _NAME.fullmatch(name):
+            self._refuse(f"services.{shown(name)}", "a service's name has up to 100 letters, digits, ., _ and -")
+        self._refuse_unknown(where, service, _SERVICE | _SPENT)
         for key, why in _wrong(service):
-            self._refuse(f"{where}.{key}".rstrip("."), why)
-        self._references(where, service, raw, document)
+            self._refuse(f"{where}.{key}", why)
 
-    def _references(self, where: str, service: ComposeService, raw: dict[str, Any], document: dict[str, Any]) -> None:
-        """Refuses names of what is not in the file, before Compose does so in a machine.
-
-        Args:
-            raw: the service as the file has it.
-        """
-        services, volumes = document["services"], document.get("volumes") or {}
-        networks = {"default": {}, **(document.get("networks") or {})}
-        links = [each.partition(":")[0] for each in _texts_of(raw.get("links"))]
-        self._require_known(f"{where}.depends_on", service.depends_on or (), services, "services")
-        self._require_known(f"{where}.networks", service.networks or (), networks, "networks")
-        self._require_known(f"{where}.links", links, services, "services")
-        self._require_known(f"{where}.volumes", _named_volumes(raw.get("volumes")), volumes, "volumes")
-        for key in ("network_mode", "ipc", "pid"):
-            kind, colon, name = str(raw.get(key) or "").partition(":")
-            if colon and kind == "service":
-                self._require_known(f"{where}.{key}", [name], services, "services")
-
-    def _require_known(self, where: str, names: Iterable[str], known: Container[str], what: str) -> None:
-        for name in names:
-            if name not in known:
-                self._refuse(where, f"{shown(name)} is not one of the file's {what}")
-
-    def _build(self, name: str, raw: dict[str, Any]) -> dict[str, Any]:
-        """Returns the part of a service by which its image is built."""
+    def _build(self, name: str, given: dict[str, Any], used: Mapping[str, str]) -> tuple[dict[str, Any], Build]:
+        """Returns the part of a service by which its image is built, and what its order depends on."""
         where = f"services.{name}.build"
-        given = raw["build"]
-        build: dict[str, Any] = {"context": given} if isinstance(given, str) else dict(given)
-        context = str(build.get("context") or ".")
-        image = raw.get("image") or f"{PROJECT}-{name}"
-        if "://" in context or context.startswith(("git@", "github.com/")):
-            self._refuse(f"{where}.context", "it must be a directory here: clone what lies elsewhere")
-            return {"image": image}
-        source = self._path(f"{where}.context", context)
-        if not source.is_dir():
-            self._refuse(f"{where}.context", f"{source} is no directory")
-            return {"image": image}
-        if "dockerfile_inline" in build:
-            self.dockerfiles.append(str(build["dockerfile_inline"]))
-        else:
-            given = str(build.get("dockerfile") or "Dockerfile")
-            self._dockerfile(where, source, given)
-            if Path(given).is_absolute():
-                build["dockerfile"] = os.path.relpath(given, source)
-        for key in ("args", "labels"):
-            if key in build:
-                build[key] = self._resolved(f"{where}.{key}", build[key])
-        build["context"] = self._copied(f"{where}.context", source, "context")
-        # The builder keeps nothing, and pulls each image that it does not have.
-        for key in ("no_cache", "pull"):
-            build.pop(key, None)
-        return {"image": image, "build": _without_extensions(build)}
+        self._refuse_unknown(where, given, _BUILD | _BUILD_SPENT)
+        build = {key: value for key, value in given.items() if key in _BUILD}
+        contexts = {
+            key: self._context(f"{where}.additional_contexts.{key}", value, used)
+            for key, value in (given.get("additional_contexts") or {}).items()
+        }
+        if contexts:
+            build["additional_contexts"] = contexts
+        context = str(given.get("context") or "")
+        build["context"] = self._context(f"{where}.context", context, {})
+        text = given.get("dockerfile_inline")
+        if text is None:
+            path = Path(os.path.normpath(Path(context, given.get("dockerfile") or "Dockerfile")))
+            text = self._text(f"{where}.dockerfile", path) if context.startswith("/") else ""
+            inside = path.is_relative_to(context)
+            build["dockerfile"] = (
+                os.path.relpath(path, context) if inside else self._copied(f"{where}.dockerfile", path, "context")
+            )
+        plan = Build(used[name], text, given.get("target") or "", given.get("args") or {}, contexts)
+        return {"image": used[name], "build": build}, plan
 
-    def _dockerfile(self, where: str, context: Path, name: str) -> None:
-        path = Path(os.path.normpath(context / name))
-        if not path.is_relative_to(context):
-            self._refuse(f"{where}.dockerfile", f"it must lie in the build's context {context}")
-            return
-        self.dockerfiles.append(self._text(f"{where}.dockerfile", path))
+    def _context(self, where: str, given: str, used: Mapping[str, str]) -> str:
+        """Returns where the machine has a build's context, or the image that is one."""
+        kind, colon, rest = given.partition(":")
+        if colon and kind == "service" and rest in used:
+            return f"docker-image://{used[rest]}"
+        if given.startswith("docker-image://"):
+            return given
+        if not given.startswith("/"):
+            self._refuse(where, "it must be a directory here: clone what lies elsewhere")
+            return given
+        source = self._path(where, given)
+        if source and not source.is_dir():
+            self._refuse(where, f"{source} is no directory")
+            source = None
+        return self._copied(where, source, "context") if source else given
 
     def _text(self, where: str, path: Path) -> str:
-        """Returns what a file says, and refuses one that cannot be read or is too large."""
+        """Returns what a Dockerfile says, and refuses one that cannot be read or is too large."""
+        if not self._path(where, str(path)):
+            return ""
         try:
             with path.open("rb") as file:
                 data = file.read(MAXIMUM_BYTES + 1)
@@ -296,73 +313,59 @@ class _Translation:
             return ""
         return data.decode(errors="replace")
 
-    def _run(self, name: str, raw: dict[str, Any], image: str) -> dict[str, Any]:
+    def _run(self, name: str, given: dict[str, Any], image: str) -> dict[str, Any]:
         """Returns a service as a sample's machine starts it."""
         where = f"services.{name}"
-        run = {key: value for key, value in _without_extensions(raw).items() if key not in ("build", "pull_policy")}
+        gone = _SPENT | {"build"}
+        # Compose writes null for what the file does not say, and for variables that are not set.
+        run = {key: value for key, value in _said(given).items() if key not in gone and not key.startswith("x-")}
         run["image"] = image
         if "environment" in run:
-            run["environment"] = self._resolved(f"{where}.environment", run["environment"])
-        if files := run.get("env_file"):
-            listed_files = [files] if isinstance(files, str) else files
-            known: set[str] = set()
-            own = set(run.get("environment", ()))
-            run["env_file"] = [self._env_file(f"{where}.env_file", each, known, own) for each in listed_files]
+            run["environment"] = _said(run["environment"])
         if volumes := run.get("volumes"):
             run["volumes"] = [self._volume(f"{where}.volumes.{number}", each) for number, each in enumerate(volumes)]
         return run
 
-    def _volume(self, where: str, given: str | dict[str, Any]) -> str | dict[str, Any]:
-        if isinstance(given, str):
-            source, colon, rest = given.partition(":")
-            if not colon or not _DRIVE_OR_PATH.match(source):
-                return given  # a volume of the engine's own
-            return f"{self._file(where, source)}:{rest}"
+    def _volume(self, where: str, given: dict[str, Any]) -> dict[str, Any]:
         kind = given.get("type")
         if kind == "bind":
-            return {**given, "source": self._file(f"{where}.source", str(given.get("source") or ""))}
+            makes = bool((given.get("bind") or {}).get("create_host_path"))
+            return {**given, "source": self._file(where, given.get("source") or "", makes=makes)}
         if kind not in ("volume", "tmpfs"):
             self._refuse(f"{where}.type", f"{shown(kind)} cannot be carried over: use bind, volume or tmpfs")
         return given
 
-    def _file(self, where: str, given: str) -> str:
-        """Returns where the machine has a copy of a file or directory of this computer's."""
+    def _file(self, where: str, given: str, *, makes: bool = False) -> str:
+        """Returns where the machine has a copy of a file or directory of this computer's.
+
+        Args:
+            makes: whether Docker would make a directory that is not there.
+        """
         if given in _SOCKETS:
             return given
         path = self._path(where, given)
+        if not path:
+            return given
         if path.is_file() or path.is_dir():
             return self._copied(where, path, "files")
+        if makes and not path.exists():
+            return f"{DIRECTORY}/{self.made.setdefault(str(path), f'new{len(self.made)}')}"
         self._refuse(where, f"{path} is no file or directory")
         return given
 
-    def _env_file(self, where: str, given: str, known: set[str], own: set[str]) -> str:
-        """Returns where the machine has a copy of a file of variables; Compose there has none of this computer's.
-
-        Args:
-            known: the variables of the service's files so far; those of this one are added.
-            own: those that the service has from `environment`.
-        """
-        problems = len(self.problems)
-        copy = self._file(where, given)
-        if len(self.problems) == problems:
-            path = self.file.directory / Path(given).expanduser()
-            for name in _taken(self._text(where, path), self.variables, known, own):
-                self._refuse(
-                    where, f"{path} takes {name} from this computer: write its value, or move it to environment"
-                )
-        return copy
-
-    def _path(self, where: str, given: str) -> Path:
-        """Returns the absolute path, and refuses one outside of the file's directory: it may be a host's own.
+    def _path(self, where: str, given: str) -> Path | None:
+        """Returns the path, and refuses one outside of the file's directory: it may be a host's own.
 
         A relative one may lead there if its author wrote it so, and no variable.
         """
-        path = Path(os.path.normpath(self.file.directory / Path(given).expanduser()))
-        inside = path.is_relative_to(self.file.directory)
-        is_written = given in {part for text in strings(self.file.document) for part in (text, text.partition(":")[0])}
-        if not inside and (Path(given).is_absolute() or given.startswith("~") or not is_written):
-            self._refuse(where, f"{path} lies outside of the file's directory, and is not copied into machines")
-        return path
+        path = Path(os.path.normpath(given))
+        written = self.file.texts.paths if self.file.texts else set()
+        if path.is_relative_to(self.file.directory) or str(path) in written:
+            return path
+        self._refuse(
+            where, f"{path} lies outside of the file's directory, and is not copied: name it by a relative path"
+        )
+        return None
 
     def _copied(self, where: str, source: Path, kind: str) -> str:
         """Returns where the machine has a copy of a file or directory, and refuses more than an image may have."""
@@ -375,135 +378,100 @@ class _Translation:
         name = self.sources.setdefault((kind, str(source)), f"{kind}{len(self.sources)}")
         return f"{DIRECTORY}/{name}"
 
-    def _resolved(self, where: str, given: list[str] | dict[str, Any]) -> dict[str, Any]:
-        """Returns variables with the values of those that Compose takes from its own environment."""
-        pairs = given if isinstance(given, dict) else dict(_pair(each) for each in given)
-        found = {}
-        for name, value in pairs.items():
-            if value is None and (value := self.variables.get(name)) is not None:
-                self.room.count(len(value), where)
-            if value is not None:
-                found[name] = value
-        return found
-
-    def _cpus(self, name: str, service: ComposeService) -> float:
+    def _cpus(self, name: str, service: dict[str, Any]) -> float:
         """Returns the whole cores that a service may use; 0 if it says nothing."""
-        resources = service.deploy.resources if service.deploy else None
-        limits = resources.limits.cpus if resources and resources.limits else None
-        key, given = ("deploy.resources.limits.cpus", limits) if limits else ("cpus", service.cpus)
-        try:
-            cpus = float(given or 0)
-        except ValueError:
-            cpus = math.nan
-        if not 0 <= cpus <= _MOST_CPUS:
-            self._refuse(f"services.{name}.{key}", f"it must be a number from 0 to {_MOST_CPUS}, not {shown(given)}")
-            return 0
-        return math.ceil(cpus)
+        limit = _resources(service, "limits").get("cpus")
+        key, given = ("deploy.resources.limits.cpus", limit) if limit else ("cpus", service.get("cpus"))
+        return math.ceil(self._number(f"services.{name}.{key}", given or 0, _MOST_CPUS, "cores"))
 
-    def _memory_gib(self, name: str, service: ComposeService) -> float:
+    def _memory_gib(self, name: str, service: dict[str, Any]) -> float:
         """Returns the memory that a service may use: its limit, else what it reserves, else a default."""
-        resources = service.deploy.resources if service.deploy else None
-        limits = resources.limits.memory if resources and resources.limits else None
-        reserved = resources.reservations.memory if resources and resources.reservations else None
         given = {
-            "deploy.resources.limits.memory": limits,
-            "mem_limit": service.mem_limit,
-            "deploy.resources.reservations.memory": reserved,
-            "mem_reservation": service.mem_reservation,
+            "deploy.resources.limits.memory": _resources(service, "limits").get("memory"),
+            "mem_limit": service.get("mem_limit"),
+            "deploy.resources.reservations.memory": _resources(service, "reservations").get("memory"),
+            "mem_reservation": service.get("mem_reservation"),
         }
-        sizes = [self._gib(f"services.{name}.{key}", size) for key, size in given.items() if size]
-        return next((size for size in sizes if size), _MEMORY_GIB)
+        most = _MOST_MEMORY_GIB << 30
+        sizes = [self._number(f"services.{name}.{key}", each, most, "bytes") for key, each in given.items() if each]
+        return next((size / (1 << 30) for size in sizes if size), _MEMORY_GIB)
 
-    def _gib(self, where: str, given: str) -> float:
-        match = _SIZE.fullmatch(given.strip())
-        size = float(match[1]) * _UNITS[match[2].lower()] / (1 << 30) if match else math.nan
-        if not 0 <= size <= _MOST_MEMORY_GIB:
-            self._refuse(where, f"it must be a size such as 512m or 2g, up to {_MOST_MEMORY_GIB}g, not {shown(given)}")
-            return 0
-        return size
+    def _number(self, where: str, given: object, most: int, unit: str) -> float:
+        number = float(str(given))  # Compose writes sizes as text, in bytes
+        if 0 <= number <= most:
+            return number
+        self._refuse(where, f"it must be from 0 to {most} {unit}, not {shown(given)}")
+        return 0
 
 
-_NOT_CARRIED = "unknown, or not carried over to a machine"
+_NOT_CARRIED = "has no meaning in a machine, or is unknown here: delete it"
+_NO_GPU = "a sample's machine has no GPU: delete it, or run this eval in Docker"
 _WHY = {
-    "container_name": "remove it: Inspect's docker sandbox refuses it, too",
-    "external": "there is nothing outside of the sample's machine",
-    "extends": "write the service out",
-    "include": "write the services out",
-    "secrets": "use a volume or environment",
-    "configs": "use a volume",
-    "profiles": "remove the service, or this key",
-    "gpus": "a machine has no GPUs of this computer",
-    "additional_contexts": "copy what it names into the context",
-    "driver_opts": "the engine's volumes lie on the machine's own disk",
+    "container_name": "delete the line: Inspect's docker sandbox refuses it, too",
+    "external": "delete the line: there is nothing outside of the sample's machine",
+    "gpus": _NO_GPU,
+    "driver_opts": "delete it: the engine's volumes lie on the machine's own disk",
+    "external_links": "delete it: there is nothing outside of the sample's machine",
+    "secrets": "delete it, and use `args` or a file of the context: no build here has secrets",
+    "ssh": "delete it, and clone what it is for into the context",
 }
 
 
-def _wrong(service: ComposeService) -> Iterator[tuple[str, str]]:
-    """Returns the keys of a service, and why each cannot be carried over."""
-    resources = service.deploy.resources if service.deploy else None
-    reservations = resources.reservations if resources else None
-    platforms = (None, "linux", "linux/amd64", "linux/x86_64")
-    profiles = [each.partition("=")[2] for each in _options(service) if each.startswith("seccomp=")]
-    ports = [str(number) for number, port in enumerate(service.ports or []) if _takes_ssh(str(port))]
+def _wrong(service: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Returns the keys of a service whose values cannot be carried over, and why."""
+    options = [option.replace(":", "=", 1) for option in service.get("security_opt") or []]
+    profiles = [option.partition("=")[2] for option in options if option.startswith("seccomp=")]
+    copies = [service.get("scale", 1), (service.get("deploy") or {}).get("replicas", 1)]
+    platforms = (service.get("build") or {}).get("platforms") or [None]
+    ports = [number for number, port in enumerate(service.get("ports") or []) if _takes_ssh(port)]
+    devices = [
+        each["source"] if isinstance(each, dict) else each.split(":")[0] for each in service.get("devices") or []
+    ]
     checks = (
-        ("", not service.image and not service.build, "needs `image` or `build`"),
-        ("devices", bool(service.devices), "a machine has none of this computer's devices"),
-        ("runtime", service.runtime not in (None, "runc"), "the machine's engine has runc alone"),
-        ("platform", service.platform not in platforms, "machines are linux/amd64"),
+        (
+            "devices",
+            not all(map(_DEVICES.fullmatch, devices)),
+            "a machine has none of this computer's devices, only its own, as /dev/net/tun, /dev/fuse and /dev/loop0: "
+            "delete the others",
+        ),
+        ("runtime", service.get("runtime") not in (None, "runc"), "delete it: the machine's engine has runc alone"),
+        ("platform", service.get("platform") not in _PLATFORMS, "machines are linux/amd64: delete it"),
+        ("build.platforms", not any(each in _PLATFORMS for each in platforms), "machines are linux/amd64: delete it"),
         (
             "network_mode",
-            (service.network_mode or "").startswith("container:"),
+            str(service.get("network_mode")).startswith("container:"),
             "name a service of the file: service:NAME",
         ),
+        ("deploy.resources.reservations.devices", bool(_resources(service, "reservations").get("devices")), _NO_GPU),
         (
-            "deploy.resources.reservations.devices",
-            bool(reservations and reservations.devices),
-            "a machine has no such devices, such as GPUs",
+            "scale",
+            any(each not in (0, 1) for each in copies),
+            "a sandbox is one container: write services of their own",
         ),
         (
             "security_opt",
             any(profile not in ("unconfined", "builtin") for profile in profiles),
-            "a seccomp profile of your own cannot be carried over",
+            "a seccomp profile of your own cannot be carried over: use seccomp=unconfined, or delete it",
         ),
-        (f"ports.{''.join(ports[:1])}", bool(ports), "the machine's own SSH server has port 22; publish another"),
+        (f"ports.{ports[0] if ports else 0}", bool(ports), "the machine's own SSH server has port 22: publish another"),
     )
     return ((key, why) for key, is_wrong, why in checks if is_wrong)
 
 
-def _options(service: ComposeService) -> list[str]:
-    return [option.replace(":", "=", 1) for option in service.security_opt or []]
+def _notes(services: Mapping[str, dict[str, Any]], unset: tuple[str, ...]) -> Iterator[str]:
+    """Returns what means something else than its author may expect."""
+    for name in unset:
+        yield f"The variable {name} is not set: Compose puts nothing in its place."
+    gateways = [
+        name for name, each in services.items() if any("host-gateway" in host for host in each.get("extra_hosts") or [])
+    ]
+    if gateways:
+        yield f"host-gateway leads {', '.join(gateways)} to the sample's machine, not to this computer as in Docker."
 
 
-def _nothing() -> Project:
-    return Project((), "", "", (), frozenset(), (), 0, "", 1, 1, ())
-
-
-def _known(document: dict[str, Any], services: dict[str, Any]) -> dict[str, Any]:
-    """Returns what Inspect's models check: a document without the keys that they do not know, all values as text."""
-    known = {}
-    for name, service in services.items():
-        known[name] = {key: value for key, value in service.items() if key not in _SERVICE}
-        for key, (_, more) in _INSIDE_SERVICE.items():
-            if isinstance(value := service.get(key), dict):
-                known[name][key] = {each: value[each] for each in value if each not in more}
-    top = {key: value for key, value in document.items() if key not in _TOP}
-    return {key: _texts(value) for key, value in {**top, "services": known}.items()}
-
-
-def _texts(value: Any) -> Any:
-    """Returns a value with text for each number and truth value: Compose takes `PORT: 80`, Inspect's models do not."""
-    if isinstance(value, dict):
-        return {key: _texts(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_texts(each) for each in value]
-    return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _ordered(config: ComposeConfig) -> tuple[str, ...]:
-    """Returns the services' names, that of the default first: marked so, or called default, or the first."""
-    marked = [name for name, service in config.services.items() if service.x_default]
-    named = ["default"] if "default" in config.services else []
-    return tuple(dict.fromkeys([*marked[-1:], *(named if not marked else []), *config.services]))
+def _resources(service: dict[str, Any], kind: str) -> dict[str, Any]:
+    resources = (service.get("deploy") or {}).get("resources") or {}
+    return resources.get(kind) or {}
 
 
 def _sizes(source: Path) -> Iterator[int]:
@@ -516,78 +484,25 @@ def _sizes(source: Path) -> Iterator[int]:
                 yield _ENTRY_BYTES + Path(directory, name).lstat().st_size
 
 
-def _is_online(service: ComposeService, document: Mapping[str, Any]) -> bool:
+def _is_online(service: dict[str, Any], networks: Mapping[str, dict[str, Any]]) -> bool:
     """Returns whether a service would reach the internet in Docker."""
-    if service.network_mode:
-        return service.network_mode != "none" and not service.network_mode.startswith("service:")
-    networks = document.get("networks") or {}
-    return not all((networks.get(name) or {}).get("internal") for name in service.networks or ["default"])
+    if mode := service.get("network_mode"):
+        return mode != "none" and not mode.startswith("service:")
+    return not all(networks.get(name, {}).get("internal") for name in service.get("networks") or ["default"])
 
 
-def _published(port: str) -> str:
-    """Returns the port of the host in Compose's short form [IP:][HOST:]CONTAINER[/PROTOCOL]; empty if there is none."""
-    return port.partition("/")[0].rpartition(":")[0].rpartition(":")[2]
+def _takes_ssh(port: dict[str, Any]) -> bool:
+    """Returns whether a port takes that of the machine's own SSH server. Of a range, the engine chooses one."""
+    return port.get("published") == "22" and port.get("protocol", "tcp") == "tcp"
 
 
-def _takes_ssh(port: str) -> bool:
-    """Returns whether a port, or a range that is published as a whole, takes that of the machine's own SSH server."""
-    published = _PORTS.fullmatch(_published(port))
-    if not published or (published[2] and "-" not in port.rpartition(":")[2]):  # the engine chooses one of the range
-        return False
-    return int(published[1]) <= 22 <= int(published[2] or published[1])
-
-
-def _texts_of(value: object) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list) else []
-
-
-def _named_volumes(volumes: object) -> Iterator[str]:
-    """Returns the names of the file's volumes that a service mounts, in Compose's short or long form."""
-    for each in volumes if isinstance(volumes, list) else []:
-        if isinstance(each, dict):
-            if each.get("type") == "volume" and each.get("source"):
-                yield str(each["source"])
-        elif (parts := str(each).partition(":"))[1] and not _DRIVE_OR_PATH.match(parts[0]):
-            yield parts[0]
-
-
-def _taken(text: str, variables: Mapping[str, str], known: set[str], own: set[str]) -> list[str]:
-    """Returns those of the variables that a file of variables surely takes from Compose's environment.
-
-    Args:
-        known, own: as for _env_file.
-    """
-    taken: list[str] = []
-    for line in map(str.strip, text.removeprefix("\ufeff").split("\n")):
-        if not line or line.startswith("#"):
-            continue
-        match = _ENV_LINE.fullmatch(line)
-        if not match:
-            break
-        if (value := match["value"]) is None:
-            taken += {match["name"]} & variables.keys() - known - own
-            continue
-        quoted = _QUOTED.match(value)
-        if value.startswith(("'", '"')) and not quoted:
-            break  # what follows is the rest of the value
-        expanded = re.sub(r"\\.", "", quoted["expanded"] or "") if quoted else re.split(r"\s#", value)[0]
-        taken += sorted(variables_in(expanded) & variables.keys() - known)
-        known.add(match["name"])
-    return list(dict.fromkeys(taken))
-
-
-def _pair(given: str) -> tuple[str, str | None]:
-    name, sign, value = given.partition("=")
-    return name, value if sign else None
-
-
-def _without_extensions(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: each for key, each in value.items() if not key.startswith("x-")}
+def _said(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if each is not None}
 
 
 def _json(value: object) -> str:
     """Returns a compose file, in which all variables are replaced already: Compose would replace them again."""
-    return json.dumps(_escaped(value), sort_keys=True)
+    return json.dumps(_escaped(value))
 
 
 def _escaped(value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -26,7 +29,7 @@ from pydantic.json_schema import SkipJsonSchema
 from provisioner import strict_yaml
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
-from provisioner.inspect.compose import EXTENSION, is_compose, is_url, metadata_names, read
+from provisioner.inspect.compose import EXTENSION, is_compose, is_url, read
 from provisioner.inspect.fields import (
     CONTROL,
     PATH,
@@ -45,6 +48,8 @@ from provisioner.inspect.references import FINAL, REFERENCE, final_path, from_he
 from provisioner.models import NOT_MACHINES, Role
 from provisioner.ttl import checked_ttl, parse_duration
 from provisioner.validation import lines_of, listed, shown
+
+_log = logging.getLogger("provisioner.inspect")
 
 # Inspect takes the first that is beside the task.
 FILE_NAMES = ["provisioner.yaml", "provisioner.yml"]
@@ -302,7 +307,7 @@ def configuration_of(given: BaseModel | str | None, directory: Path | None = Non
     if given is None:
         return written({}, "The sandbox's configuration")
     if isinstance(given, Configuration):  # perhaps of a log, where nothing was refused (from_log)
-        model = {"compose": given.compose} if isinstance(given.compose, ComposeConfig) else {}
+        model = _model(given)
         value = given.model_dump(exclude=set(model), exclude_none=True)
         return written({**value, **model}, "The sandbox's configuration")
     if isinstance(given, str):
@@ -393,12 +398,19 @@ def load(path: Path, beside: Layer | None = None) -> Configuration:
         UsageError: it cannot be read or is not valid; the message has one line per problem.
     """
     value = _mapping(path)
-    if "services" in value:
-        raise UsageError(
-            f"{path.absolute()} is a compose file, which Inspect takes for one only by another name.",
-            hint="Call it compose.yaml or NAME-compose.yaml, or name it in a provisioner.yaml as `compose`.",
-        )
-    return written(_absolute(value, path.absolute().parent), str(path.absolute()), beside)
+    if "services" in value:  # a compose file by a name of its own
+        return _of_compose(str(path), beside or Layer())
+    configuration = written(_absolute(value, path.absolute().parent), str(path.absolute()), beside)
+    named = configuration.compose
+    with suppress(UsageError):  # which the sample tells
+        if named and read(named).settings is not None:
+            _say_once(f"{EXTENSION} in {named} counts for nothing, as {path.absolute()} names it: move its keys there.")
+    return configuration
+
+
+@cache
+def _say_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -498,7 +510,7 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     Raises:
         UsageError: the metadata has no such name, or what comes of it is not valid.
     """
-    model = {} if isinstance(configuration.compose, str) else {"compose": configuration.compose}
+    model = _model(configuration)
     text = configuration.model_dump_json(exclude=set(model))
     if not REFERENCE.search(text):
         return configuration
@@ -513,31 +525,54 @@ def with_metadata(configuration: Configuration, metadata: Mapping[str, Any]) -> 
     return found
 
 
+def _model(configuration: Configuration) -> dict[str, ComposeConfig]:
+    """Returns a compose file that is a model: as such it is kept, since Compose alone puts its variables in place."""
+    return {"compose": configuration.compose} if isinstance(configuration.compose, ComposeConfig) else {}
+
+
 def by_reference(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns a sample's metadata by the names that references have: in capitals, with `_` for spaces."""
     return {str(name).replace(" ", "_").upper(): str(value) for name, value in metadata.items()}
 
 
 def references(configuration: Configuration) -> set[str]:
-    """Returns the names of the metadata that a configuration, or its compose file, refers to.
+    """Returns the names of the metadata that a configuration refers to, and without which it is not valid."""
+    return set(REFERENCE.findall(configuration.model_dump_json(exclude=set(_model(configuration)))))
+
+
+def compose_references(configuration: Configuration) -> set[str]:
+    """Returns the names of the metadata that a configuration's compose file may refer to, perhaps with a default.
 
     Raises:
         UsageError: the compose file cannot be read.
     """
-    found = set(REFERENCE.findall(configuration.model_dump_json()))
-    if not configuration.compose or found:
-        return found
-    return metadata_names(read(configuration.compose))
+    return read(configuration.compose).metadata_names if configuration.compose else set()
 
 
-def image_references(configuration: Configuration) -> set[str]:
-    """Returns the names of the metadata that a configuration's images may depend on."""
+def image_metadata(configuration: Configuration, values: Mapping[str, str]) -> dict[str, str]:
+    """Returns the metadata that a sample's images may depend on; nothing if they depend on none, or some are missing.
+
+    Args:
+        values: the sample's metadata, by the names that references have.
+
+    Raises:
+        UsageError: the compose file cannot be read, whatever the sample.
+    """
+    needed = references(configuration)
+    if not needed <= values.keys():
+        return {}  # the sample itself says so
     parts = configuration.model_dump_json(
-        include={"family": True, "task": True, "env_file": True, "machines": True},
+        include={"family", "task", "env_file", "machines", "compose", "registry"} - _model(configuration).keys(),
         exclude={"machines": {"__all__": {"name", "env", "ready"}}},
     )
-    found = set(REFERENCE.findall(parts))
-    return found | metadata_names(read(configuration.compose)) if configuration.compose else found
+    optional: set[str] = set()
+    try:
+        optional = compose_references(with_metadata(configuration, values))
+    except UsageError:
+        if not needed:
+            raise
+    names = optional | (needed if optional or REFERENCE.search(parts) else set())
+    return {name: values[name] for name in names & values.keys()}
 
 
 def schema() -> dict[str, Any]:

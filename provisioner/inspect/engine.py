@@ -24,7 +24,8 @@ from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
 from provisioner.family.loader import TaskFamily
 from provisioner.images.provisioning import part
-from provisioner.inspect.compose import is_url, read, variables_of
+from provisioner.inspect.build_order import full_name, short_name
+from provisioner.inspect.compose import is_url, read
 from provisioner.inspect.compose_project import DIRECTORY, Project, translated
 from provisioner.inspect.configuration import Configuration, Machine, by_reference
 from provisioner.inspect.family_copies import family_of_machine
@@ -60,12 +61,13 @@ def project_of(configuration: Configuration, metadata: Mapping[str, Any]) -> Pro
     Raises:
         UsageError: the file is not valid, or says what cannot be carried over; or an archive of `registry` has another
             image than the one that the file pins.
+        HostError: there is no Compose to read it.
     """
     if not configuration.compose:
         return None
     has_internet = configuration.internet == "full" or bool(configuration.allow)
     file = read(configuration.compose, has_internet=has_internet)
-    return _with_archives(translated(file, variables_of(file, by_reference(metadata))), configuration.registry)
+    return _with_archives(translated(file, by_reference(metadata), has_internet=has_internet), configuration.registry)
 
 
 def _with_archives(project: Project, registry: str) -> Project:
@@ -81,8 +83,8 @@ def _with_archives(project: Project, registry: str) -> Project:
     notes = []
     for pinned in sorted({*filter(_PINNED.fullmatch, project.images), *_PINNED.findall(project.dockerfiles)}):
         name, _, digest = pinned.partition("@")
-        for path, own in [(path, images[_full(name)]) for path, images in archives if _full(name) in images]:
-            if own not in ("", digest) or digests.setdefault(_full(name), digest) != digest:
+        for path, own in [(path, images[full_name(name)]) for path, images in archives if full_name(name) in images]:
+            if own not in ("", digest) or digests.setdefault(full_name(name), digest) != digest:
                 raise UsageError(
                     f"{shown(pinned)}: {path} has another image of this name{own and f', {shown(own)}'}.",
                     hint=f"Pull what the file pins, `docker tag` it {name}, and write it with `docker save`.",
@@ -93,7 +95,7 @@ def _with_archives(project: Project, registry: str) -> Project:
     run, build = json.loads(project.run), json.loads(project.build)
     for service in run["services"].values():
         service["image"] = names.get(service["image"], service["image"])
-    contexts = {_short(pinned): f"docker-image://{name}" for pinned, name in names.items()}
+    contexts = {short_name(pinned): f"docker-image://{name}" for pinned, name in names.items()}
     for service in build["services"].values() if contexts else ():
         service["build"]["additional_contexts"] = {**service["build"].get("additional_contexts", {}), **contexts}
     return replace(
@@ -132,7 +134,7 @@ def machine_of(project: Project, machine: Machine, registry: str) -> Machine:
     mirror = registry if is_url(registry) else ""
     archives = [] if mirror or not registry else _needed(Path(registry), project)
     found = {image for _, images in archives for image in images}
-    if missing := sorted(image for image in project.local if _full(image) not in found):
+    if missing := sorted(image for image in project.local if full_name(image) not in found):
         where = f"no archive in {registry} has it" if registry and not mirror else "`registry` names no directory"
         raise UsageError(
             f"{shown(missing[0])} is marked x-local, and {where}.",
@@ -179,7 +181,7 @@ def _script(project: Project, mirror: str, archives: list[tuple[Path, Mapping[st
         lines += [f"{_OVERWRITE} {build}", f"rm {build}", "docker builder prune --all --force > /dev/null"]
     held = {name for _, images in archives for name in images}
     for image in project.images:
-        if _full(image) not in held:
+        if full_name(image) not in held:
             name = shlex.quote(image)
             lines += [part(f"pull {image}"), f"docker image inspect {name} > /dev/null 2>&1 || docker pull {name}"]
     lines.append(part("clean up"))
@@ -205,7 +207,7 @@ def _archives(directory: Path) -> list[tuple[Path, Mapping[str, str]]]:
 
 def _needed(directory: Path, project: Project) -> list[tuple[Path, Mapping[str, str]]]:
     """Returns the archives with images that a project uses, as _archives does."""
-    wanted = {_full(image) for image in project.images}
+    wanted = {full_name(image) for image in project.images}
 
     def is_needed(image: str) -> bool:
         return image in wanted or any(name in project.dockerfiles for name in _spellings(image))
@@ -286,7 +288,7 @@ def _images_in(archive: Path, state: tuple[int, ...]) -> Mapping[str, str]:  # `
             manifest, index = found["manifest.json"], found.get("index.json", {})
             # Of an engine that keeps no compressed layers, the digests in the index are its own.
             digests = {} if any("LayerSources" in image for image in manifest) else _digests(index)
-            names = [_full(str(tag)) for image in manifest for tag in image["RepoTags"] or ()]
+            names = [full_name(str(tag)) for image in manifest for tag in image["RepoTags"] or ()]
             return {name: digests.get(name, "") for name in names}
     except KeyError as error:
         raise UsageError(f"{archive} is no archive of `docker save`: it has no {error.args[0]}.") from error
@@ -308,18 +310,7 @@ def _described(opened: tarfile.TarFile) -> dict[str, Any]:
 
 def _digests(index: Mapping[str, Any]) -> dict[str, str]:
     images = [(each.get("annotations", {}).get(_IMAGE_NAME), each["digest"]) for each in index.get("manifests", ())]
-    return {_full(str(name)): str(digest) for name, digest in images if name}
-
-
-def _short(image: str) -> str:
-    """Returns an image's name without what the Docker Hub's may leave out."""
-    return re.sub(r"^(docker\.io/)?(library/)?", "", image)
-
-
-def _full(image: str) -> str:
-    """Returns an image's name with its tag, and without what the Docker Hub's may leave out."""
-    name = _short(image)
-    return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+    return {full_name(str(name)): str(digest) for name, digest in images if name}
 
 
 def _spellings(image: str) -> Iterable[str]:

@@ -52,6 +52,8 @@ from provisioner.store.home import Home
 LABEL_CHARACTERS = 200
 # Families that were checked before their tasks were known, with their env files: hundreds of tasks need not look again.
 CHECKED: set[tuple[Path, str]] = set()
+# What was said of tasks' compose files: hundreds of samples with metadata of their own need not say it again.
+NOTED: set[tuple[str, str]] = set()
 
 Result = TypeVar("Result")
 
@@ -141,7 +143,7 @@ class SampleMachines:
     """
 
     def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
-        self.configuration = configuration
+        self.configuration, self._origin = configuration, origin
         self.project = project_of(configuration, metadata or {})
         self.snapshot = self.frozen_as = ""
         # Set once Inspect cancels the launch. Machines boot in threads of their own, which must notice.
@@ -205,16 +207,21 @@ class SampleMachines:
         self.refuse_mistakes()
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
-        for note in self.project.notes if self.project else ():
-            self.session.progress.note(note)
-        if self.project and self.project.online and self.configuration.internet == "none":
-            services = ", ".join(self.project.online)
-            self.session.progress.note(
-                f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
-            )
+        for note in self._notes():
+            if (self._origin.task, note) not in NOTED:
+                NOTED.add((self._origin.task, note))
+                self.session.progress.note(note)
         with contextlib.suppress(ShortageError):
             planned = planning.plan(self.session, self._family, self._task, self._allowed())
             self._refuse_internet(has_it=planned.setup.full_internet)
+
+    def _notes(self) -> Iterator[str]:
+        """Returns what in the compose file means something else than in Docker."""
+        if self.project:
+            yield from self.project.notes
+            if self.project.online and self.configuration.internet == "none":
+                services = ", ".join(self.project.online)
+                yield f"No internet for {services}, which have it in Docker: `internet: full` or `allow` give it."
 
     def refuse_mistakes(self) -> None:
         """Refuses a task family that surely fails, before its image is built: as `provisioner up` does.

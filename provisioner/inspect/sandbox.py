@@ -33,9 +33,10 @@ from provisioner.inspect.configuration import (
     FILE_NAMES,
     Machine,
     by_reference,
+    compose_references,
     configuration_of,
     from_log,
-    image_references,
+    image_metadata,
     references,
     with_metadata,
 )
@@ -286,16 +287,14 @@ class ProvisionerSandbox(SandboxEnvironment):
         """Returns the sample's metadata that its images depend on, as variables for a task_init of its own."""
         with before_samples(), told_in_full():
             configuration = await end(partial(configuration_of, config))
+            values = await end(partial(image_metadata, configuration, by_reference(metadata)))
         evals.use(config)
         _clouds.add(configuration.cloud)
         if configuration.fork != "none":
             forks.watch()
-        if not image_references(configuration):
-            return {}
-        names, values = references(configuration), by_reference(metadata)
-        if not all(name in values and _can_be_variable(values[name]) for name in names):
+        if not all(map(_can_be_variable, values.values())):
             return {}  # the sample itself says what is wrong
-        return {VARIABLE + name: values[name] for name in names}
+        return {VARIABLE + name: value for name, value in values.items()}
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
@@ -308,15 +307,18 @@ class ProvisionerSandbox(SandboxEnvironment):
         def prepared() -> SampleMachines | None:
             nonlocal depends_on_sample
             configuration = configuration_of(config)
+            given = {
+                name.removeprefix(VARIABLE): each for name, each in os.environ.items() if name.startswith(VARIABLE)
+            }
             if needed := references(configuration):
                 depends_on_sample = True
-                values = {name: os.environ[VARIABLE + name] for name in needed if VARIABLE + name in os.environ}
-                if len(values) < len(needed):
+                if not needed <= given.keys():
                     return None
-                configuration = with_metadata(configuration, values)
+                configuration = with_metadata(configuration, given)
+            depends_on_sample = depends_on_sample or bool(compose_references(configuration))
             for line in configuration.given_by:
                 _tell_operator(line)
-            return SampleMachines(configuration, Origin(task_name))
+            return SampleMachines(configuration, Origin(task_name), given)
 
         try:
             with before_samples(), told_in_full():

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from provisioner.costs.budgets import Spending
-from provisioner.inspect import clean_up, shared
+from provisioner.inspect import clean_up, compose_program, sample, shared
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines import apply_batcher
+from tests import homes
 from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.fakes.guest import SETUP
 from tests.unit.fakes.world import family
 
 Configured = Callable[..., Configuration]
+
+
+@pytest.fixture(autouse=True)
+def compose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
+    monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
+    monkeypatch.setattr(sample, "NOTED", set())
 
 
 @pytest.fixture(params=["asyncio", "trio"])

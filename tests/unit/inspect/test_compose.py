@@ -10,64 +10,73 @@ import pytest
 from inspect_ai.util import ComposeConfig
 
 from provisioner.errors import UsageError
-from provisioner.inspect.compose import interpolated, is_compose, metadata_names, read, variables_of
+from provisioner.inspect.compose import is_compose, read
+from provisioner.inspect.compose_project import translated
 from provisioner.inspect.configuration import Configuration, configuration_of
 from provisioner.inspect.engine import project_of
-
-VARIABLES = {"SET": "here", "EMPTY": "", "SAMPLE_METADATA_LEVEL": "3"}
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("$SET/${SET}", "here/here"),
-        ("${MISSING}", ""),
         ("${MISSING-a b}", "a b"),
         ("${EMPTY-a}", ""),
         ("${EMPTY:-a}", "a"),
         ("${SET:+yes}${MISSING+no}", "yes"),
-        ("${EMPTY?said}", ""),
-        ("$$SET", "$SET"),
+        ("$$SET", "$$SET"),
         ("level ${SAMPLE_METADATA_LEVEL}", "level 3"),
         ("${SAMPLE_METADATA_OTHER:-none}", "none"),
+        ("${MISSING:-${SAMPLE_METADATA_LEVEL}}", "3"),
+        ("${SAMPLE_METADATA_PRICE}", "5$$"),
     ],
 )
-def test_variables_are_replaced_by_the_rules_of_compose(text: str, expected: str) -> None:
-    assert interpolated({"a": [text]}, VARIABLES) == {"a": [expected]}
+def test_variables_come_from_file_process_and_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setenv("SET", "here")
+    (tmp_path / ".env").write_text("EMPTY=\nSET=file\n")
+    document = {"services": {"web": {"image": "x", "command": [text]}}}
+    (tmp_path / "compose.yaml").write_text(json.dumps(document))
+    project = translated(read(str(tmp_path / "compose.yaml")), {"LEVEL": "3", "PRICE": "5$"})
+    assert json.loads(project.run)["services"]["web"]["command"] == [expected]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("${EMPTY:?is not set}", "services.web.command.0 needs EMPTY, which is not there. is not set"),
-        ("${SAMPLE_METADATA_MY_FLAG}", "services.web.command.0 needs the sample's metadata 'my_flag'"),
-        ("costs 5$", "Write $$ for $."),
-        ("${A:-${B}}", "inside of another's default"),
+        ("${EMPTY:?is not set}", "required variable EMPTY is missing a value: is not set"),
+        ("${SAMPLE_METADATA_MY_FLAG}", "needs the sample's metadata 'my_flag', which it lacks"),
+        ("costs ${", "invalid interpolation format"),
     ],
+    ids=["required", "metadata", "dollar"],
 )
-def test_a_variable_that_cannot_be_replaced_is_named(text: str, said: str) -> None:
+def test_a_variable_that_cannot_be_replaced_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "compose.yaml").write_text(json.dumps({"services": {"web": {"image": "x", "command": [text]}}}))
     with pytest.raises(UsageError, match=re.escape(said)):
-        interpolated({"services": {"web": {"command": [text]}}}, VARIABLES)
-
-
-def test_variables_come_from_file_process_and_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".env").write_text("A=file\nB=file\n")
-    (tmp_path / "compose.yaml").write_text("services: {web: {image: $A}}")
-    monkeypatch.setenv("B", "process")
-    found = variables_of(read(str(tmp_path / "compose.yaml")), {"C": "sample"})
-    assert (found["A"], found["B"], found["SAMPLE_METADATA_C"]) == ("file", "process", "sample")
+        translated(read(str(tmp_path / "compose.yaml")), {})
 
 
 def test_metadata_of_a_file_is_known_before_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
-    path.write_text("services: {web: {image: 'x:${SAMPLE_METADATA_TAG}', command: [$SAMPLE_METADATA_FLAG, $OTHER]}}")
-    assert metadata_names(read(str(path))) == {"TAG", "FLAG"}
+    path.write_text("services: {web: {image: 'x:${SAMPLE_METADATA_TAG:-1}', command: [$SAMPLE_METADATA_FLAG]}}")
+    assert read(str(path)).metadata_names == {"TAG", "FLAG"}
+
+
+def test_metadata_names_no_file_that_compose_reads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "secret.env").write_text("KEY=secret\n")
+    (tmp_path / "eval").mkdir()
+    path = tmp_path / "eval" / "compose.yaml"
+    path.write_text("services: {web: {image: x, env_file: '${SAMPLE_METADATA_FILE}'}}")
+    for name in ("../secret.env", str(tmp_path / "secret.env"), "~/secret.env"):
+        with pytest.raises(UsageError, match="the sample's metadata 'file' may be a file's name here, no path"):
+            translated(read(str(path)), {"FILE": name})
 
 
 def test_a_dockerfile_alone_is_inspects_default_service(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian:12")
     file = read(str(tmp_path / "Dockerfile"))
-    assert file.document["services"]["default"]["build"] == {"context": ".", "dockerfile": "Dockerfile"}
+    assert file.document["services"]["default"]["build"] == {"context": str(tmp_path), "dockerfile": "Dockerfile"}
     assert file.document["services"]["default"]["network_mode"] == "none"
     assert file.directory == tmp_path
 

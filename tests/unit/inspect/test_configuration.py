@@ -18,8 +18,11 @@ from provisioner.inspect.configuration import (
     FILE_NAMES,
     Configuration,
     Machine,
+    compose_references,
     configuration_of,
     from_log,
+    image_metadata,
+    load,
     references,
     schema,
     with_metadata,
@@ -84,7 +87,6 @@ ttl: 2h
         ("family: ./here", "needs a `task`"),
         ("task: main", "belong to a task family"),
         ("family: ./here\ntask: main\ninternet: full", "says itself"),
-        ("services: {default: {image: debian}}", "compose file"),
         ("ttl: 3 fortnights", "ttl"),
         ("ttl: 30d", "time to live"),
         ("allow: [example.com]", "allow"),
@@ -333,7 +335,8 @@ def test_a_compose_file_is_relative_to_its_configuration(tmp_path: Path) -> None
 
 def test_a_compose_files_references_are_known(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {a: {image: 'x:$SAMPLE_METADATA_TAG'}}")
-    assert references(configuration_of(str(tmp_path / "compose.yaml"))) == {"TAG"}
+    assert compose_references(configuration_of(str(tmp_path / "compose.yaml"))) == {"TAG"}
+    assert references(configuration_of(str(tmp_path / "compose.yaml"))) == set()
     assert references(Configuration(compose="/${SAMPLE_METADATA_DIR}/compose.yaml")) == {"DIR"}
     model = ComposeConfig.model_validate({"services": {"a": {"image": "x", "command": "${SAMPLE_METADATA_A}"}}})
     configuration = Configuration(compose=model, allow=("${SAMPLE_METADATA_HOST}:443",))
@@ -341,6 +344,32 @@ def test_a_compose_files_references_are_known(tmp_path: Path) -> None:
     assert replaced.compose == model
     assert replaced.allow == ("10.0.0.1:443",)
     assert hash(configuration) == hash(configuration.model_copy())
+
+
+def test_images_depend_on_metadata_with_a_default_and_on_none_that_lacks(tmp_path: Path) -> None:
+    compose = tmp_path / "compose.yaml"
+    compose.write_text("services: {a: {image: 'x:${SAMPLE_METADATA_TAG:-1}'}}")
+    given = configuration_of(str(compose))
+    assert image_metadata(given, {"TAG": "2", "OTHER": "3"}) == {"TAG": "2"}
+    assert image_metadata(given, {"OTHER": "3"}) == {}
+    built = Configuration(machines=(Machine(run=("echo ${SAMPLE_METADATA_A}",)),))
+    assert image_metadata(built, {"A": "1", "B": "2"}) == {"A": "1"}
+    assert image_metadata(built, {"B": "2"}) == {}
+    assert image_metadata(Configuration(allow=("${SAMPLE_METADATA_A}:443",)), {"A": "10.0.0.1"}) == {}
+
+
+def test_a_compose_file_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "compose.human.yaml").write_text("services: {a: {image: x}}\nx-provisioner: {internet: full}")
+    configuration = configuration_of(str(tmp_path / "compose.human.yaml"))
+    assert (configuration.compose, configuration.internet) == (str(tmp_path / "compose.human.yaml"), "full")
+
+
+def test_settings_that_count_for_nothing_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "compose.yaml").write_text("services: {a: {image: x}}\nx-provisioner: {internet: full}")
+    (tmp_path / "provisioner.yaml").write_text("compose: compose.yaml")
+    assert load(tmp_path / "provisioner.yaml").internet == "none"
+    assert "x-provisioner in" in caplog.text
+    assert "counts for nothing" in caplog.text
 
 
 def test_the_how_tos_examples_are_valid(tmp_path: Path) -> None:

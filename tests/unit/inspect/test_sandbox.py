@@ -591,7 +591,7 @@ async def test_a_long_configuration_keeps_no_event_loop_waiting(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def load(path: Path) -> Configuration:
+    def load(path: Path, beside: object) -> Configuration:
         threads.append(threading.current_thread())
         return Configuration(machines=(Machine(name="a"),))
 
