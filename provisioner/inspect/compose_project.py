@@ -274,8 +274,10 @@ class _Translation:
         text = given.get("dockerfile_inline")
         if text is None:
             path = Path(os.path.normpath(Path(context, given.get("dockerfile") or "Dockerfile")))
-            text = self._text(f"{where}.dockerfile", path) if context.startswith("/") else ""
             inside = path.is_relative_to(context)
+            # What lies in a context that is copied may be read, wherever that is.
+            is_taken = build["context"] != context if inside else self._path(f"{where}.dockerfile", str(path))
+            text = self._text(f"{where}.dockerfile", path) if is_taken else ""
             build["dockerfile"] = (
                 os.path.relpath(path, context) if inside else self._copied(f"{where}.dockerfile", path, "context")
             )
@@ -300,8 +302,6 @@ class _Translation:
 
     def _text(self, where: str, path: Path) -> str:
         """Returns what a Dockerfile says, and refuses one that cannot be read or is too large."""
-        if not self._path(where, str(path)):
-            return ""
         try:
             with path.open("rb") as file:
                 data = file.read(MAXIMUM_BYTES + 1)

@@ -39,6 +39,13 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_context_beside_the_files_directory_brings_its_dockerfile(directory: Path) -> None:
+    (directory / "eval").mkdir()
+    (directory / "app" / "web.Dockerfile").write_text("FROM debian:13\n")
+    text = "services: {web: {build: {context: ../app, dockerfile: web.Dockerfile}}}"
+    assert "FROM debian:13" in project(directory / "eval", text).dockerfiles
+
+
 def test_what_the_engine_understands_is_passed_on_as_it_stands(directory: Path) -> None:
     text = """
 name: mine
