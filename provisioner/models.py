@@ -201,7 +201,7 @@ def _kept(result: ProbeResult) -> ProbeResult:
 
 
 class ScoreLogEntry(Record):
-    """An intermediate score (Task Standard, IntermediateScoreResult). A score of NaN is an invalid submission."""
+    """An intermediate score (Task Standard, IntermediateScoreResult). NaN is an invalid submission, None a failure."""
 
     score: float | None
     message: dict[str, Any] = {}

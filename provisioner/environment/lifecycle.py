@@ -156,7 +156,7 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
             environment = session.environments.update(environment, started_at=now())
         if environment.has_intermediate_score:
             with phases.phase("first score"):
-                environment, _ = operations.intermediate_score(session, environment, driver)
+                environment = operations.first_score(session, environment, driver)
     return session.environments.update(environment, status="ready", phases=tuple(phases.finished))
 
 

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -237,7 +238,8 @@ def _keep_submission(session: Session, environment: Environment, submission: str
 
 def _aggregate(session: Session, environment: Environment, driver: TaskDriver) -> ScoreResult:
     path = f"{GIVEN}-{secrets.token_hex(16)}.score-log"
-    driver.put_file(path, _score_log(environment.score_log))
+    scores = [entry for entry in environment.score_log if entry.score is not None]  # families compute with them
+    driver.put_file(path, _score_log(scores))
     variables = task_variables(session, environment)
     answer = driver.call(
         "aggregate_scores",
@@ -293,14 +295,7 @@ def intermediate_score(
     parsed = parse_intermediate(answer.result)
     entry = None
     if parsed.is_logged:
-        begin = environment.started_at or environment.created_at
-        entry = ScoreLogEntry(
-            score=parsed.score,
-            message=parsed.message,
-            details=parsed.details,
-            scored_at=now(),
-            elapsed_seconds=elapsed(begin, now()).total_seconds(),
-        )
+        entry = _logged(environment, parsed.score, parsed.message, parsed.details)
         environment = session.environments.update(environment, score_log=_extended(environment.score_log, entry))
     elif parsed.failed:
         kind = _KilledError if parsed.kind == "killed" else TaskError
@@ -309,6 +304,28 @@ def intermediate_score(
     return environment, IntermediateScore(
         entry, visible, answer.stdout, answer.stderr, answer.stdout_size, answer.stderr_size
     )
+
+
+def first_score(session: Session, environment: Environment, driver: TaskDriver) -> Environment:
+    """Scores before the agent begins. If the family's code fails, a note and a failed entry say so: the agent runs.
+
+    Returns:
+        the record with its score log.
+    """
+    try:
+        return intermediate_score(session, environment, driver)[0]
+    except TaskError as error:
+        session.progress.note(f"The first score failed, and the agent runs nevertheless: {error.message}")
+        entry = _logged(environment, None, {}, {"failure": error.message})
+        return session.environments.update(environment, score_log=(*environment.score_log, entry))
+
+
+def _logged(
+    environment: Environment, score: float | None, message: dict[str, Any], details: dict[str, Any]
+) -> ScoreLogEntry:
+    """Returns an entry of the score log, of now."""
+    seconds = elapsed(environment.started_at or environment.created_at, now()).total_seconds()
+    return ScoreLogEntry(score=score, message=message, details=details, scored_at=now(), elapsed_seconds=seconds)
 
 
 def _extended(log: tuple[ScoreLogEntry, ...], entry: ScoreLogEntry) -> tuple[ScoreLogEntry, ...]:

@@ -105,7 +105,7 @@ def classify_score(result: object) -> ScoreResult:
 
 
 def parse_intermediate(result: object) -> IntermediateResult:
-    """Classifies the result of the family's `intermediate_score`: {score, message, details}, all optional.
+    """Classifies the result of the family's `intermediate_score`: {score, message, details}, all optional, or a score.
 
     Args:
         result: the guest helper's object, described above.
@@ -168,7 +168,7 @@ def _outcome(result: object) -> _Returned | _Failed:
 
 def _intermediate(value: object) -> IntermediateResult | _Failed:
     if not isinstance(value, dict):
-        return _Failed("malformed", f"intermediate_score gave {_a(value)}, not a mapping.")
+        return _intermediate_score(value, {}, {})
     if unknown := value.keys() - {"score", "message", "details"}:
         return _Failed("malformed", f"intermediate_score gave the unknown key {shown(min(unknown, key=str))}.")
     for name in ("message", "details"):

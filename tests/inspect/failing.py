@@ -80,7 +80,6 @@ def in_each_step() -> Task:
         _sample("boot", Machine(services=(("off", "poweroff -f"),))),
         _sample("isolation", _with_a_wall()),
         _sample("start", configuration=_raises_in("start")),
-        _sample("first score", configuration=_raises_in("intermediate_score")),
         _sample("files", files={"/proc/no/such/file": "text"}),
         _sample("setup", setup="#!/bin/bash\necho it is not set up >&2\nexit 3\n"),
     ]

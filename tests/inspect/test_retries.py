@@ -37,7 +37,6 @@ SAID = {
     "boot": "did not come up",
     "isolation": "isolation",
     "start": "start() raised ValueError: on purpose",
-    "first score": "intermediate_score() failed",
     "files": "/proc/no/such/file",
     "setup": "it is not set up",
 }

@@ -143,6 +143,18 @@ def test_a_family_with_intermediate_scores_is_scored_first(session: Session, clo
     assert running.phases[-1].name == "first score"
 
 
+def test_a_first_score_that_fails_is_a_failed_entry_and_the_agent_runs(
+    session: Session, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    values = {"setup": {**SETUP, "has_intermediate_score": True}, "intermediate_score": Fails("not built yet")}
+    cloud.guest_defaults = {"values": values}
+    running = lifecycle.up(session, family(tmp_path), "main")
+    [entry] = running.score_log
+    assert (running.status, entry.score, entry.message) == ("ready", None, {})  # the agent may see a message
+    assert "not built yet" in entry.details["failure"]
+    assert any("The first score failed" in note and "not built yet" in note for note in told_of(session).notes)
+
+
 def _leak(request: dict[str, Any]) -> bytes:
     return honest_answers(request).replace(b'"not reached"', b'"reached"', 1)
 

@@ -195,6 +195,18 @@ def test_aggregate_scores_gets_the_whole_log_with_the_last_score(
     assert "score" not in guest.operations
 
 
+def test_aggregate_scores_does_not_get_a_first_score_that_failed(
+    session: Session, env: Environment, guest: Guest, driver: TaskDriver
+) -> None:
+    env = changed(session, env, has_intermediate_score=True, has_aggregate_scores=True)
+    guest.values["intermediate_score"] = Fails("not built yet")
+    env = operations.first_score(session, env, driver)
+    guest.values["intermediate_score"] = 0.5
+    updated, _ = operations.end_score(session, env, driver, None)
+    [written] = guest.files.values()
+    assert ([entry.score for entry in updated.score_log], len(json.loads(written))) == ([None, 0.5], 1)
+
+
 @pytest.mark.parametrize("has_score", [True, False], ids=["beside-score", "alone"])
 def test_a_failed_last_intermediate_score_counts_without_score(
     session: Session, env: Environment, guest: Guest, driver: TaskDriver, has_score: bool

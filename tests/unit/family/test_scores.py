@@ -81,8 +81,8 @@ def test_a_result_that_is_no_score_is_its_own_failure(name: str, result: object,
 
 
 INTERMEDIATE: list[tuple[object, str, str]] = [
-    (None, "malformed", "gave nothing, not a mapping"),
-    (1.0, "malformed", "gave a number, not a mapping"),
+    ("well done", "not_a_number", "a string, not a number"),
+    (True, "not_a_number", "a bool, not a number"),
     ({"points": 1}, "malformed", "unknown key 'points'"),
     ({"score": 1, "message": "well done"}, "malformed", "a string as its message"),
     ({"score": 1, "details": [1]}, "malformed", "a list as its details"),
@@ -146,3 +146,11 @@ def test_the_agent_sees_message_and_score_only_where_allowed(
     score: float | None, visible: bool, expected: dict[str, object]
 ) -> None:
     assert visible_message(score, {"a": 1}, visible) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "score"), [(1, "scored", 1.0), (0.5, "scored", 0.5), (None, "no_score", None)]
+)
+def test_a_bare_value_is_the_intermediate_score(value: object, kind: str, score: float | None) -> None:
+    result = parse_intermediate({"status": "ok", "value": value})
+    assert (result.kind, result.score, result.failed) == (kind, score, False)
