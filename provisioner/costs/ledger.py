@@ -104,6 +104,13 @@ class Entry(Record):
         return self.reserved_micro_usd if self.actual_micro_usd is None else self.actual_micro_usd
 
 
+class LatestEnds(Record):
+    """The latest ends of unsettled launches that hold a reservation, and of those on one cloud; None if there are none."""
+
+    paid: datetime | None = None
+    on_cloud: datetime | None = None
+
+
 class Connection(Protocol):
     """The database connection that the ledger needs: parameters are written as :name, columns are read by name."""
 
@@ -212,6 +219,19 @@ class Ledger:
                 {"batch": batch, "environment": environment},
             ).fetchall()
         return [Entry.model_validate(dict(row)) for row in rows]
+
+    def latest_ends(self, cloud: str) -> LatestEnds:
+        """Returns the latest ends of unsettled launches, to within a second, as they are compared as texts."""
+        if not self._exists():
+            return LatestEnds()
+        with self._connection() as connection:
+            row = connection.execute(
+                "SELECT max(CASE WHEN reserved_micro_usd > 0 THEN expires_at END) AS paid, "
+                "max(CASE WHEN cloud = :cloud THEN expires_at END) AS on_cloud "
+                "FROM entries WHERE actual_micro_usd IS NULL",
+                {"cloud": cloud},
+            ).fetchone()
+        return LatestEnds.model_validate(dict(row))
 
     def _exists(self) -> bool:
         return self._path.exists()

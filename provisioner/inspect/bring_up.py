@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
@@ -15,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from provisioner.clock import now
+from provisioner.costs.ledger import LatestEnds
 from provisioner.errors import BudgetError, ProvisionerError, ShortageError
 from provisioner.inspect.blocking import end, launch
 from provisioner.inspect.sample import SampleMachines
@@ -37,19 +37,6 @@ class _Launches:
             yield
         finally:
             self.count -= 1
-
-
-@dataclass(frozen=True)
-class _Others:
-    """The latest ends of unsettled environments: hundreds of samples keep them, where lists of entries would be large.
-
-    Args:
-        paid: the latest of those that hold a reservation; None without one.
-        on_cloud: the latest of those on the sample's cloud; None without one.
-    """
-
-    paid: datetime | None
-    on_cloud: datetime | None
 
 
 _launches = _Launches()
@@ -101,12 +88,8 @@ def _turn() -> anyio.Lock:
         return lock
 
 
-def _others(machines: SampleMachines) -> _Others:
-    entries, cloud = machines.unsettled(), machines.session.cloud.name
-    return _Others(
-        paid=max((entry.expires_at for entry in entries if entry.reserved_micro_usd), default=None),
-        on_cloud=max((entry.expires_at for entry in entries if entry.cloud == cloud), default=None),
-    )
+def _others(machines: SampleMachines) -> LatestEnds:
+    return machines.session.ledger.latest_ends(machines.session.cloud.name)
 
 
 def _may_help(last_end: datetime | None) -> bool:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from provisioner.clock import now
 from provisioner.clouds.registry import Where
 from provisioner.config import load_settings
-from provisioner.costs.ledger import Entry
 from provisioner.environment import lifecycle, planning, snapshots, verdicts
 from provisioner.environment.allowlist import parse_destination, resolve
 from provisioner.environment.operations import IntermediateScore
@@ -288,10 +287,6 @@ class SampleMachines:
 
     def _allowed(self) -> tuple[Destination, ...]:
         return resolve([parse_destination(text) for text in self.configuration.allow])
-
-    def unsettled(self) -> list[Entry]:
-        """Returns the launches of all environments that have not ended, as far as the ledger knows."""
-        return self.session.ledger.entries(unsettled=True)
 
     def shortage(self, count: int) -> str:
         """Says that memory has no room now for so many more samples whose configuration says how much they take.

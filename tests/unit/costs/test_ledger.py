@@ -60,6 +60,20 @@ def test_a_hold_that_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path)
     assert [each.environment for each in ledger.entries(unsettled=True)] == ["b", "c"]
 
 
+def test_the_latest_ends_are_of_unsettled_launches_that_hold_money_or_are_on_the_cloud(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    assert (ledger.latest_ends("aws").paid, ledger.latest_ends("aws").on_cloud) == (None, None)
+    hours = {"settled": 9, "free": 8, "elsewhere": 7, "here": 6, "earlier": 5}
+    for name, hour in hours.items():
+        cloud = "local" if name in ("free", "elsewhere") else "aws"
+        held = 0 if name == "free" else 1
+        ledger.reserve(entry(name, held, cloud=cloud, expires_at=BEGIN + timedelta(hours=hour)))
+    ledger.settle("settled", BEGIN, 1)
+    ends = [(each.paid, each.on_cloud) for each in map(ledger.latest_ends, ("aws", "local", "gone"))]
+    paid = BEGIN + timedelta(hours=7)
+    assert ends == [(paid, BEGIN + timedelta(hours=6)), (paid, BEGIN + timedelta(hours=8)), (paid, None)]
+
+
 def test_a_refusal_says_whether_waiting_may_help(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     ledger.reserve(entry("spent", 200, "c1"))
