@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections import deque
 
-from provisioner.clouds.local.network.egress_rules import CHUNK_BYTES, whole_frames
+from provisioner.clouds.local.network.egress_rules import CHUNK_BYTES, is_for_machine, sift
 
 # Answers that wait while QEMU is busy; more are dropped, as a network does.
 MAX_WAITING = 256
@@ -40,7 +40,7 @@ class Card:
             await self._write(frames)
 
     async def copy(self, passt: socket.socket) -> None:
-        """Copies passt's frames until the end of its stream.
+        """Copies those of passt's frames that are for the machine, until the end of its stream.
 
         Raises:
             ValueError: the stream cannot be followed.
@@ -48,10 +48,8 @@ class Card:
         loop = asyncio.get_running_loop()
         pending = b""
         while data := await loop.sock_recv(passt, CHUNK_BYTES):
-            stream = pending + data if pending else data
-            end = whole_frames(stream)
-            pending = stream[end:]
-            await self._write(stream[:end])
+            frames, pending = sift(pending + data, is_for_machine)
+            await self._write(frames)
 
     async def _write(self, frames: bytes) -> None:
         async with self._turn:

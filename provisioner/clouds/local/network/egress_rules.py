@@ -44,6 +44,7 @@ MAX_VERDICTS = 4096
 CHUNK_BYTES = 1 << 16
 _TCP = 6
 _CARRIED = bytes((_TCP, 17, 1))  # TCP, UDP, ICMP
+_SYN_RST_ACK = 0x16
 _LENGTH = struct.Struct("!I")
 
 
@@ -96,16 +97,41 @@ def host_networks(fib_trie: str) -> tuple[ipaddress.IPv4Network, ...]:
     return tuple(sorted(networks))
 
 
-def whole_frames(stream: bytes) -> int:
-    """Returns how many bytes at the beginning of a stream are whole frames.
+def sift(stream: bytes, passes: Callable[[bytes, int, int], bool]) -> tuple[bytes, bytes]:
+    """Returns those whole frames of a stream that pass, and the part of a frame at its end.
+
+    Args:
+        stream: Ethernet frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's format).
+        passes: judges the frame between two places of the stream.
 
     Raises:
         ValueError: a frame is longer than any that QEMU or passt sends, so the stream cannot be followed further.
     """
-    end, after = 0, _after(stream, 0)
-    while after is not None:
-        end, after = after, _after(stream, after)
-    return end
+    # Frames that pass are mostly neighbours, and are copied together.
+    passing, first, start = [], 0, 0
+    while (after := _after(stream, start)) is not None:
+        if not passes(stream, start + 4, after):
+            passing.append(stream[first:start])
+            first = after
+        start = after
+    passing.append(stream[first:start])
+    return b"".join(passing), stream[start:]
+
+
+def is_for_machine(stream: bytes, start: int, end: int) -> bool:
+    """Judges passt's frame between `start` and `end`: no TCP segment without SYN, RST and ACK is for the machine.
+
+    Debian 12's passt announces a window so, while a peer that is some way off has yet to acknowledge the machine's
+    data. TCP ignores such segments (RFC 9293, 3.10.7.4). But conntrack finds them invalid, so where the machine
+    forwards for a container it would not translate their address, and would reset the connection. Behind an allowlist
+    all peers are local to passt, which then never sends them. passt carries no IPv6 here.
+    """
+    if end - start < 34 or stream[start + 12 : start + 14] != b"\x08\x00" or stream[start + 23] != _TCP:
+        return True
+    if stream[start + 20] & 0x1F or stream[start + 21]:  # a later fragment has no flags
+        return True
+    flags = start + 27 + (stream[start + 14] & 0xF) * 4
+    return flags < end and bool(stream[flags] & _SYN_RST_ACK)
 
 
 def _after(stream: bytes, start: int) -> int | None:
@@ -122,8 +148,7 @@ def _after(stream: bytes, start: int) -> int | None:
 class FrameFilter:
     """Sorts what a machine with full internet sends: frames for passt, datagrams, and what is dropped.
 
-    Only ARP passes, and IPv4 to permitted addresses: without options, in one piece, and TCP, UDP or ICMP. Ethernet
-    frames, each preceded by its length in 4 bytes, big endian (QEMU's and passt's stream format).
+    Only ARP passes, and IPv4 to permitted addresses: without options, in one piece, and TCP, UDP or ICMP.
 
     Args:
         take_datagram: takes each frame with UDP or ICMP; passt never sees those.
@@ -150,17 +175,8 @@ class FrameFilter:
         Raises:
             ValueError: a frame is longer than any that QEMU sends, so the stream cannot be followed further.
         """
-        stream = self._pending + data
-        # Frames that pass are mostly neighbours, and are copied together.
-        passing, first, start = [], 0, 0
-        while (after := _after(stream, start)) is not None:
-            if not self._is_for_passt(stream, start + 4, after):
-                passing.append(stream[first:start])
-                first = after
-            start = after
-        passing.append(stream[first:start])
-        self._pending = stream[start:]
-        return b"".join(passing)
+        passing, self._pending = sift(self._pending + data, self._is_for_passt)
+        return passing
 
     def _is_for_passt(self, stream: bytes, start: int, end: int) -> bool:
         """Judges the frame between `start` and `end`, and hands it over if it is a datagram."""

@@ -9,6 +9,7 @@ import struct
 
 from provisioner.clouds.local.network import card
 from provisioner.clouds.local.network.card import Card
+from tests.unit.clouds.local.network import frame_maker
 
 
 def framed(frame: bytes) -> bytes:
@@ -74,3 +75,23 @@ def test_answers_to_a_stalled_machine_are_dropped() -> None:
             return received
 
     assert asyncio.run(asyncio.wait_for(scene(), 20)) == card.MAX_WAITING * 1504
+
+
+def test_a_segment_without_flags_does_not_reach_the_machine() -> None:
+    """Were it to, its conntrack would find it invalid, and the connection of a container would be reset."""
+    acknowledgement, announcement = (
+        frame_maker.ipv4(6, "192.0.2.1", struct.pack("!HHIIBBHHH", 80, 5000, 1, 2, 0x50, flags, 9, 0, 0))
+        for flags in (0x10, 0)
+    )
+
+    async def scene() -> bytes:
+        (qemu, machine), (passt, theirs) = socket.socketpair(), socket.socketpair()
+        with qemu, machine, passt, theirs:
+            for end in (qemu, passt):
+                end.setblocking(False)
+            theirs.sendall(framed(acknowledgement) + framed(announcement) + framed(acknowledgement))
+            theirs.shutdown(socket.SHUT_WR)
+            await Card(qemu).copy(passt)
+            return machine.recv(1 << 16)
+
+    assert split(asyncio.run(asyncio.wait_for(scene(), 20))) == [acknowledgement] * 2

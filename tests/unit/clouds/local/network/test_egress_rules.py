@@ -180,11 +180,49 @@ def test_datagrams_never_reach_passt(frames: egress_rules.FrameFilter, datagrams
     assert datagrams == [permitted]
 
 
-def test_whole_frames_end_before_one_that_is_not_all_there() -> None:
+def test_a_frame_that_is_not_all_there_waits() -> None:
     stream = framed(b"abc") + framed(b"") + framed(b"longer")
-    assert egress_rules.whole_frames(stream) == len(stream)
-    assert egress_rules.whole_frames(stream[:-1]) == 11
-    assert egress_rules.whole_frames(stream[:3]) == 0
+    for cut, whole in ((0, len(stream)), (1, 11), (len(stream) - 3, 0)):
+        arrived = stream[: len(stream) - cut]
+        assert egress_rules.sift(arrived, lambda *frame: True) == (stream[:whole], arrived[whole:])
+
+
+def segment(flags: int, options: bytes = b"", place: int = 0, protocol: int = 6) -> bytes:
+    """A frame of passt's with a TCP segment."""
+    header = struct.pack("!BBHHHBBH4s4s", 0x45 + len(options) // 4, 0, 0, 0, place, 64, protocol, 0, bytes(4), bytes(4))
+    return bytes(12) + b"\x08\x00" + header + options + struct.pack("!HHIIBBHHH", 80, 81, 1, 0, 0x50, flags, 9, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "passes"),
+    [
+        (segment(0), False),
+        (segment(0x08), False),  # PSH
+        (segment(0x29), False),  # FIN, PSH and URG
+        (segment(0xC0), False),  # ECN's
+        (segment(0, options=b"\x01" * 8), False),
+        (segment(0, options=b"\xff" * 40), False),
+        (segment(0, place=0x4000), False),
+        (segment(0x10)[:47], False),
+        (segment(0x10, options=b"\x01" * 40)[:60], False),
+        (segment(0x02), True),
+        (segment(0x04), True),
+        (segment(0x10), True),
+        (segment(0x11), True),
+        (segment(0x10, options=bytes(40)), True),
+        (segment(0x18) + bytes(1460), True),
+        (segment(0, place=1), True),  # data of a fragment
+        (segment(0, protocol=17), True),
+        (bytes(12) + b"\x08\x06" + bytes(42), True),
+        (bytes(12) + b"\x86\xdd" + bytes(60), True),
+        (segment(0)[:33], True),
+        (b"", True),
+    ],
+)
+def test_a_segment_without_flags_is_not_for_the_machine(frame: bytes, passes: bool) -> None:
+    stream = framed(segment(0x10)) + framed(frame) + framed(segment(0x10))
+    expected = stream if passes else framed(segment(0x10)) * 2
+    assert egress_rules.sift(stream, egress_rules.is_for_machine) == (expected, b"")
 
 
 def test_a_stream_with_an_impossible_length_is_given_up(frames: egress_rules.FrameFilter) -> None:
