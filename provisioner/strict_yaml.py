@@ -122,7 +122,11 @@ def _plain_float(loader: _PlainLoader, node: yaml.ScalarNode) -> object:
 def _untagged(loader: _PlainLoader, _tag: str, node: yaml.Node) -> object:
     text = node.value if isinstance(node, yaml.ScalarNode) else None
     node.tag = loader.resolve(type(node), text, (True, False))  # type: ignore[no-untyped-call]
-    return loader.construct_object(node)
+    del loader.recursive_objects[node]  # as it is constructed anew; PyYAML removes it at the end
+    try:
+        return loader.construct_object(node)
+    finally:
+        loader.recursive_objects[node] = None
 
 
 _PlainLoader.add_constructor("tag:yaml.org,2002:bool", _plain_bool)

@@ -21,6 +21,7 @@ from provisioner.errors import UsageError
 from provisioner.inspect import compose_program
 from provisioner.printable import encodable
 from provisioner.store.home import Home
+from provisioner.validation import shown
 
 MAXIMUM_BYTES = 1 << 20
 MAXIMUM_VALUES = 100_000
@@ -37,9 +38,9 @@ _MOST_FILES, _MOST_CHARACTERS = 200, 8 << 20
 _PATH = re.compile(r"[^\s\"'\[\]{},:=]+")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSET = re.compile(r'The \\?"(\w+)\\?" variable is not set')
-# Compose reads what these name on this computer.
-_READS = frozenset({"env_file", "extends", "include"})
-_PLAIN_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")
+# What Compose reads on this computer: files of variables, which go into containers, and other compose files.
+_OF_VARIABLES = frozenset({"env_file", "label_file"})
+_READS = frozenset({"extends", "include", *_OF_VARIABLES})
 # The samples of a process mostly name the same file: one asks Compose, and the others wait for its answer.
 _lock = threading.Lock()
 
@@ -121,7 +122,7 @@ def read(given: str | ComposeConfig, *, has_internet: bool = False) -> ComposeFi
         has_internet: whether the machine reaches any of it, so that the container of a Dockerfile alone may, too.
 
     Raises:
-        UsageError: the file cannot be read, or has no services.
+        UsageError: the file cannot be read, has no services, or names files that it may not.
     """
     if isinstance(given, ComposeConfig):
         return _of_model(given)
@@ -155,50 +156,97 @@ def _of_model(given: ComposeConfig) -> ComposeFile:
 
 
 def _texts(first: Path, text: str, document: dict[str, Any]) -> Texts:
-    """Reads a compose file and all files that it may name: more than Compose reads, and never run or copied for it."""
-    texts, sha, left = Texts(services=dict(_services(document))), hashlib.sha256(), _MOST_CHARACTERS
-    waiting = [first, first.parent / ".env"]
-    for path in waiting:
-        if path != first:
-            text = _text(path)
-        if (left := left - len(text)) < 0:
-            break
-        sha.update(f"{path}\0{text}\0".encode())
-        texts.words.update(_WORD.findall(text))
-        if path.suffix not in (".yaml", ".yml"):
+    """Reads a compose file and all files that Compose reads for it, and refuses those that no file may name.
+
+    Raises:
+        UsageError: a file is named by an absolute path, by variables or through a link; or a compose file is not valid.
+    """
+    texts, sha, left = Texts(), hashlib.sha256(), _MOST_CHARACTERS
+    waiting, bases = [(first, "include")], [first.parent]
+    for path, key in waiting:
+        said = text if path == first else _text(path)
+        left -= len(said)
+        if left < 0 or len(waiting) > _MOST_FILES:
+            raise UsageError(
+                f"{first} names more than {_MOST_FILES} files or {_MOST_CHARACTERS >> 20} MiB. Name fewer."
+            )
+        sha.update(f"{path}\0{said}\0".encode())
+        if key in _OF_VARIABLES:
             continue
-        if path != first and "services" in text:
-            texts.services |= {
-                name: each for name, each in _services(_parsed(text)).items() if name not in texts.services
-            }
-        names = {*_PATH.findall(text), ".env"}
-        relative = {name for name in names if not name.startswith(("/", "~"))}
-        texts.paths.update(os.path.normpath(path.parent / name) for name in relative)
-        near = {Path(os.path.normpath(base / name)) for base in (path.parent, first.parent) for name in names}
-        # Path.is_file() raises an error for a name that is too long for a file.
-        files = sorted(each for each in near - set(waiting) if os.path.isfile(each))  # noqa: PTH113
-        waiting += files[: _MOST_FILES - len(waiting)]
+        texts.words.update(_WORD.findall(said))
+        if key == ".env":
+            continue
+        value = document if path == first else strict_yaml.load(said.encode(), str(path), plain=True)
+        texts.services |= {name: each for name, each in _services(value).items() if name not in texts.services}
+        words = {word for each in _values(value) if isinstance(each, str) for word in _PATH.findall(each)}
+        relative = {word for word in words if not word.startswith(("/", "~"))}
+        texts.paths.update(os.path.normpath(path.parent / word) for word in relative)
+        named = [(key, _checked(path, key, name)) for key, name in _reads(value)]
+        directories = [path.parent / name for key, name in named if key == "project_directory"]
+        bases = list(dict.fromkeys([*bases, path.parent, *directories]))
+        for key, name in [*named, (".env", ".env")]:
+            found = (_file(base, name, first.parent) for base in bases if key != "project_directory")
+            waiting += [(each, key) for each in found if each and (each, key) not in waiting]
     texts.digest = sha.hexdigest()
     return texts
 
 
+def _reads(value: object) -> Iterator[tuple[str, str]]:
+    """Yields what Compose reads for a part of a compose file, wherever it stands: the keys, and the names."""
+    if isinstance(value, dict):
+        for key in _READS & value.keys():
+            for item in value[key] if isinstance(value[key], list) else [value[key]]:
+                given = item if isinstance(item, dict) else {} if key == "extends" else {"path": item}
+                names = {key: given.get("file" if key == "extends" else "path")}
+                if key == "include":
+                    names["project_directory"] = given.get("project_directory")
+                yield from ((of, text) for of, each in names.items() for text in _values(each) if isinstance(text, str))
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _reads(each)
+
+
+def _checked(path: Path, key: str, name: str) -> str:
+    """Returns the name of a file that Compose reads, with the operator's variables in their places."""
+    full = name if key in _OF_VARIABLES or METADATA in name else os.path.expandvars(name)
+    if name.startswith(("/", "~")) or "$" in full:
+        raise UsageError(
+            f"{path}: {key}: {shown(name)} may lead to any file here: write a relative path, without variables."
+        )
+    return full
+
+
+def _file(base: Path, name: str, directory: Path) -> Path | None:
+    """Returns the path of a file that Compose may read; None if there is none.
+
+    Raises:
+        UsageError: a link leads to it from the eval's directory, or it is no file on a disk.
+    """
+    path = Path(os.path.normpath(base / name))
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises an error for a name that is too long
+        if os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112 - a FIFO would keep Compose waiting
+            raise UsageError(f"{path} is neither a file nor a directory.")
+        return None
+    real, written = Path(os.path.realpath(path)), Path(os.path.normpath(Path(os.path.realpath(base)) / name))
+    if real != written and not real.is_relative_to(os.path.realpath(directory)):
+        raise UsageError(f"{path} is a link that leads out of {directory}: copy the file.")
+    if real.parts[1:2] in (("proc",), ("sys",), ("dev",)):
+        raise UsageError(f"{path} is no file of an eval's: name another.")
+    return path
+
+
 def _text(path: Path) -> str:
-    """Returns what a file says; nothing if it is none, or too large for Compose to read."""
+    """Returns what a file says; nothing if it cannot be read, or is too large for Compose."""
     with suppress(OSError), path.open("rb") as file:
         data = file.read(MAXIMUM_BYTES + 1)
         return data.decode(errors="replace") if len(data) <= MAXIMUM_BYTES else ""
     return ""
 
 
-def _parsed(text: str) -> object:
-    with suppress(UsageError):  # Compose says what is wrong with it
-        return strict_yaml.load(text.encode(), "the file", plain=True)
-    return None
-
-
 def _services(document: object) -> dict[str, Any]:
     services = document.get("services") if isinstance(document, dict) else None
-    return services if isinstance(services, dict) else {}
+    return (
+        {name: each for name, each in services.items() if isinstance(each, dict)} if isinstance(services, dict) else {}
+    )
 
 
 def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> Resolved:
@@ -219,7 +267,6 @@ def resolve(file: ComposeFile, metadata: Mapping[str, str]) -> Resolved:
     text = b"" if file.path else json.dumps(file.document).encode()
     argv = ("--project-name", PROJECT, "--project-directory", str(file.directory), "--file", str(file.path or "-"))
     try:
-        _refuse_other_files(file.document, given)
         with _lock:
             compose = compose_program.program(Home.default())
             output, said = _answer(
@@ -241,19 +288,6 @@ def _answer(
     compose: Path, argv: tuple[str, ...], variables: tuple[tuple[str, str], ...], text: bytes, digest: str
 ) -> tuple[bytes, str]:  # `digest` is a key of the cache only
     return compose_program.run(compose, [*argv, "config", "--format", "json"], dict(variables), text)
-
-
-def _refuse_other_files(document: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-    """Refuses metadata that may lead Compose to a file of this computer that the author has not named."""
-    places = {"": document, **{f"services.{name}.": each for name, each in _services(document).items()}}
-    for where, place in places.items():
-        for key in _READS & (place.keys() if isinstance(place, dict) else set()):
-            texts = {each for each in _values(place[key]) if isinstance(each, str)}
-            words = {word for text in texts for word in _WORD.findall(text)}
-            for name in sorted(words & metadata.keys()):
-                if not _PLAIN_PATH.fullmatch(metadata[name]):
-                    said = name.removeprefix(METADATA).lower()
-                    raise UsageError(f"{where}{key}: the sample's metadata {said!r} may be a file's name here, no path")
 
 
 def _values(value: object) -> Iterator[object]:

@@ -63,16 +63,6 @@ def test_metadata_of_a_file_is_known_before_a_sample(tmp_path: Path) -> None:
     assert read(str(path)).metadata_names == {"TAG", "FLAG"}
 
 
-def test_metadata_names_no_file_that_compose_reads_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "secret.env").write_text("KEY=secret\n")
-    (tmp_path / "eval").mkdir()
-    path = tmp_path / "eval" / "compose.yaml"
-    path.write_text("services: {web: {image: x, env_file: '${SAMPLE_METADATA_FILE}'}}")
-    for name in ("../secret.env", str(tmp_path / "secret.env"), "~/secret.env"):
-        with pytest.raises(UsageError, match="the sample's metadata 'file' may be a file's name here, no path"):
-            translated(read(str(path)), {"FILE": name})
-
-
 def test_a_dockerfile_alone_is_inspects_default_service(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian:12")
     file = read(str(tmp_path / "Dockerfile"))

@@ -292,8 +292,9 @@ def test_files_of_variables_are_read_as_docker_reads_them(directory: Path) -> No
     text = "services: {web: {image: 'debian:$TAG', env_file: [settings.env, {path: no.env, required: false}]}}"
     found = project(directory, text, HOST="example")
     assert found.images == ("debian:12-slim",)
-    assert _run(found)["environment"] == {"HOST": "example", "URL": "http://example:80", "QUOTED": "$$HOST"}
-    assert _run(project(directory, text))["environment"] == {"URL": "http://none:80", "QUOTED": "$$HOST"}
+    assert _run(found)["environment"] == {"URL": "http://none:80", "QUOTED": "$$HOST"}
+    named = project(directory, text.replace("env_file:", "environment: [HOST], env_file:"), HOST="example")
+    assert _run(named)["environment"] == {"HOST": "example", "URL": "http://example:80", "QUOTED": "$$HOST"}
 
 
 def test_includes_extensions_merges_and_profiles_are_composes(directory: Path) -> None:

@@ -8,6 +8,7 @@ its users are read by the engine's rules, but from regular files below its root 
 import contextlib
 import ctypes
 import errno
+import io
 import json
 import os
 import re
@@ -195,7 +196,7 @@ def _number(text):
 
 
 def _entries(root, path):
-    """Return the entries of a file of users or groups below a container's root; none if it is not there.
+    """Yield the entries of a file of users or groups below a container's root; none if it is not there.
 
     Raises:
         OSError: it is no regular file, or too long.
@@ -203,15 +204,17 @@ def _entries(root, path):
     try:
         file = _open_inside(root, path)
     except FileNotFoundError:
-        return []
+        return
     with os.fdopen(file, "rb") as opened:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "/" + path + " is no regular file")
         data = opened.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise OSError(errno.EFBIG, "/" + path + " is too long")
-    lines = data.decode("utf-8", errors="surrogateescape").split("\n")
-    return [[*line.strip().split(":"), "", "", "", ""] for line in lines if line.strip()]
+    for line in io.BytesIO(data):  # one at a time: a list of them would take a hundred times the file
+        text = line.decode("utf-8", errors="surrogateescape").strip()
+        if text:
+            yield [*text.split(":", 7), "", "", "", ""]
 
 
 def _open_inside(root, path):

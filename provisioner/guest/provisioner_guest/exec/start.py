@@ -122,11 +122,11 @@ def _run(request, cgroup, container):
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(0o022)
+    protect("0")
     if container:
         _take_pythons_signals_back()
         return container.execute(request, cgroup, REPORT)
     cgroup.join()
-    protect("0")
     try:
         user = account(request["user"])
     except KeyError:
