@@ -105,7 +105,7 @@ class Entry(Record):
 
 
 class LatestEnds(Record):
-    """The latest ends of unsettled launches that hold a reservation, and of those on one cloud; None if there are none."""
+    """The latest ends of unsettled launches: of those that hold a reservation, and of those on one cloud."""
 
     paid: datetime | None = None
     on_cloud: datetime | None = None
