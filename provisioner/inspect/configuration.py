@@ -24,7 +24,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 
 from provisioner import strict_yaml
 from provisioner.environment.allowlist import parse_destination
@@ -168,7 +167,10 @@ class Configuration(_Section):
     region: str = ""
     spot: bool = False
     ttl: str = ""
-    budget: Annotated[float, Field(ge=0, le=1e9)] | SkipJsonSchema[None] = None
+    budget: Annotated[
+        Annotated[float, Field(ge=0, le=1e9)] | None,
+        WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1e9}),  # an empty one would mean no limit
+    ] = None
     machines: Annotated[tuple[Machine, ...], Field(max_length=MOST_MACHINES)] = ()
     internet: Literal["none", "full"] = "none"
     allow: tuple[str, ...] = ()

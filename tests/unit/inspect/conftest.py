@@ -22,7 +22,7 @@ Configured = Callable[..., Configuration]
 
 
 @pytest.fixture(autouse=True)
-def compose(monkeypatch: pytest.MonkeyPatch) -> None:
+def debians_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
     monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
     monkeypatch.setattr(sample, "NOTED", set())
