@@ -44,7 +44,8 @@ def mean(scores: Sequence[float]) -> Mean | None:
         value = math.fsum(numbers) / count
         squares = math.fsum((number - value) ** 2 for number in numbers)
     except OverflowError:  # a family may return any finite number
-        return Mean(count, math.fsum(number / count for number in numbers))
+        most = max(map(abs, numbers))
+        return Mean(count, math.fsum(number / most for number in numbers) / count * most)
     return Mean(count, value, math.sqrt(squares / (count - 1) / count) if count > 1 else None)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from inspect_ai.scorer import MetricProtocol, SampleScore, Score, stderr
 
@@ -34,6 +35,7 @@ def test_each_group_has_the_same_weight() -> None:
     assert mean_of_means([[]]) is None
 
 
+@example([sys.float_info.max] * 3)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
 def test_no_finite_scores_are_too_large(scores: list[float]) -> None:
     found = mean(scores)
