@@ -210,6 +210,9 @@ def test_a_file_of_users_is_read_inside_of_the_container_alone(tmp_path: Path) -
     inside.write_bytes(b"\n" * ((4 << 20) + 1))
     with pytest.raises(OSError, match="too long"):
         container._entries(str(tmp_path / "root"), "etc/passwd")
+    inside.write_text("a\n" * 20_000)
+    with pytest.raises(OSError, match="too many entries"):
+        container._entries(str(tmp_path / "root"), "etc/passwd")
 
 
 def test_a_cgroup_that_went_with_its_container_ends_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
