@@ -154,7 +154,7 @@ def fetched(home: Home) -> Path:
     """
     directory = home.root / "compose"
     with locked(home.locks / "compose"):
-        for kept in directory.glob("[0-9a-f]*"):
+        for kept in directory.glob("[0-9a-f]" * 64):
             if kept.name == _digest(kept):
                 return kept
         home.make()

@@ -356,12 +356,17 @@ class _Translation:
     def _path(self, where: str, given: str) -> Path | None:
         """Returns the path, and refuses one outside of the file's directory: it may be a host's own.
 
-        A relative one may lead there if its author wrote it so, and no variable.
+        A relative one may lead there if its author wrote it so, and no variable or link.
         """
-        path = Path(os.path.normpath(given))
+        path, directory = Path(os.path.normpath(given)), self.file.directory
         written = self.file.texts.paths if self.file.texts else set()
-        if path.is_relative_to(self.file.directory) or str(path) in written:
-            return path
+        if path.is_relative_to(directory) or str(path) in written:
+            real, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+            unlinked = Path(os.path.normpath(root / os.path.relpath(path, directory)))
+            if real in (path, unlinked) or real.is_relative_to(root):
+                return path
+            self._refuse(where, f"{path} is a link that leads out of the file's directory: copy what it leads to")
+            return None
         self._refuse(
             where, f"{path} lies outside of the file's directory, and is not copied: name it by a relative path"
         )

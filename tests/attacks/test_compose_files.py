@@ -72,6 +72,36 @@ def test_compose_reads_no_file_of_the_operator(package: Path, text: str) -> None
         assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "services: {web: {image: x, volumes: ['./link:/x']}}",
+        "services: {web: {image: x, volumes: ['./above/credentials:/x']}}",
+        "services: {web: {image: x, secrets: [s]}}\nsecrets: {s: {file: link}}",
+        "services: {web: {image: x, configs: [s]}}\nconfigs: {s: {file: above/credentials}}",
+        "services: {web: {build: above}}",
+        "services: {web: {build: {context: app, dockerfile: ../link}}}",
+        "services: {web: {build: {context: ., additional_contexts: {a: above}}}}",
+        "services: {web: {image: x, volumes: ['./$SAMPLE_METADATA_X:/x']}}",
+    ],
+)
+def test_no_link_brings_a_file_of_the_operator_into_a_machine(package: Path, text: str) -> None:
+    (package / "above").symlink_to("..")
+    (package / "Dockerfile").write_text("FROM debian:12\n")
+    (package / "app").mkdir()
+    (package.parent / "Dockerfile").write_text("FROM debian:12\n")
+    with pytest.raises(UsageError, match="link that leads out of the file's directory"):
+        _run(package, text, "link")
+
+
+def test_links_within_the_package_are_followed(package: Path) -> None:
+    (package / "data").mkdir()
+    (package / "current").symlink_to("data")
+    (package.parent / "elsewhere").symlink_to(package)
+    for directory in (package, package.parent / "elsewhere"):
+        assert _run(directory, "services: {web: {image: x, volumes: ['./current:/x', '../more.yaml:/y']}}")
+
+
 def test_the_eval_s_own_env_is_no_link_to_another(package: Path) -> None:
     (package / ".env").symlink_to(package.parent / "credentials")
     with pytest.raises(UsageError, match="is a link that leads out of"):

@@ -1,0 +1,139 @@
+"""Tests which Compose reads compose files, and that it is confined. Small scripts stand in for Compose and for apt."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import HostError, UsageError
+from provisioner.inspect import compose_program
+from provisioner.inspect.compose_program import program, run
+from provisioner.store.home import Home
+
+
+def _script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory on PATH, with an apt-get that fails; Debian's keys are there."""
+    keys = tmp_path / "debian-archive-trixie-stable.gpg"
+    keys.touch()
+    monkeypatch.setattr(compose_program, "DEBIAN_13_KEYS", keys)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    return _script(tmp_path / "bin" / "apt-get", "echo 'E: The repository cannot be reached'\nexit 100").parent
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    found = Home(tmp_path / "home")
+    found.make()
+    (found.root / "compose").mkdir()
+    return found
+
+
+def _kept(home: Home, text: str = "#!/bin/sh\n") -> Path:
+    path = home.root / "compose" / hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("version", ["2.21.0", "v2.40.3", "5.0.0-desktop.1"])
+def test_the_operators_own_compose_is_taken(programs: Path, home: Home, version: str) -> None:
+    own = _script(programs / "docker-compose", f'[ "$*" = "version --short" ] && echo {version}')
+    assert program(home) == own
+
+
+@pytest.mark.parametrize("answer", ["echo 2.20.9", "echo 1.29.2", "echo unknown", "exit 1", "exec sleep 600"])
+def test_one_that_is_too_old_or_says_no_version_is_passed_over(
+    programs: Path, home: Home, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    if "sleep" in answer:
+        monkeypatch.setattr(compose_program, "_WAIT_SECONDS", 0.1)
+    _script(programs / "docker-compose", answer)
+    kept = _kept(home)
+    assert program(home) == kept
+
+
+def test_a_plugin_of_dockers_client_is_taken_first(programs: Path, home: Home, tmp_path: Path) -> None:
+    plugin = _script(tmp_path / "docker" / "cli-plugins" / "docker-compose", "echo 2.40.0")
+    other = _script(programs / "docker-compose", "echo 2.30.0")
+    assert program(home) == other  # there is no client
+    _script(programs / "docker", "exit 1")
+    compose_program._installed.cache_clear()  # a process looks once
+    assert program(home) == plugin
+
+
+@pytest.mark.usefixtures("programs")
+def test_debians_is_fetched_once(home: Home) -> None:
+    kept = _kept(home)
+    (home.root / "compose" / "archive").mkdir()
+    assert program(home) == program(home) == kept
+
+
+def test_one_that_was_changed_is_not_used(programs: Path, home: Home) -> None:
+    _kept(home).write_text("#!/bin/sh\necho something else\n")
+    (home.root / "compose" / "archive").mkdir()
+    with pytest.raises(HostError, match="apt-get failed") as raised:
+        program(home)
+    assert "Install Docker's plugin docker-compose-plugin" in str(raised.value.hint)
+    assert "The repository cannot be reached" in str(raised.value.details)
+    assert not list((home.root / "compose").glob(".fetching-*"))
+    (programs / "apt-get").unlink()
+    with pytest.raises(HostError, match="apt-get is not installed"):
+        program(home)
+
+
+def test_without_debians_keys_nothing_is_fetched(programs: Path, home: Home, tmp_path: Path) -> None:
+    _script(programs / "apt-get", f"touch {tmp_path}/started")
+    (tmp_path / "debian-archive-trixie-stable.gpg").unlink()
+    with pytest.raises(HostError, match="keys of Debian 13's archive are missing"):
+        program(home)
+    assert not (tmp_path / "started").exists()
+
+
+def test_compose_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATORS_KEY", "secret")
+    script = _script(tmp_path / "compose", "cat /proc/self/environ /proc/self/limits /proc/self/status /proc/net/dev")
+    output, said = run(script, [], {"GIVEN": "1"})
+    told = output.decode()
+    assert not said
+    assert "GIVEN=1" in told
+    assert "secret" not in told
+    limits = {"cpu time": 10, "file size": 1 << 20, "data size": 512 << 20, "open files": 256, "core file size": 0}
+    for name, most in limits.items():
+        assert re.search(rf"Max {name} +{most} +{most} ", told), name
+    assert re.search(r"NoNewPrivs:\s+1\n", told)
+    for kind in ("Eff", "Prm", "Bnd"):
+        rights = re.search(rf"Cap{kind}:\s+(\w+)", told)
+        assert rights
+        if kind != "Bnd" or "\nUid:\t0" in told:
+            assert int(rights[1], 16) & ~(1 << 2) == 0, kind  # CAP_DAC_READ_SEARCH
+    own = [["unshare", *names, "--net", "true"] for names in ([], ["--map-current-user"])]
+    may = any(subprocess.run(argv, capture_output=True, check=False).returncode == 0 for argv in own)
+    assert not may or re.findall(r"^ *(\S+):.*\d$", told.partition("Inter-")[2], re.MULTILINE) == ["lo"]
+
+
+@pytest.mark.parametrize("text", ["kill -XCPU $$", "exec sleep 600", "exit 2", "exec head -c 2000000 /dev/zero"])
+def test_compose_that_exceeds_a_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(compose_program, "_WAIT_SECONDS", 0.1)
+    with pytest.raises(UsageError, match=r"it is too large: Compose may take 512 MiB of memory and 10 s"):
+        run(_script(tmp_path / "compose", text), [], {})
+
+
+def test_what_compose_says_is_the_message(tmp_path: Path) -> None:
+    text = "echo 'time=now level=warning msg=old' >&2\necho 'services.web is wrong.' >&2\nexit 1"
+    with pytest.raises(UsageError, match=r"^services\.web is wrong$"):
+        run(_script(tmp_path / "compose", text), [], {})
+    with pytest.raises(UsageError, match="Compose cannot be given the variables that it names"):
+        run(_script(tmp_path / "compose", "true"), [], {"A": "x" * (1 << 18)})
