@@ -244,6 +244,13 @@ class Machines:
         """
         return ""
 
+    def standstill(self, environment: Environment, role: Role) -> str:
+        """Says why a machine that lives cannot answer, as far as this host knows that at once; empty by default.
+
+        The machine may have brought it about: it excuses nothing.
+        """
+        return ""
+
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of what the machine wrote to its console; empty, as by default, if there is none."""
         return ""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from provisioner.errors import MachineLostError
 from provisioner.models import Environment, Role
 from provisioner.progress import Progress
 from provisioner.session import Session
@@ -41,6 +42,8 @@ def connect_kept(session: Session, environment: Environment, role: Role) -> Call
         HostError, InfrastructureError, MachineLostError: as for connect.
         UsageError: the machine is not up.
     """
+    if why := session.cloud.standstill(environment, role):
+        raise MachineLostError(f"The {environment.hostname(role)} machine of {environment.id} cannot answer: {why}.")
     login = session.environments.login(environment, role, "root")
     path = session.environments.directory(environment.id) / f"connection-{role}"
     where = f"{login.endpoint.host}:{login.endpoint.port}"

@@ -70,14 +70,18 @@ def _is_orphan(store: EnvironmentStore, environment: Environment) -> bool:
 
 
 def _ended(store: EnvironmentStore, environment: Environment) -> list[str]:
-    """Names the machines of this host that have ended although they should run. No other cloud is asked."""
+    """Names the machines of this host that have ended or stand still although they should run. Asks no other cloud."""
     if environment.cloud != "local" or environment.status != "ready":
         return []
+    from provisioner.clouds.local.vm.processes import is_stopped
     from provisioner.clouds.local.vm.qemu import live_pid
 
-    directory = store.directory(environment.id)
-    ended = [role for role in environment.machines if live_pid(directory / role / "qemu.pid") is None]
-    return [f"{environment.hostname(role)} has ended" for role in ended]
+    told = []
+    for role in environment.machines:
+        pid = live_pid(store.directory(environment.id) / role / "qemu.pid")
+        if pid is None or is_stopped(pid):
+            told.append(f"{environment.hostname(role)} {'has ended' if pid is None else 'is stopped'}")
+    return told
 
 
 def _age(environment: Environment) -> str:

@@ -19,7 +19,7 @@ from provisioner.clouds.local.credentials import credentials
 from provisioner.clouds.local.frozen import snapshots
 from provisioner.clouds.local.network import captures, egress, outside_view
 from provisioner.clouds.local.network.egress_rules import GATEWAY, MAX_RULES
-from provisioner.clouds.local.vm import disk, kvm, machine_logs, qemu, shutdown
+from provisioner.clouds.local.vm import disk, kvm, machine_logs, processes, qemu, shutdown
 from provisioner.clouds.module_variables import ModuleVariables, StackValues, TerraformType
 from provisioner.clouds.sizing import BUILDER_CPUS, BUILDER_MEMORY_GIB, DEFAULT_MEMORY_GIB, MINIMUM_DISK_GIB
 from provisioner.config import Settings
@@ -241,6 +241,12 @@ class LocalCloud(Cloud):
             if not any(disk.fills_host(self._directory(environment, each)) for each in environment.machines):
                 return "the host's disk is full: QEMU paused the machine"
         return ""
+
+    def standstill(self, environment: Environment, role: Role) -> str:
+        """Tells that a signal has stopped the machine's QEMU."""
+        pid = qemu.live_pid(self._directory(environment, role) / "qemu.pid")
+        stopped = pid is not None and processes.is_stopped(pid)
+        return f"its QEMU is stopped: `kill -CONT {pid}` continues it" if stopped else ""
 
     def console(self, environment: Environment, role: Role) -> str:
         """Returns the end of the serial console's log."""

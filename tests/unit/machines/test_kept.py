@@ -143,6 +143,17 @@ def test_a_machine_that_has_ended_is_told_at_once(
     assert sshd.logins == logins
 
 
+def test_a_machine_that_stands_still_is_told_at_once(
+    cloud: FakeCloud, session: Session, running: Environment, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(session, running, "echo", "one") == b"one\n"
+    logins = sshd.logins
+    monkeypatch.setattr(cloud, "standstill", lambda *_: "its QEMU is stopped")
+    with pytest.raises(MachineLostError, match="cannot answer: its QEMU is stopped"):
+        connect_kept(session, running, "primary")
+    assert sshd.logins == logins
+
+
 def test_a_machine_that_keeps_silent_is_told(
     session: Session, running: Environment, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,14 @@ def is_alive(pid: int, started: str) -> bool:
     return fields[19] == started and (fields[0] not in ("Z", "X") or int(fields[17]) > 1)
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal has stopped a process until another one continues it."""
+    try:
+        return _stat(pid)[0] == "T"
+    except OSError:
+        return False
+
+
 def _stat(pid: int) -> list[str]:
     """Returns the fields of proc(5)'s /proc/PID/stat from the third one on; before that is a name, of any bytes.
 

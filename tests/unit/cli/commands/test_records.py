@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -34,6 +36,7 @@ from provisioner.store.home import Home
 from provisioner.store.images import Image, ImageStore
 from provisioner.store.locks import locked
 from tests.unit.conftest import CommandLine, nothing_was_created
+from tests.waiting import until
 
 FAMILY = Path(__file__).parent / "families" / "echo"  # what its text tells is refused before an image is asked
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -131,6 +134,11 @@ def test_list_tells_which_machines_of_this_host_have_ended(provisioner: CommandL
     running.mkdir()
     (running / PROCESS).write_text(f"{os.getpid()} {start_time(os.getpid())}")
     assert "  ready, web has ended  " in provisioner("list").stdout
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        (running / PROCESS).write_text(f"{process.pid} {start_time(process.pid)}")
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: "  ready, primary is stopped, web has ended  " in provisioner("list").stdout)
+        process.kill()
     store.save(saved.model_copy(update={"cloud": "aws"}))
     assert "  ready  " in provisioner("list").stdout
 

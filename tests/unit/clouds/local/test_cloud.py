@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,11 +15,14 @@ from provisioner.clouds.findings import EnvironmentResources
 from provisioner.clouds.local import machine
 from provisioner.clouds.local.cloud import LocalCloud, LocalVariables
 from provisioner.clouds.local.vm import disk, disk_layers, kvm, qemu
+from provisioner.clouds.local.vm.processes import start_time
+from provisioner.clouds.local.vm.qemu import PROCESS
 from provisioner.config import Settings
 from provisioner.errors import CapacityError, InfrastructureError, TerraformError, UnavailableError, UsageError
 from provisioner.family.manifest import Resources
 from provisioner.models import Environment, MachineRecord, MachineSize, TaskSetup
 from provisioner.store.home import Home
+from tests.waiting import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENVIRONMENT = Environment(
@@ -141,6 +145,18 @@ def test_what_remains_is_told_and_removed(cloud: LocalCloud, home: Home) -> None
     assert cloud.remaining(ENVIRONMENT) == [f"directory {home.environments / 'env' / 'primary'}"]
     cloud.remove(ENVIRONMENT)
     assert cloud.remaining(ENVIRONMENT) == []
+
+
+def test_a_machine_whose_qemu_is_stopped_stands_still(cloud: LocalCloud, home: Home) -> None:
+    cloud.prepare(ENVIRONMENT, {"primary": {}})
+    assert cloud.standstill(ENVIRONMENT, "primary") == ""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        note = home.environments / "env" / "primary" / PROCESS
+        note.write_text(f"{process.pid} {start_time(process.pid)}")
+        assert cloud.standstill(ENVIRONMENT, "primary") == ""
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: "its QEMU is stopped" in cloud.standstill(ENVIRONMENT, "primary"))
+        process.kill()
 
 
 def test_a_survey_finds_directories_without_a_record(cloud: LocalCloud, home: Home) -> None:

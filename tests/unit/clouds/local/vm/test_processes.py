@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from provisioner.clouds.local.vm.processes import is_alive, start_time
+from provisioner.clouds.local.vm.processes import is_alive, is_stopped, start_time
 from tests.waiting import until
 
 # Gives itself a name that is no UTF-8 and looks like a zombie's, then ends its first thread alone (exit(2)).
@@ -40,6 +41,16 @@ def test_a_process_that_ended_is_not_alive_before_it_is_reaped() -> None:
     until(lambda: not is_alive(process.pid, started))
     assert start_time(process.pid) == started
     process.communicate()
+
+
+def test_a_process_that_a_signal_stops_is_told() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(process.pid))
+        process.kill()
+        process.wait()
+        assert not is_stopped(process.pid)
 
 
 def test_a_process_without_its_first_thread_is_alive() -> None:
