@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -203,10 +204,12 @@ def test_a_file_of_users_is_read_inside_of_the_container_alone(tmp_path: Path) -
     [entry] = container._entries(str(tmp_path / "root"), "etc/passwd")
     assert entry[0] == "inside"
     inside.unlink()
-    os.mkfifo(inside)
-    with pytest.raises(OSError, match="no regular file"):
-        container._entries(str(tmp_path / "root"), "etc/passwd")
-    inside.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:  # which cannot be opened: its kind is known before
+        for make in (os.mkfifo, lambda path: listener.bind(str(path))):
+            make(inside)
+            with pytest.raises(OSError, match="no regular file"):
+                container._entries(str(tmp_path / "root"), "etc/passwd")
+            inside.unlink()
     inside.write_bytes(b"\n" * ((4 << 20) + 1))
     with pytest.raises(OSError, match="too long"):
         container._entries(str(tmp_path / "root"), "etc/passwd")

@@ -202,13 +202,16 @@ def _entries(root, path):
         OSError: it is no regular file, or too long.
     """
     try:
-        file = _open_inside(root, path)
+        file = _found_inside(root, path)
     except FileNotFoundError:
         return []
-    with os.fdopen(file, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # to open a device may already do something
             raise OSError(errno.EINVAL, "/" + path + " is no regular file")
-        data = opened.read(MOST_BYTES + 1)
+        with open(f"/proc/self/fd/{file}", "rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+    finally:
+        os.close(file)
     if len(data) > MOST_BYTES:
         raise OSError(errno.EFBIG, "/" + path + " is too long")
     lines = data.decode("utf-8", errors="surrogateescape").split("\n", MOST_ENTRIES)
@@ -217,12 +220,12 @@ def _entries(root, path):
     return [[*line.strip().split(":", 7), "", "", "", ""] for line in lines if line.strip()]
 
 
-def _open_inside(root, path):
-    """Open a file to be read, without waiting, whose links lead nowhere outside of a root (openat2)."""
+def _found_inside(root, path):
+    """Return a descriptor that names a file without opening it; links lead nowhere outside of a root (openat2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = struct.pack("QQQ", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+        how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
         file = libc.syscall(OPENAT2, directory, os.fsencode(path), how, len(how))
     finally:
         os.close(directory)
