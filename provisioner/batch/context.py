@@ -117,8 +117,8 @@ class BatchContext:
         """
         wanted = family_directories(self.suite, self.directory)
         # All are checked before the first image is built.
-        written = {path: refuse_mistakes(self.family(path), None, self.session.variables) for path in wanted}
-        known = {path: each.tasks for path, each in written.items() if each.tasks is not None}
+        checked = {path: refuse_mistakes(self.family(path), None, self.session.variables) for path in wanted}
+        known = {path: each.tasks for path, each in checked.items() if each.tasks is not None}
         expand(self.suite, known, {path: wanted[path] for path in known})
         tasks = {path: list(build.family_image(self.session, self.family(path))[1].tasks) for path in wanted}
         runs = expand(self.suite, tasks, wanted)
@@ -159,13 +159,13 @@ class BatchContext:
         family = self.family(path)
         unknown = [TaskForecast(family=family.name, task=None, runs=None, forecast=None)]
         image = build.built_family_image(self.session, family)
-        written = refuse_mistakes(family, None, self.session.variables if self._env_file else None)
+        checked = refuse_mistakes(family, None, self.session.variables if self._env_file else None)
         try:
             built = self.session.images.setup_data(image).tasks if image else None
         except InfrastructureError as error:
             self.session.progress.note(f"{error.message} {error.hint or ''}".rstrip())
             return unknown
-        tasks = list(written.tasks or family.manifest.tasks) if built is None else list(built)
+        tasks = list(checked.tasks or family.manifest.tasks) if built is None else list(built)
         if not tasks:
             return unknown
         runs = expand(self.suite, {path: tasks}, {path: globs})
@@ -174,7 +174,7 @@ class BatchContext:
                 family=family.name,
                 task=task,
                 runs=sum(run.task == task for run in runs),
-                forecast=forecast(self.session, family, task, written, allowlist=bool(self.suite.allow)),
+                forecast=forecast(self.session, family, task, checked, allowlist=bool(self.suite.allow)),
             )
             for task in dict.fromkeys(run.task for run in runs)
         ]

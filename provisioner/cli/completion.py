@@ -58,12 +58,12 @@ def task_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _tasks(family: Path) -> list[str]:
-    from provisioner.family.checks.literals import literal_tasks  # which take long to import
+    from provisioner.family.checks.names import task_names  # which take long to import
     from provisioner.family.checks.source import read_source
     from provisioner.family.loader import load_family
 
     source = read_source(load_family(family.expanduser()))
-    return [name for name in (source and literal_tasks(source)) or () if _PLAIN.fullmatch(name)]
+    return [name for name in (source and task_names(source)) or () if _PLAIN.fullmatch(name)]
 
 
 def _ids(directory: Path, incomplete: str) -> list[str]:

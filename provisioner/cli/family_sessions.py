@@ -9,7 +9,7 @@ from provisioner.cli.options import Launch
 from provisioner.cli.sessions import session
 from provisioner.clouds.registry import Where
 from provisioner.environment.allowlist import parse_destination, resolve
-from provisioner.family.checks.family_check import check_loaded, refuse_mistakes
+from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.loader import TaskFamily, load_family, refuse_env_file_inside
 from provisioner.models import Destination
 from provisioner.session import Session
@@ -55,9 +55,7 @@ def refuse_or_warn(opened: Session, family: TaskFamily, task: str | None) -> Non
     Raises:
         UsageError: the family has no such task, requires variables that are not set, or has other mistakes.
     """
-    refuse_mistakes(family, task, opened.variables)
-    findings = check_loaded(family, task, opened.variables).findings
-    if warnings := sum(finding.level == "warning" for finding in findings):
+    if warnings := len(refuse_mistakes(family, task, opened.variables).findings):
         noun = "warning" if warnings == 1 else "warnings"
         opened.progress.note(f"{family.title} has {warnings} {noun}: `provisioner check FAMILY` shows them")
 

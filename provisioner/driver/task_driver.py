@@ -17,7 +17,7 @@ from typing import Any
 from provisioner import strict_json
 from provisioner.driver.output_tee import OutputTee
 from provisioner.errors import CommandTimeoutError, TaskError
-from provisioner.family.missing_modules import how_to_install
+from provisioner.family.build_steps import PIP_STEP
 from provisioner.printable import LINE_CHARACTERS, beginning, first_and_last_lines
 from provisioner.redaction import LEFT_OUT, Redactor
 from provisioner.ssh.connection import Connection
@@ -44,6 +44,11 @@ ANSWER_OUTPUT_BYTES = 1 << 20
 GROWTH_CHARACTERS = 4 << 20
 TIME_LIMITS = (
     "docs/reference/settings.md#time-limits has the limits, docs/authoring/daemons.md how to leave a program running."
+)
+MISSING_MODULE = (
+    f"If pip installs the module, add this step to build_steps.json, with the package's name: {PIP_STEP}. It runs "
+    "before the family's module is imported. docs/reference/task-families.md#what-metrs-image-has-besides lists what "
+    "only METR's image has."
 )
 # Enough for a screen, and little enough to be taken apart into lines.
 _END_CHARACTERS = 64 << 10
@@ -118,7 +123,7 @@ def _hint(result: object) -> str | None:
     if result.get("kind") == "timeout":
         return TIME_LIMITS
     if result.get("kind") == "exception" and result.get("type") == "ModuleNotFoundError":
-        return how_to_install(str(result.get("message")))
+        return MISSING_MODULE
     return None
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from provisioner.clouds.sizing import MINIMUM_DISK_GIB
 from provisioner.costs.prices import CostLine, cost, worst_hourly
-from provisioner.family.checks.family_check import Written
+from provisioner.family.checks.family_check import Checked
 from provisioner.family.env_file import required_of_env_file
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import require_task
@@ -56,12 +56,12 @@ class Forecast(Record):
 
 
 def forecast(
-    session: Session, family: TaskFamily, task: str, written: Written | None = None, *, allowlist: bool = False
+    session: Session, family: TaskFamily, task: str, checked: Checked | None = None, *, allowlist: bool = False
 ) -> Forecast:
     """Chooses the machines as `run` would, as far as that is possible without building anything.
 
     Args:
-        written: what the family's text tells, for as long as its image is not built.
+        checked: what the family's text tells, for as long as its image is not built.
         allowlist: whether the environment is to have one.
 
     Raises:
@@ -69,13 +69,13 @@ def forecast(
         UnavailableError: a price is not known.
     """
     resources = family.manifest.resources(task)
-    written = written or Written()
+    checked = checked or Checked(family.name)
     image = build.built_family_image(session, family)
     setup = require_task(session.images.setup_data(image), family.name, task) if image else None
-    spec = setup.aux_vm_spec if setup else written.aux_vm
+    spec = setup.aux_vm_spec if setup else None
     sizes = session.cloud.choose(resources, spec)
     sizes["primary"] = build.fitting_image(sizes["primary"], family)
-    needs = required_of_env_file(setup) if setup else written.needs
+    needs = required_of_env_file(setup) if setup else checked.needs
     # Assume the more expensive case for what is not known yet.
     has_way_out = allowlist or setup is None or setup.full_internet
     lines = session.cloud.costs(sizes, has_way_out=has_way_out, spot=True)
@@ -92,7 +92,7 @@ def forecast(
         image=image,
         outlook="" if image else build.outlook(session, family),
         full_internet=setup.full_internet if setup else None,
-        has_aux_vm=bool(spec) if setup else written.has_aux_vm,
+        has_aux_vm=bool(spec) if setup else checked.has_aux_vm,
         needs=tuple(name for name in needs if name not in session.variables),
         machines=sizes,
         room=session.cloud.room(sizes),

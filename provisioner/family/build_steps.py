@@ -16,6 +16,8 @@ from provisioner.models import BuildStep, FileBuildStep, ShellBuildStep
 from provisioner.validation import shown
 
 FILE_NAME = "build_steps.json"
+# Installs a module before the family's own is imported.
+PIP_STEP = '{"type": "shell", "commands": ["pip install <PACKAGE>"]}'
 MAXIMUM_BYTES = 4 << 20
 MAXIMUM_STEPS = 1000
 MAXIMUM_PATH_CHARACTERS = 4096

@@ -69,9 +69,9 @@ class FamilySamples:
             session = open_session(self._configuration("any"), Origin(self.family.name))
             # Once: it reads the whole family. Of several names, the text or the built image tells which are unknown.
             task = named[0] if len(set(named)) == 1 else None
-            written = refuse_mistakes(self.family, task, session.variables)
-            if written.tasks is not None:
-                self._refuse_unknown(named, written.tasks)
+            checked = refuse_mistakes(self.family, task, session.variables)
+            if checked.tasks is not None:
+                self._refuse_unknown(named, checked.tasks)
             CHECKED.add((self.family.directory, secrets))
         # Inspect makes tasks in its event loop's own thread, and must know their samples before it continues.
         with before_samples(), told_in_full(session.redactor), interruptible(session) as watched:

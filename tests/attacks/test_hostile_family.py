@@ -149,6 +149,7 @@ def test_no_words_of_a_family_steer_the_terminal(provisioner: CommandLine, tmp_p
     escape = "\x1b[2J\x1b]0\x07\u202e"
     text = changed(TASKS, f"return {{'a{escape}': 1}}")
     (tmp_path / "fam").mkdir()
+    (tmp_path / "fam" / "manifest.yaml").write_text(f"tasks: {{{json.dumps(escape)}: {{}}}}")
     (tmp_path / "fam" / "fam.py").write_text(text)
     (tmp_path / "fam" / "build_steps.json").write_text(
         json.dumps([{"type": "shell", "commands": [f"pip install 'a{escape}'", "echo ("]}])
@@ -156,5 +157,5 @@ def test_no_words_of_a_family_steer_the_terminal(provisioner: CommandLine, tmp_p
     (tmp_path / "fam" / f"a{escape}").write_text("sk-ant-" + "a1" * 20)
     done = provisioner("check", str(tmp_path / "fam"))
     rules = set(re.findall(r"\[([a-z-]+)\]", done.stdout))
-    assert rules == {"invalid-tasks", "secret-in-file"}
+    assert rules == {"unknown-manifest-task", "secret-in-file"}
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()

@@ -51,8 +51,8 @@ def check(
         "family": checked.family,
         "errors": errors,
         "warnings": warnings,
-        "tasks": checked.written.tasks,
-        "required_variables": checked.written.needs,
+        "tasks": checked.tasks,
+        "required_variables": checked.needs,
         "findings": [asdict(finding) | {"see": finding.see} for finding in checked.findings],
     }
     lines = [_text(finding, family) for finding in checked.findings]
@@ -72,13 +72,13 @@ def _text(finding: Finding, family: Path) -> str:
 
 
 def _needs(checked: Checked) -> list[str]:
-    if not checked.written.needs:
+    if not checked.needs:
         return []
-    return [f"Its tasks need --env-file with: {names_in_line(checked.written.needs)}."]
+    return [f"Its tasks need --env-file with: {names_in_line(checked.needs)}."]
 
 
 def _unknown(checked: Checked, task: str | None) -> list[str]:
-    if task is None or checked.written.tasks is not None or any(found.level == "error" for found in checked.findings):
+    if task is None or checked.tasks is not None or any(found.level == "error" for found in checked.findings):
         return []
     return [f"The family's text does not tell whether there is a task {shown(task)}: building its image will."]
 

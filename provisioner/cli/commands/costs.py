@@ -57,10 +57,10 @@ def plan(
 ) -> Result:
     """Shows machines, image, internet access, prices and the worst-case cost."""
     opened, loaded = family_session(family, env_file, where, launch)
-    written = refuse_mistakes(loaded, task, opened.variables if env_file else None)
+    checked = refuse_mistakes(loaded, task, opened.variables if env_file else None)
     allowed = destinations(allow)
     allowlist = opened.cloud.allowlist_room(allowed)
-    estimate = forecast(opened, loaded, task, written, allowlist=bool(allowed))
+    estimate = forecast(opened, loaded, task, checked, allowlist=bool(allowed))
     data = {**estimate.model_dump(mode="json"), "allowlist": allowlist}
     today = now().date()
     for line, priced in zip(data["lines"], estimate.lines, strict=True):
@@ -70,7 +70,6 @@ def plan(
 
 # Of a family whose image is not built yet: whether a task has an aux VM, as far as that is known.
 _AUX_VM = {
-    True: "as the module has it",
     False: "none in the module; certain once the image is built",
     None: "not known until the family's image is built",
 }

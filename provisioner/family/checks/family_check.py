@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
-from provisioner.errors import MissingVariablesError, TaskFamilyError, UsageError
+from provisioner.errors import MissingVariablesError, TaskFamilyError
 from provisioner.family.build_steps import FILE_NAME, load_build_steps
 from provisioner.family.checks.finding import RULES_PAGE, Finding, bounded
-from provisioner.family.checks.imports import import_findings
-from provisioner.family.checks.inputs import input_findings
-from provisioner.family.checks.literals import (
-    literal_aux_vm,
-    literal_tasks,
-    missing_variables,
-    task_findings,
-    value_findings,
-    variable_findings,
-)
+from provisioner.family.checks.imports import glob_findings, import_findings
 from provisioner.family.checks.methods import method_findings
+from provisioner.family.checks.names import required_variables, task_findings, task_names, variable_findings
 from provisioner.family.checks.secrets import secret_findings
-from provisioner.family.checks.source import FamilySource, read_source
+from provisioner.family.checks.source import read_source
 from provisioner.family.explained import FILES
 from provisioner.family.loader import TaskFamily, load_family, locate_family
 from provisioner.family.manifest import FILE_NAMES, load_manifest
 from provisioner.family.module import check_module
 from provisioner.family.setup_data import unknown_task
-from provisioner.models import VMSpec
 from provisioner.validation import listed
 
 # At most so many findings of each kind of check: a longer list helps no reader.
@@ -40,35 +31,22 @@ _LINE = re.compile(r"\bline (\d{1,9})\b")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a family's text tells before its image is built.
-
-    Args:
-        tasks: the names of the tasks, or None if only a machine can tell them.
-        needs: the variables that an env file has to set, as far as the text tells.
-        aux_vm: the spec of the aux VM that all tasks have; None if they have none, or if only a machine can tell.
-        has_aux_vm: whether they have one; None if only a machine can tell.
-    """
-
-    tasks: tuple[str, ...] | None = None
-    needs: tuple[str, ...] = ()
-    aux_vm: VMSpec | None = None
-    has_aux_vm: bool | None = None
-
-
-@dataclass(frozen=True)
 class Checked:
-    """The result of a check.
+    """The result of a check, with what a family's text tells before its image is built.
 
     Args:
         family: the family's name.
         findings: errors first.
-        written: what the text tells.
+        tasks: the names of the tasks, or None if only a machine can tell them.
+        needs: the variables that an env file has to set, as far as the text tells.
+        has_aux_vm: whether the tasks may have an aux VM; None if only a machine can tell.
     """
 
     family: str
-    findings: tuple[Finding, ...]
-    written: Written = Written()
+    findings: tuple[Finding, ...] = ()
+    tasks: tuple[str, ...] | None = None
+    needs: tuple[str, ...] = ()
+    has_aux_vm: bool | None = None
 
 
 def check_family(path: Path, task: str | None = None, variables: Mapping[str, str] | None = None) -> Checked:
@@ -101,79 +79,60 @@ def check_loaded(family: TaskFamily, task: str | None, variables: Mapping[str, s
         TaskFamilyError: the module is not Python any more.
     """
     source = read_source(family)
-    found = _of_source(source, family, task, variables) + _capped(secret_findings(family, variables or {}))
-    found += _capped(import_findings(source, family)) if source else []
-    return Checked(family.name, tuple(bounded(found)), _written(source))
+    kinds = [secret_findings(family, variables or {}), glob_findings(family)]
+    if source is None:
+        too_large = Finding(
+            "warning", "not-checked", family.module.name, None, "The module is too large to be checked.",
+            "Its parsed code would fill the controller's memory.", "Move data from the module into files.",
+        )  # fmt: skip
+        return Checked(family.name, tuple(bounded([too_large, *chain(*map(_capped, kinds))])))
+    kinds += [
+        method_findings(source),
+        task_findings(source, family, task),
+        variable_findings(source, variables),
+        import_findings(source, family),
+    ]
+    return Checked(
+        family.name,
+        tuple(bounded(list(chain(*map(_capped, kinds))))),
+        tasks=task_names(source),
+        needs=tuple(required_variables(source)),
+        has_aux_vm=False if source.lacks("get_aux_vm_spec") else None,
+    )
 
 
-def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str, str] | None) -> Written:
-    """Refuses a family that surely fails. Takes a fraction of a second, and creates nothing.
+def refuse_mistakes(family: TaskFamily, task: str | None, variables: Mapping[str, str] | None) -> Checked:
+    """Refuses a family that surely fails. Takes a fraction of a second for most families, and creates nothing.
 
     Args:
         task: the task that is to be run; None for all.
         variables: those of the env file; None if they do not matter yet.
 
     Returns:
-        what the text tells.
+        what the text tells, and the warnings.
 
     Raises:
         UsageError: the family has no such task.
         MissingVariablesError: required variables are not set.
         TaskFamilyError: the family has other mistakes; the message lists them with file and line.
     """
-    source = read_source(family)
-    errors = [each for each in bounded(_of_source(source, family, task, variables)) if each.level == "error"]
+    checked = check_loaded(family, task, variables)
+    errors = [each for each in checked.findings if each.level == "error"]
     rules = {finding.rule for finding in errors}
-    written = _written(source)
-    if task is not None and rules == {"unknown-task"}:
-        if written.tasks is None:
-            raise UsageError(errors[0].what, hint=errors[0].fix)
-        raise unknown_task(family.name, task, written.tasks)
-    if source and variables is not None and rules == {"missing-variable"}:
-        raise MissingVariablesError(missing_variables(source, variables)[:MAXIMUM_OF_A_KIND])
+    if rules == {"unknown-task"}:
+        raise unknown_task(family.name, task or "", checked.tasks or ())
+    if rules == {"missing-variable"}:
+        missing = [name for name in checked.needs if name not in (variables or {})]
+        raise MissingVariablesError(missing[:MAXIMUM_OF_A_KIND])
     if errors:
         lines = listed(f"{finding.place}: {finding.what} [{finding.rule}]" for finding in errors)
         hint = f"`provisioner check FAMILY` says why, and what to do. {RULES_PAGE} has every rule."
         raise TaskFamilyError(f"The family {family.name} cannot run:{lines}", hint=hint)
-    return written
+    return checked
 
 
-def _written(source: FamilySource | None) -> Written:
-    if source is None:
-        return Written()
-    tasks = literal_tasks(source)
-    try:
-        spec = literal_aux_vm(source)
-    except TaskFamilyError:  # the findings name it
-        spec = None
-    has_aux_vm = None
-    if spec or source.lacks("get_aux_vm_spec"):
-        has_aux_vm = spec is not None
-    return Written(None if tasks is None else tuple(tasks), tuple(missing_variables(source, {})), spec, has_aux_vm)
-
-
-def _of_source(
-    source: FamilySource | None, family: TaskFamily, task: str | None, variables: Mapping[str, str] | None
-) -> list[Finding]:
-    if source is None:
-        return [
-            Finding(
-                "warning", "not-checked", family.module.name, None, "The module is too large to be checked.",
-                "Its parsed code would fill the controller's memory.", "Move data from the module into files.",
-            )
-        ]  # fmt: skip
-    kinds = (
-        method_findings(source),
-        task_findings(source, family, task),
-        variable_findings(source, variables),
-        value_findings(source, family),
-        input_findings(source, family),
-    )
-    return [finding for kind in kinds for finding in _capped(kind)]
-
-
-def _capped(findings: Iterable[Finding]) -> list[Finding]:
-    return list(islice(findings, MAXIMUM_OF_A_KIND))
+def _capped(findings: Iterator[Finding]) -> Iterator[Finding]:
+    return islice(findings, MAXIMUM_OF_A_KIND)
 
 
 def _invalid_files(directory: Path, name: str) -> Iterator[Finding]:

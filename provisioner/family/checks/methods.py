@@ -31,8 +31,8 @@ def method_findings(source: FamilySource) -> Iterator[Finding]:
 
 
 def _signature(source: FamilySource, function: FunctionNode, count: int) -> Iterator[Finding]:
-    name, kind = function.name, kind_of(function)
-    given = count + (kind == "class")
+    name = function.name
+    given = count + (kind_of(function) == "class")
     parameters = _PARAMETERS[count] if name != "aggregate_scores" else "t, score_log"
     if not _takes(function.args, given) and not (name == "teardown" and _takes(function.args, given - 1)):
         arguments = _AGGREGATE_ARGUMENTS if name == "aggregate_scores" else _ARGUMENTS[count]
@@ -41,13 +41,6 @@ def _signature(source: FamilySource, function: FunctionNode, count: int) -> Iter
             f"{name}({_shown(function.args)}) cannot be called with {arguments}.",
             f"provisioner calls TaskFamily.{name}({parameters}), on the class.",
             f"Write @staticmethod and def {name}({parameters}).",
-        )  # fmt: skip
-    elif kind == "plain":
-        yield Finding(
-            "warning", "missing-staticmethod", source.file, function.lineno,
-            f"{name} has no @staticmethod.",
-            "It works here, where it is called on the class, but not with a driver that makes an object of it.",
-            f"Write @staticmethod above def {name}.",
         )  # fmt: skip
     if isinstance(function, ast.AsyncFunctionDef):
         yield Finding(
@@ -81,14 +74,13 @@ def _shown(parameters: ast.arguments) -> str:
 
 def _misspelt(source: FamilySource) -> Iterator[Finding]:
     known = [*FUNCTIONS, *ATTRIBUTES]
-    if len(source.member_names) > _MAXIMUM_MEMBERS:
+    if len(source.members) > _MAXIMUM_MEMBERS:
         return
-    for name in sorted(source.member_names - set(known)):
+    for name in sorted(source.members.keys() - set(known)):
         near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE) if len(name) < 64 else []
         if near and source.lacks(near[0]) and not name.startswith("_"):
-            statement = source.member(name)
             yield Finding(
-                "warning", "misspelt-name", source.file, statement.lineno if statement else None,
+                "warning", "misspelt-name", source.file, source.members[name][0].lineno,
                 f"{name} looks like {near[0]}, which the class does not have.",
                 "The Task Standard knows no such name, so provisioner never looks at it.",
                 f"Call it {near[0]}, or, if it is another thing, give it a name that begins with _.",

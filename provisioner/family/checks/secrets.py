@@ -14,12 +14,13 @@ MAXIMUM_TOTAL_BYTES = 64 << 20
 # As the search of a finished image has it: shorter values are found by chance.
 SHORTEST_VALUE = 8
 
+# Each begins with a literal, which is found ten times as fast as a word's boundary: that is looked for behind it.
 _PATTERNS = {
     "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
-    "an AWS access key": re.compile(rb"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b"),
-    "a GitHub token": re.compile(rb"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})\b"),
-    "a Slack token": re.compile(rb"\bxox[abprs]-[A-Za-z0-9-]{20,}"),
-    "an OpenAI or Anthropic key": re.compile(rb"\bsk-(?:ant-|proj-)[A-Za-z0-9_-]{20,}"),
+    "an AWS access key": re.compile(rb"A(?<=\bA)(?:KIA|SIA)[A-Z2-7]{16}\b"),
+    "a GitHub token": re.compile(rb"g(?<=\bg)(?:h[pousr]_[A-Za-z0-9]{36}|ithub_pat_[A-Za-z0-9_]{60,})\b"),
+    "a Slack token": re.compile(rb"xox(?<=\bxox)[abprs]-[A-Za-z0-9-]{20,}"),
+    "an OpenAI or Anthropic key": re.compile(rb"sk-(?<=\bsk-)(?:ant-|proj-)[A-Za-z0-9_-]{20,}"),
 }
 _WHY = "The family's files are copied into the image, where root of the primary machine can read them."
 _FIX = (

@@ -72,27 +72,15 @@ def missing(module: str, kind: str = "ModuleNotFoundError") -> bytes:
     return json.dumps(failure).encode()
 
 
-@pytest.mark.parametrize(
-    ("result", "hint"),
-    [
-        (missing("pydantic"), '{"type": "shell", "commands": ["pip install pydantic==1.10.8"]}'),
-        (missing("tiktoken.load"), '{"type": "shell", "commands": ["pip install tiktoken==0.4.0"]}'),
-        (missing("numpy"), '{"type": "shell", "commands": ["pip install <PACKAGE>"]}'),
-    ],
-    ids=["metr", "submodule", "other"],
-)
-def test_a_missing_modules_error_names_the_build_step(result: bytes, hint: str) -> None:
+def test_a_missing_modules_error_names_a_build_step() -> None:
     with pytest.raises(TaskError, match=r"^install\(\) raised ModuleNotFoundError") as caught:
-        driver(result).call("install", timeout_seconds=60).value("install()")
-    assert hint in (caught.value.hint or "")
+        driver(missing("numpy")).call("install", timeout_seconds=60).value("install()")
+    assert '{"type": "shell", "commands": ["pip install <PACKAGE>"]}' in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    "result", [missing("a b"), missing("x" * 9999), missing("numpy", "KeyError")], ids=["name", "long", "error"]
-)
-def test_no_build_step_is_named_for_other_failures(result: bytes) -> None:
+def test_no_build_step_is_named_for_other_failures() -> None:
     with pytest.raises(TaskError) as caught:
-        driver(result).call("install", timeout_seconds=60).value("install()")
+        driver(missing("numpy", "KeyError")).call("install", timeout_seconds=60).value("install()")
     assert caught.value.hint is None
 
 

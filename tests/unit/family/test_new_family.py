@@ -23,7 +23,7 @@ FORMS = [(False, False), (True, False), (False, True), (True, True)]
 def test_what_is_written_has_no_mistakes_and_its_tasks_are_known(tmp_path: Path, aux: bool, intermediate: bool) -> None:
     files = write_family(tmp_path / "sums", aux=aux, intermediate=intermediate)
     checked = check_family(tmp_path / "sums", "small")
-    assert (checked.findings, checked.written.tasks, checked.written.needs) == ((), ("small", "large"), ())
+    assert (checked.findings, checked.tasks, checked.needs) == ((), ("small", "large"), ())
     family = load_family(tmp_path / "sums")
     assert family.files == files
     assert ("aux/number.txt" in files) == aux

@@ -164,7 +164,7 @@ def test_a_build_that_lacks_a_module_names_the_step_to_add(
     guest.values["install"] = Fails("No module named 'pydantic'", "ModuleNotFoundError")
     with pytest.raises(ImageBuildError, match="raised ModuleNotFoundError: No module named 'pydantic'") as caught:
         fill(session, family(tmp_path, **{"manifest.yaml": manifest}), machine)
-    assert '{"type": "shell", "commands": ["pip install pydantic==1.10.8"]}' in (caught.value.hint or "")
+    assert '{"type": "shell", "commands": ["pip install <PACKAGE>"]}' in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_an_error_has_place_reason_and_remedy_and_ends_with_2(provisioner: Comma
 
 
 def test_warnings_end_with_0(provisioner: CommandLine, tmp_path: Path) -> None:
-    done = provisioner("check", write(tmp_path, changed('    standard_version = "0.5.0"\n', "")))
+    done = provisioner("check", write(tmp_path, changed("def start(t", "async def start(t")))
     assert done.code == 0
     assert done.stdout.endswith("fam: no errors, 1 warning\n")
 
@@ -124,7 +124,7 @@ def test_warnings_are_counted_and_where_to_read_them_said(
 ) -> None:
     monkeypatch.setitem(CLOUDS, "local", CloudEntry(lambda *_: cloud, has_places=True, is_billed=False))
     cloud.terraform_fails()
-    family = write(tmp_path, changed('    standard_version = "0.5.0"\n', ""))
+    family = write(tmp_path, changed("def start(t", "async def start(t"))
     called = [family if word == "F" else word for word in command]
     assert provisioner(*called).stderr.count("fam has 1 warning: `provisioner check FAMILY` shows them") == 1
     # One that only the whole check finds counts as well.

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.family.checks.source import read_source
+from provisioner.errors import TaskFamilyError
+from provisioner.family.checks.family_check import refuse_mistakes
 from provisioner.family.loader import load_family
 from tests.unit.family.checks.families import GOOD, checked, found
-
-
-def build_step(command: str) -> dict[str, str]:
-    return {"build_steps.json": json.dumps([{"type": "shell", "commands": [command]}])}
 
 
 @pytest.mark.parametrize(
@@ -35,18 +32,33 @@ def test_an_import_that_only_install_could_satisfy_is_found(tmp_path: Path, line
     assert "'numpy'" in result.findings[0].what
 
 
-@pytest.mark.parametrize("module", ["aiohttp", "playwright", "pydantic", "tiktoken"])
-def test_the_finding_names_the_build_step_to_add(tmp_path: Path, module: str) -> None:
-    [finding] = checked(tmp_path, f"import {module}\n{GOOD}").findings
-    assert f'{{"type": "shell", "commands": ["pip install {module}==' in finding.fix
+def test_the_finding_names_the_build_step_to_add(tmp_path: Path) -> None:
+    [finding] = checked(tmp_path, f"import pydantic\n{GOOD}").findings
+    assert '{"type": "shell", "commands": ["pip install <PACKAGE>"]}' in finding.fix
 
 
-@pytest.mark.parametrize("command", ["pip install numpy==2", "sh setup.sh", "./setup", "apt-get install python3-numpy"])
-def test_a_build_step_may_have_brought_it(tmp_path: Path, command: str) -> None:
-    assert found(checked(tmp_path, f"import numpy\n{GOOD}", build_step(command))) == []
+def test_any_command_of_a_build_step_may_have_brought_it(tmp_path: Path) -> None:
+    steps = json.dumps([{"type": "shell", "commands": ["./setup"]}])
+    assert found(checked(tmp_path, f"import numpy\n{GOOD}", {"build_steps.json": steps})) == []
 
 
-def test_a_module_of_newer_pythons_is_not_in_the_machine(tmp_path: Path) -> None:
-    checked(tmp_path)
-    assert read_source(load_family(tmp_path / "fam"))
-    assert found(checked(tmp_path, f"import compression\n{GOOD}")) == ["warning import-before-install fam.py:1"]
+def manifest(*globs: str) -> dict[str, str]:
+    return {"manifest.yaml": f"tasks: {{}}\ninstall_inputs: {list(globs)}\n"}
+
+
+def test_a_glob_that_matches_nothing_is_found(tmp_path: Path) -> None:
+    result = checked(tmp_path, files={"requirements.txt": "", **manifest("requirements.txt", "asets/**")})
+    assert found(result) == ["warning unmatched-glob manifest.yaml"]
+    assert "'asets/**'" in result.findings[0].what
+
+
+def test_a_module_that_install_would_not_find_is_refused(tmp_path: Path) -> None:
+    result = checked(tmp_path, f"import words\n{GOOD}", {"words.py": "", **manifest()})
+    assert found(result) == ["error import-before-install fam.py:1"]
+    with pytest.raises(TaskFamilyError, match=r"leaves words\.py out"):
+        refuse_mistakes(load_family(tmp_path / "fam"), None, {})
+
+
+@pytest.mark.parametrize("globs", [("words.py",), ("*.py",)], ids=["by name", "by glob"])
+def test_a_module_that_install_finds_is_left_alone(tmp_path: Path, globs: tuple[str, ...]) -> None:
+    assert found(checked(tmp_path, f"import words\n{GOOD}", {"words.py": "", **manifest(*globs)})) == []

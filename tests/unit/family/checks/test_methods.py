@@ -19,6 +19,7 @@ def with_function(definition: str) -> str:
 
 
 FINE = {
+    "not static": changed("    @staticmethod\n    def start(t):", "    def start(t):"),
     "default": changed("def start(t):", "def start(t, more=1):"),
     "star": changed("def score(t, submission):", "def score(*args, **kwargs):"),
     "other names": changed("def score(t, submission):", "def score(_task, answer, /):"),
@@ -49,9 +50,6 @@ WRONG = {
     "score that nothing calls": (
         changed("def score(t, submission):", "def score(t):") + INTERMEDIATE + AGGREGATE,
         "warning wrong-parameters fam.py:22",
-    ),
-    "not static": (
-        changed("    @staticmethod\n    def start(t):", "    def start(t):"), "warning missing-staticmethod fam.py:17",
     ),
     "async score": (changed("def score(t", "async def score(t"), "error async-method fam.py:22"),
     "async start": (changed("def start(t", "async def start(t"), "warning async-method fam.py:18"),
