@@ -6,7 +6,12 @@ import contextlib
 import errno
 import json
 import re
+import socketserver
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,21 +71,21 @@ def _says(exit_code: int = 0, stdout: str = "", stderr: str = "") -> Completed:
     return Completed(exit_code, stdout.encode(), stderr.encode(), None, *sizes)
 
 
-def _state(**more: Any) -> str:
+def _state(service: object = "web", **more: Any) -> str:
     """What the engine says of a container."""
-    state = {"user": "", "directory": "", "pid": PID, "status": "running", "exit_code": 0, "restarts": 0, "ports": {}}
+    state = {
+        "id": ID, "service": service, "user": "", "directory": "", "pid": PID, "status": "running", "exit_code": 0,
+        "health": "", "restarts": 0, "ports": {},
+    }  # fmt: skip
     return json.dumps({**state, **more})
 
 
-def _engine(states: Mapping[str, Mapping[str, Any]], config: str = _state()) -> _Machine:
-    """A machine whose Compose says these states of services."""
+def _engine(*states: str) -> _Machine:
+    """A machine whose engine says these states of containers."""
 
     def answer(argv: list[str]) -> Completed:
-        if "ps" in argv:
-            lines = [json.dumps({"Service": name, "ID": ID, **state}) for name, state in states.items()]
-            return _says(0, "\n".join(lines))
-        if argv[:2] == ["docker", "inspect"]:
-            return _says(0, "\n".join([config] * len(argv[4:])))
+        if argv[0] == "engine":
+            return _says(0, "\n".join(states))
         return _says(1 if "up" in argv else 0, "", "what is said" if {"up", "logs"} & set(argv) else "")
 
     return _Machine(answer)
@@ -88,11 +93,11 @@ def _engine(states: Mapping[str, Mapping[str, Any]], config: str = _state()) -> 
 
 pytestmark = pytest.mark.anyio
 
-RUNNING = {"State": "running", "Health": "", "ExitCode": 0}
+WEB, DB = _state("web"), _state("db")
 
 
 def test_services_have_their_containers_users_and_directories() -> None:
-    machine = _engine({"db": RUNNING, "web": {**RUNNING, "Health": "healthy"}}, _state(user="app:1", directory="/srv"))
+    machine = _engine(DB, _state("web", health="healthy", user="app:1", directory="/srv"))
     web, db = start(PROJECT, cast(Connection, machine))
     assert (web.service, db.service) == ("web", "db")
     assert (web.user, web.directory, web.identity, web.pid) == ("app:1", "/srv", ID, PID)
@@ -102,12 +107,12 @@ def test_services_have_their_containers_users_and_directories() -> None:
 
 
 def test_a_service_that_is_done_is_no_sandbox() -> None:
-    machine = _engine({"web": RUNNING, "db": {"State": "exited", "ExitCode": 0}})
+    machine = _engine(WEB, _state("db", status="exited", pid=0))
     assert [container.service for container in start(PROJECT, cast(Connection, machine))] == ["web"]
 
 
 def test_no_other_service_stands_in_for_the_default_one() -> None:
-    machine = _engine({"web": {"State": "exited", "ExitCode": 0}, "db": RUNNING})
+    machine = _engine(_state("web", status="exited", pid=0), DB)
     with pytest.raises(TaskError, match="The default service web has ended already: exited, exit code 0"):
         start(PROJECT, cast(Connection, machine))
 
@@ -115,43 +120,75 @@ def test_no_other_service_stands_in_for_the_default_one() -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"State": "exited", "ExitCode": 3}, "The service db is not up: exited, exit code 3."),
-        ({"State": "running", "Health": "unhealthy", "ExitCode": 0}, "The service db is not up: running, unhealthy"),
+        ({"status": "exited", "exit_code": 3}, "The service db is not up: exited, exit code 3."),
+        ({"health": "unhealthy"}, "The service db is not up: running, unhealthy"),
         (None, "The service db is not up: it has no container."),
     ],
     ids=["failed", "unhealthy", "missing"],
 )
 def test_a_service_that_is_not_up_is_named_with_its_last_words(state: Mapping[str, Any] | None, said: str) -> None:
-    machine = _engine({"web": RUNNING, **({"db": state} if state else {})})
+    machine = _engine(WEB, *([_state("db", **state)] if state else []))
     with pytest.raises(TaskError, match=re.escape(said)) as raised:
         start(PROJECT, cast(Connection, machine))
     assert "what is said" in str(raised.value.details)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"Service": "web", "ID": "$(reboot)"}'], ids=["half", "list", "no id"])
-def test_false_words_about_containers_are_not_believed(line: str) -> None:
-    machine = _Machine(lambda argv: _says(0, line if "ps" in argv else ""))
-    with pytest.raises(TaskError, match=r"no JSON|no service's state"):
-        start(PROJECT, cast(Connection, machine))
-
-
 @pytest.mark.parametrize(
-    "config",
+    "line",
     [
         _state(user="a\0b"),
         _state(directory="srv"),
         '{"user": "%s"}' % ("x" * 300),
+        "{",
         "[]",
+        _state(id="$(reboot)"),
+        _state(service=["web"]),
         _state(pid=-1),
         _state(pid="1"),
         _state(restarts=None),
     ],
-    ids=["null", "relative", "half", "list", "negative", "text", "none"],
+    ids=["null", "relative", "keys", "half", "list", "no id", "names", "negative", "text", "none"],
 )
-def test_false_words_about_a_container_are_refused(config: str) -> None:
-    machine = _engine({"web": RUNNING, "db": RUNNING}, config)
-    with pytest.raises(TaskError, match="does not describe a container"):
+def test_false_words_about_a_container_are_refused(line: str) -> None:
+    machine = _engine(WEB, DB, line)
+    with pytest.raises(TaskError, match=r"does not describe a container|no JSON"):
         start(PROJECT, cast(Connection, machine))
+
+
+class _Api(BaseHTTPRequestHandler):
+    """Answers as the engine's socket does."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        answer: object = [{"Id": ID}] if self.path == "/containers/json?all=1" else {"message": "No such container"}
+        if self.path == f"/containers/{ID}/json":
+            answer = {
+                "Id": ID,
+                "Config": {"User": "app", "WorkingDir": "/srv", "Labels": {"com.docker.compose.service": "db"}},
+                "State": {"Pid": PID, "Status": "running", "ExitCode": 0, "Health": {"Status": "healthy"}},
+                "NetworkSettings": {"Ports": {"80/tcp": None}},
+                "RestartCount": 2,
+            }
+        self.send_response(404 if "message" in str(answer) else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+
+@pytest.mark.parametrize("identities", [(), (ID,), ("f" * 64,)], ids=["all", "one", "gone"])
+def test_the_program_in_the_machine_asks_the_engines_socket(tmp_path: Path, identities: tuple[str, ...]) -> None:
+    with socketserver.ThreadingUnixStreamServer(str(tmp_path / "socket"), _Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        program = services._PROGRAM.replace("/run/docker.sock", str(tmp_path / "socket"))
+        done = subprocess.run([sys.executable, "-c", program, *identities], capture_output=True, text=True, check=False)
+        server.shutdown()
+    if identities == ("f" * 64,):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "No such container" in done.stderr
+        return
+    expected = {"user": "app", "directory": "/srv", "health": "healthy", "restarts": 2, "ports": {"80/tcp": None}}
+    assert json.loads(done.stdout) == json.loads(_state("db", **expected))
 
 
 def _sandbox(machine: _Machine, user: str = "") -> ServiceSandbox:
@@ -212,7 +249,7 @@ async def test_a_command_that_could_not_be_started_is_a_result() -> None:
 @pytest.mark.parametrize("said", [Completed(127, b"", b"gone", errno.ESRCH), _says(137)], ids=["said", "died"])
 async def test_only_a_container_that_is_gone_is_unavailable(said: Completed) -> None:
     def answer(**state: Any) -> _Machine:
-        return _Machine(lambda argv: _says(0, _state(**state)) if "inspect" in argv else said)
+        return _Machine(lambda argv: _says(0, _state(**state)) if argv[0] == "engine" else said)
 
     gone = {"status": "exited", "exit_code": 137, "pid": 0}
     with pytest.raises(SandboxUnavailableError, match="The container of the service web does not run: 'exited, exit"):
@@ -227,7 +264,7 @@ def _restarted() -> _Machine:
     made = _Machine()
 
     def answer(argv: list[str]) -> Completed:
-        if "inspect" in argv:
+        if argv[0] == "engine":
             return _says(0, _state(pid=PID + 1, restarts=2))
         is_known = made.options[-1]["container"] == (ID, PID + 1)
         return _says(0, "out") if is_known else Completed(127, b"", b"", errno.ESTALE)
@@ -275,7 +312,7 @@ async def test_a_container_that_was_started_again_may_count_as_a_loss(monkeypatc
     ids=["published", "false", "text"],
 )
 async def test_published_ports_are_a_connections(said: object, ports: list[Any] | None) -> None:
-    machine = _engine({"web": RUNNING, "db": RUNNING}, _state(ports=said))
+    machine = _engine(_state("web", ports=said), DB)
     web, _ = start(PROJECT, cast(Connection, machine))
     connection = await ServiceSandbox(cast(SampleMachines, machine), web).connection()
     found = [
@@ -305,7 +342,7 @@ async def test_a_command_that_wants_memory_is_noted(monkeypatch: pytest.MonkeyPa
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
-    machine = _Machine(lambda argv: _says(1, "", "no engine") if "inspect" in argv else _says(137))
+    machine = _Machine(lambda argv: _says(1, "", "no engine") if argv[0] == "engine" else _says(137))
     with pytest.raises(SandboxUnavailableError, match="no engine"):
         await _sandbox(machine).exec(["x"])
 
