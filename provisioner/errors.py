@@ -239,3 +239,26 @@ class Interrupted(ProvisionerError):
     """The operator or the system stopped the command; everything created has been removed or is still listed."""
 
     exit_code = 130
+
+
+# The libraries that only an extra of this package installs.
+_EXTRAS = {"boto3": "aws", "botocore": "aws", "dbos": "batch", "psycopg": "batch", "sqlalchemy": "batch"}
+
+
+@contextlib.contextmanager
+def extras_named() -> Iterator[None]:
+    """Names the extra that an import within this context lacks.
+
+    Raises:
+        HostError: a library of an extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").split(".")[0]
+        if library not in _EXTRAS:
+            raise
+        raise HostError(
+            f"This part of provisioner needs the library {library}, which is not installed.",
+            hint=f"Install the extra: pip install 'provisioner[{_EXTRAS[library]}]'",
+        ) from error

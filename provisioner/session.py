@@ -15,7 +15,7 @@ from pathlib import Path
 from provisioner.clouds.cloud import Cloud
 from provisioner.costs.budgets import Spending
 from provisioner.costs.ledger import Ledger
-from provisioner.errors import raised_in
+from provisioner.errors import extras_named, raised_in
 from provisioner.models import Environment, Phase, PrimaryDistribution, Role, TimeLimits
 from provisioner.progress import Progress, Silence, Steady
 from provisioner.recording.calls import CallLog
@@ -87,9 +87,8 @@ class Session:
     def ledger(self) -> Ledger:
         """The ledger of launches, in the home or in the shared database."""
         if self.database:
-            from provisioner.costs.ledger_postgres import (
-                PostgresLedger,  # its driver is slow to import, and only this needs it
-            )
+            with extras_named():  # the driver is slow to import, and only this needs it
+                from provisioner.costs.ledger_postgres import PostgresLedger
 
             return PostgresLedger(self.database)
         return Ledger(self.home.ledger)

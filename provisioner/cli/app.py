@@ -132,6 +132,9 @@ def main() -> int:
         message = wrong.format_message().replace("Value error, ", "", 1)  # pydantic's, which Typer passes on
         _render_error(UsageError(message, hint=hint), as_json="--json" in before_dashes)
         return UsageError.exit_code
+    except ProvisionerError as error:  # a command's module cannot be imported; commands show errors themselves
+        _render_error(error, as_json="--json" in sys.argv)
+        return error.exit_code
     except OSError as error:  # commands handle their own: this is the help, the version, or an error under --json
         silence(sys.stdout)
         _render_error(unwritable(error), as_json=False)

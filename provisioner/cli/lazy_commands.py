@@ -15,6 +15,8 @@ from typer._click import Command, Context  # Typer carries its own click, and do
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from provisioner.errors import extras_named
+
 
 def lazy_app(
     commands: Mapping[str, tuple[str, str]], callback: Callable[..., None] = lambda: None, **settings: Any
@@ -47,7 +49,8 @@ class _LazyCommand(TyperCommand):
     @cached_property
     def _real(self) -> Command:
         app = typer.Typer(rich_markup_mode=None, callback=lambda: None)
-        importlib.import_module(self._module).register(app)
+        with extras_named():
+            importlib.import_module(self._module).register(app)
         real = get_group(app).commands[str(self.name)]
         real.help = self.help
         return real

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from provisioner.clouds.cloud import Cloud
 from provisioner.config import Settings, checked
-from provisioner.errors import UsageError
+from provisioner.errors import UsageError, extras_named
 from provisioner.store.home import Home
 
 DEFAULT_CLOUD = "local"
@@ -61,7 +61,8 @@ def _local(home: Home, settings: Settings, _: Where) -> Cloud:
 
 
 def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
-    from provisioner.clouds.aws.cloud import AwsCloud  # boto3 takes its time, and only this needs it
+    with extras_named():
+        from provisioner.clouds.aws.cloud import AwsCloud  # boto3 takes its time, and only this needs it
 
     for region in where.regions:
         checked(region=region)
@@ -70,7 +71,8 @@ def _aws(home: Home, settings: Settings, where: Where) -> Cloud:
 
 
 def _not_priced_on_aws() -> str:
-    from provisioner.clouds.aws.sizing import NOT_PRICED  # boto3 takes its time
+    with extras_named():
+        from provisioner.clouds.aws.sizing import NOT_PRICED  # boto3 takes its time
 
     return NOT_PRICED
 

@@ -15,10 +15,12 @@ ROOT = Path(__file__).parents[2]
 LOCKS = {name: f"requirements/{name}.lock" for name in ("run", "build", "dev", "scan")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+RUN = [*PROJECT["project"]["dependencies"], *EXTRAS["aws"], *EXTRAS["batch"]]
 WANTED = {
-    "run": PROJECT["project"]["dependencies"],
+    "run": RUN,
     "build": [*GROUPS["build"], *PROJECT["build-system"]["requires"]],
-    "dev": [*PROJECT["project"]["dependencies"], *GROUPS["dev"]],
+    "dev": [*RUN, *EXTRAS["inspect"], *GROUPS["dev"]],
     "scan": GROUPS["scan"],
 }
 

@@ -12,6 +12,7 @@ import pytest
 from tests.command_line import ROOT
 
 SLOW = {"paramiko", "boto3", "botocore", "cryptography", "dbos", "sqlalchemy"}
+LIBRARIES_OF_EXTRAS = {"boto3", "botocore", "dbos", "psycopg", "sqlalchemy"}
 FAMILY = ROOT / "examples" / "number_guess"
 PROGRAM = """
 import sys
@@ -40,3 +41,46 @@ def test_a_short_command_imports_no_engine_and_no_batches(tmp_path: Path, comman
 
 def test_the_batch_commands_are_imported_for_their_help(tmp_path: Path) -> None:
     assert imported_by(tmp_path / "home", "batch", "--help") > {"dbos", "sqlalchemy"}
+
+
+WITHOUT_EXTRAS = f"""
+import sys
+sys.modules.update(dict.fromkeys({sorted(LIBRARIES_OF_EXTRAS)!r}))  # an import of these fails, as if not installed
+from provisioner.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["aws", "policy"], "aws"),
+        (["plan", str(FAMILY), "easy", "--cloud", "aws"], "aws"),
+        (["batch", "show", "nothing"], "batch"),
+    ],
+    ids=["aws", "cloud", "batch"],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_command_names_the_extra_that_it_lacks(
+    tmp_path: Path, arguments: list[str], extra: str, as_json: bool
+) -> None:
+    done = without_extras(tmp_path, *arguments, *["--json"] * as_json)
+    assert done.returncode == 3, done.stderr
+    assert f"pip install 'provisioner[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["plan", str(FAMILY), "easy"], ["costs"]], ids=["list", "plan", "costs"]
+)
+def test_the_local_cloud_needs_no_extra(tmp_path: Path, arguments: list[str]) -> None:
+    done = without_extras(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def without_extras(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command where the libraries of extras are not installed."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *arguments],
+        cwd=ROOT, env={**os.environ, "PROVISIONER_HOME": str(home)}, capture_output=True, text=True,
+    )  # fmt: skip
