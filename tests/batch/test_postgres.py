@@ -59,7 +59,10 @@ def test_a_ledger_of_the_first_version_keeps_its_reservations(ledger: PostgresLe
 
 def test_it_does_what_the_ledger_file_does(ledger: PostgresLedger) -> None:
     assert ledger.entries() == []
+    assert ledger.latest_ends("aws").on_cloud is None
     ledger.reserve(entry("one", 15_000_000), BUDGET)
+    ends = [(each.paid, each.on_cloud) for each in map(ledger.latest_ends, ("aws", "local"))]
+    assert ends == [(AT + timedelta(hours=4), AT + timedelta(hours=4)), (AT + timedelta(hours=4), None)]
     with pytest.raises(BudgetError, match=r"15\.0000 USD reserved \+ 6\.0000 USD") as refused:
         ledger.reserve(entry("two", 6_000_000), BUDGET)
     assert refused.value.may_fit_later
