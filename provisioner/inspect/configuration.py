@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -28,6 +27,7 @@ from pydantic import (
 from provisioner import strict_yaml
 from provisioner.environment.allowlist import parse_destination
 from provisioner.errors import UsageError
+from provisioner.inspect import shared
 from provisioner.inspect.compose import EXTENSION, is_compose, is_url, read
 from provisioner.inspect.fields import (
     CONTROL,
@@ -406,13 +406,10 @@ def load(path: Path, beside: Layer | None = None) -> Configuration:
     named = configuration.compose
     with suppress(UsageError):  # which the sample tells
         if named and read(named).settings is not None:
-            _say_once(f"{EXTENSION} in {named} counts for nothing, as {path.absolute()} names it: move its keys there.")
+            said = f"{EXTENSION} in {named} counts for nothing, as {path.absolute()} names it: move its keys there."
+            if shared.is_new(said):
+                _log.warning("%s", said)
     return configuration
-
-
-@cache
-def _say_once(text: str) -> None:
-    _log.warning("%s", text)
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -51,8 +51,6 @@ from provisioner.store.home import Home
 LABEL_CHARACTERS = 200
 # Families that were checked before their tasks were known, with their env files: hundreds of tasks need not look again.
 CHECKED: set[tuple[Path, str]] = set()
-# What was said of tasks' compose files: hundreds of samples with metadata of their own need not say it again.
-NOTED: set[tuple[str, str]] = set()
 
 Result = TypeVar("Result")
 
@@ -207,8 +205,7 @@ class SampleMachines:
         if self.configuration.budget is not None and self.configuration.cloud == "local":
             self.session.progress.note("`budget` bounds nothing here: machines of the local cloud are free of charge.")
         for note in self._notes():
-            if (self._origin.task, note) not in NOTED:
-                NOTED.add((self._origin.task, note))
+            if shared.is_new(self._origin.task, note):
                 self.session.progress.note(note)
         with contextlib.suppress(ShortageError):
             planned = planning.plan(self.session, self._family, self._task, self._allowed())

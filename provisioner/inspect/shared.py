@@ -1,4 +1,4 @@
-"""What all samples of this process share: budgets, clouds, leases, and runs of Terraform."""
+"""What all samples of this process share: budgets, clouds, leases, runs of Terraform, and what was said already."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ LEASES = Leases()
 # `cache` alone lets each of two threads that ask at once make its own.
 _LOCK = threading.Lock()
 _CLOUDS: dict[tuple[Path, Where], Cloud] = {}
+
+# Hundreds of samples need not say the same.
+SAID: set[tuple[str, ...]] = set()
+
+
+def is_new(*words: str) -> bool:
+    """Returns whether this process says something for the first time, and remembers it."""
+    known = len(SAID)
+    SAID.add(words)
+    return len(SAID) > known
 
 
 def process_spending(budget: Decimal | None) -> Spending:

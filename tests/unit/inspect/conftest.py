@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.costs.budgets import Spending
-from provisioner.inspect import clean_up, compose_program, sample, shared
+from provisioner.inspect import clean_up, compose_program, shared
 from provisioner.inspect.configuration import Configuration
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines import apply_batcher
@@ -25,7 +25,7 @@ Configured = Callable[..., Configuration]
 def debians_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has compose files read by Debian's Compose, whatever this computer has, and notes of them said again."""
     monkeypatch.setattr(compose_program, "program", lambda _home: homes.compose())
-    monkeypatch.setattr(sample, "NOTED", set())
+    monkeypatch.setattr(shared, "SAID", set())
 
 
 @pytest.fixture(params=["asyncio", "trio"])
