@@ -5,7 +5,6 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from provisioner.errors import UsageError
 
@@ -14,38 +13,23 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^${}]*))?\})")
 _SOURCE = re.compile(r"(?:--|,|\s)from=([^\s,]+)")
 
 
-@dataclass(frozen=True)
-class Build:
-    """How one service's image is built.
+def ordered(images: Mapping[str, str], needs: Mapping[str, set[str]]) -> list[str]:
+    """Returns the services' names in the order of their builds.
 
     Args:
-        image: its name.
-        dockerfile: the Dockerfile's text.
-        target: the stage that is built; empty for the last.
-        args: build arguments.
-        contexts: from the names of further contexts to images or directories.
-    """
-
-    image: str
-    dockerfile: str
-    target: str = ""
-    args: Mapping[str, str] = field(default_factory=dict)
-    contexts: Mapping[str, str] = field(default_factory=dict)
-
-
-def ordered(builds: Mapping[str, Build]) -> list[str]:
-    """Returns the services' names in the order of their builds.
+        images: from the services' names to those of their images.
+        needs: from the names of the services that are built to what may be images of other services.
 
     Raises:
         UsageError: images are made from each other.
     """
-    made = {full_name(build.image): name for name, build in builds.items()}
-    needs = {
-        name: [made[image] for image in map(full_name, bases(build)) if made.get(image, name) != name]
-        for name, build in builds.items()
+    made = {full_name(images[name]): name for name in needs}
+    others = {
+        name: {made[image] for image in map(full_name, each) if made.get(image, name) != name}
+        for name, each in needs.items()
     }
     try:
-        return list(graphlib.TopologicalSorter(needs).static_order())
+        return list(graphlib.TopologicalSorter(others).static_order())
     except graphlib.CycleError as error:
         raise UsageError(f"their images are made from each other: {' from '.join(error.args[1])}") from None
 
@@ -61,37 +45,27 @@ def full_name(image: str) -> str:
     return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def bases(build: Build) -> set[str]:
-    """Returns the images that an image is made from, as far as its Dockerfile tells before it is built."""
-    args: dict[str, str] = {}
-    stages: list[tuple[str, list[str]]] = []
-    for kind, rest in _instructions(build.dockerfile):
-        if kind == "ARG" and not stages:
-            name, _, default = rest.partition("=")
-            args[name.strip()] = build.args.get(name.strip(), default.strip().strip("\"'"))
-        elif kind == "FROM":
-            words = [word for word in _replaced(rest, args).split() if not word.startswith("--")]
-            stages.append((words[2] if len(words) > 2 else "", words[:1]))
-        elif stages:
-            stages[-1][1].extend(_SOURCE.findall(_replaced(rest, args)))
-    return _reached(stages, build)
+def bases(dockerfile: str, args: Mapping[str, str], contexts: Mapping[str, str]) -> set[str]:
+    """Returns the images that a Dockerfile's stages are made from, as far as it tells before it is built.
 
-
-def _reached(stages: list[tuple[str, list[str]]], build: Build) -> set[str]:
-    """Returns what the stages need that are built, beside each other."""
-    numbers = {name.lower(): number for number, (name, _) in enumerate(stages) if name}
-    numbers |= {str(number): number for number in range(len(stages))}
-    waiting = [numbers.get(build.target.lower(), len(stages) - 1)] if stages else []
+    Args:
+        args: build arguments.
+        contexts: from the names of further contexts to images or directories.
+    """
+    known: dict[str, str] = {}
+    stages: set[str] = set()
     images: set[str] = set()
-    for stage in waiting:
-        for source in stages[stage][1]:
-            # A stage may have the name of the image that it is made from.
-            inner = numbers.get(source.lower(), stage)
-            if inner < stage:
-                waiting += {inner} - set(waiting)
-            else:
-                images.add(build.contexts.get(source, source).removeprefix("docker-image://"))
-    return images
+    for kind, rest in _instructions(dockerfile):
+        if kind == "ARG" and not images:
+            name, _, default = rest.partition("=")
+            known[name.strip()] = args.get(name.strip(), default.strip().strip("\"'"))
+            continue
+        words = [word for word in _replaced(rest, known).split() if not word.startswith("--")]
+        sources = words[:1] if kind == "FROM" else _SOURCE.findall(_replaced(rest, known))
+        images.update(source for source in sources if source.lower() not in stages)
+        if kind == "FROM":  # a stage may have the name of the image that it is made from
+            stages.update(word.lower() for word in words[2:])
+    return {contexts.get(image, image).removeprefix("docker-image://") for image in images}
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:

@@ -127,9 +127,9 @@ def read(given: str | ComposeConfig, *, has_internet: bool = False) -> ComposeFi
     if isinstance(given, ComposeConfig):
         return _of_model(given)
     path = Path(given).absolute()
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist, or is no file.")
     if is_dockerfile(given):
-        if not path.is_file():
-            raise UsageError(f"{path} does not exist, or is no file.")
         service = {"build": {"context": str(path.parent), "dockerfile": path.name}, **_OF_A_DOCKERFILE}
         if not has_internet:
             service["network_mode"] = "none"

@@ -19,7 +19,7 @@ from typing import Any
 
 from provisioner.errors import UsageError
 from provisioner.family.files import MAXIMUM_TOTAL_BYTES
-from provisioner.inspect.build_order import Build, bases, ordered
+from provisioner.inspect.build_order import bases, ordered
 from provisioner.inspect.compose import MAXIMUM_BYTES, PROJECT, ComposeFile, resolve
 from provisioner.validation import listed, shown
 
@@ -61,7 +61,11 @@ _BUILD = frozenset(
 )
 # The builder keeps nothing, pulls each image that it does not have, and builds for its own platform.
 _BUILD_SPENT = frozenset({"cache_from", "cache_to", "no_cache", "platforms", "pull"})
-_NETWORK = frozenset({"attachable", "driver", "driver_opts", "enable_ipv6", "internal", "ipam", "labels", "name"})
+_NETWORK = frozenset(
+    {"attachable", "driver", "driver_opts", "enable_ipv6", "external", "internal", "ipam", "labels", "name"}
+)
+# Those that each engine has, and makes no second time.
+_ENGINES_NETWORKS = ("bridge", "host", "none")
 _VOLUME = frozenset({"driver", "labels", "name"})
 _PLATFORMS = (None, "linux", "linux/amd64", "linux/x86_64")
 # What a machine has itself, whatever this computer has.
@@ -144,6 +148,7 @@ class _Translation:
         problems: lines of the form `path.of.keys: problem`.
         sources: names in DIRECTORY, by what is copied to them and its kind: contexts are removed once they are built.
         made: names in DIRECTORY, by the directories that do not exist, and that the engine makes.
+        dockerfiles: the texts of the Dockerfiles.
     """
 
     file: ComposeFile
@@ -151,6 +156,7 @@ class _Translation:
     problems: list[str] = field(default_factory=list)
     sources: dict[tuple[str, str], str] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
+    dockerfiles: list[str] = field(default_factory=list)
     copied_bytes: int = 0
 
     def project(self, document: dict[str, Any], unset: tuple[str, ...]) -> Project:
@@ -172,15 +178,15 @@ class _Translation:
             **{kind: self._given_files(kind, document.get(kind, {})) for kind in ("secrets", "configs")},
         }
         used = {name: each.get("image") or f"{PROJECT}-{name}" for name, each in services.items()}
-        builds, plans = {}, {}
+        builds, needs = {}, {}
         for name, service in services.items():
             self._refuse_service(name, service)
             if "build" in service:
-                builds[name], plans[name] = self._build(name, service["build"], used)
+                builds[name], needs[name] = self._build(name, service["build"], used)
         runs = {name: self._run(name, service, used[name]) for name, service in services.items()}
         order: list[str] = []
         try:
-            order = ordered(plans)
+            order = ordered(used, needs)
         except UsageError as error:
             self._refuse("services", error.message)
         built = {used[name] for name in builds}
@@ -196,13 +202,11 @@ class _Translation:
             local=frozenset(local),
             sources=tuple((name, source) for (_, source), name in self.sources.items()),
             copied_bytes=self.copied_bytes,
-            dockerfiles="\n".join(
-                [*(plan.dockerfile for plan in plans.values()), *sorted(set().union(*map(bases, plans.values())))]
-            ),
+            dockerfiles="\n".join([*self.dockerfiles, *sorted(set().union(*needs.values()))]),
             cpus=max([1.0, *(self._cpus(name, each) for name, each in services.items())]),
             memory_gb=max(_LEAST_MEMORY_GIB, _BASE_MEMORY_GIB + memory_gib),
             online=tuple(name for name, each in services.items() if _is_online(each, kept["networks"])),
-            notes=tuple(_notes(services, unset)),
+            notes=tuple(_notes(services, document.get("networks", {}), unset)),
         )
 
     def _refuse(self, where: str, why: str) -> None:
@@ -227,7 +231,8 @@ class _Translation:
                         f"{where}.ipam.config.{number}.subnet",
                         f"{subnet} overlaps {hits[0]}, the machine's own network: choose another, as 172.30.0.0/24",
                     )
-        return network
+        own = "external" if network.get("name") not in _ENGINES_NETWORKS else ""
+        return {key: value for key, value in network.items() if key != own}
 
     def _named_volume(self, name: str, volume: dict[str, Any]) -> dict[str, Any]:
         where = f"volumes.{name}"
@@ -258,8 +263,8 @@ class _Translation:
         for key, why in _wrong(service):
             self._refuse(f"{where}.{key}", why)
 
-    def _build(self, name: str, given: dict[str, Any], used: Mapping[str, str]) -> tuple[dict[str, Any], Build]:
-        """Returns the part of a service by which its image is built, and what its order depends on."""
+    def _build(self, name: str, given: dict[str, Any], used: Mapping[str, str]) -> tuple[dict[str, Any], set[str]]:
+        """Returns the part of a service by which its image is built, and the images that it is made from."""
         where = f"services.{name}.build"
         self._refuse_unknown(where, given, _BUILD | _BUILD_SPENT)
         build = {key: value for key, value in given.items() if key in _BUILD}
@@ -281,8 +286,8 @@ class _Translation:
             build["dockerfile"] = (
                 os.path.relpath(path, context) if inside else self._copied(f"{where}.dockerfile", path, "context")
             )
-        plan = Build(used[name], text, given.get("target") or "", given.get("args") or {}, contexts)
-        return {"image": used[name], "build": build}, plan
+        self.dockerfiles.append(text)
+        return {"image": used[name], "build": build}, bases(text, given.get("args") or {}, contexts)
 
     def _context(self, where: str, given: str, used: Mapping[str, str]) -> str:
         """Returns where the machine has a build's context, or the image that is one."""
@@ -302,6 +307,9 @@ class _Translation:
 
     def _text(self, where: str, path: Path) -> str:
         """Returns what a Dockerfile says, and refuses one that cannot be read or is too large."""
+        if not path.is_file():  # a FIFO would keep the reader waiting
+            self._refuse(where, f"{path} does not exist, or is no file")
+            return ""
         try:
             with path.open("rb") as file:
                 data = file.read(MAXIMUM_BYTES + 1)
@@ -463,10 +471,15 @@ def _wrong(service: dict[str, Any]) -> Iterator[tuple[str, str]]:
     return ((key, why) for key, is_wrong, why in checks if is_wrong)
 
 
-def _notes(services: Mapping[str, dict[str, Any]], unset: tuple[str, ...]) -> Iterator[str]:
+def _notes(
+    services: Mapping[str, dict[str, Any]], networks: Mapping[str, dict[str, Any] | None], unset: tuple[str, ...]
+) -> Iterator[str]:
     """Returns what means something else than its author may expect."""
     for name in unset:
         yield f"The variable {name} is not set: Compose puts nothing in its place."
+    for each in networks.values():
+        if each and each.get("external") and each.get("name") not in _ENGINES_NETWORKS:
+            yield f"The external network {each['name']} is the sample's own: nothing outside of its machine is on it."
     gateways = [
         name for name, each in services.items() if any("host-gateway" in host for host in each.get("extra_hosts") or [])
     ]

@@ -258,7 +258,6 @@ def test_what_cannot_be_carried_over_is_named_by_its_key(directory: Path, servic
     ("text", "said"),
     [
         ("include: [other.yaml]", "other.yaml: no such file or directory"),
-        ("networks: {default: {external: true}}", "networks.default.external: delete the line"),
         ("networks: {default: {driver: macvlan}}", "networks.default.driver: 'macvlan' leads out of the machine"),
         (
             "networks: {default: {ipam: {config: [{subnet: 10.0.2.0/25}]}}}",
@@ -284,6 +283,22 @@ def test_what_cannot_be_carried_over_at_the_files_top_is_named(directory: Path, 
 def test_what_leads_out_of_a_named_volume_is_named(directory: Path, key: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"volumes.data.{said}")):
         project(directory, f"services: {{web: {{image: x, volumes: ['data:/x']}}}}\nvolumes: {{data: {{{key}}}}}")
+
+
+def test_an_external_network_is_one_of_the_machines_own(directory: Path) -> None:
+    text = "services: {web: {image: x, networks: [%s]}}\nnetworks: {%s: {external: true, name: %s}}"
+    found = project(directory, text % ("ctf", "ctf", "ctfnet"))
+    assert json.loads(found.run)["networks"] == {"ctf": {"name": "ctfnet", "ipam": {}}}
+    [note] = found.notes
+    assert "external network ctfnet is the sample's own" in note
+    assert found.online == ("web",)
+
+
+def test_an_external_network_that_the_engine_has_itself_stays_external(directory: Path) -> None:
+    text = "services: {web: {image: x, networks: [b]}}\nnetworks: {b: {external: true, name: bridge}}"
+    found = project(directory, text)
+    assert json.loads(found.run)["networks"]["b"]["external"]
+    assert found.notes == ()
 
 
 def test_files_of_variables_are_read_as_docker_reads_them(directory: Path) -> None:
@@ -373,6 +388,14 @@ services:
     assert contexts == {"parent": "docker-image://sandbox-d"}
 
 
+def test_a_stage_with_the_name_of_a_service_s_image_is_no_need_of_it(directory: Path) -> None:
+    (directory / "app" / "Dockerfile").write_text("FROM debian:12 AS web\nFROM web AS worker\nCOPY --from=web /x /x\n")
+    services = ", ".join(
+        f"{name}: {{image: {name}, build: {{context: app, target: {name}}}}}" for name in ("web", "worker")
+    )
+    assert project(directory, f"services: {{{services}}}").images == ()
+
+
 def test_images_that_are_made_from_each_other_are_refused(directory: Path) -> None:
     for name, base in (("a", "sandbox-b"), ("b", "sandbox-a:latest")):
         (directory / name).mkdir()
@@ -390,6 +413,15 @@ def test_too_much_for_an_image_is_named_before_the_copy(directory: Path) -> None
         project(directory, text)
     (directory / "data" / "large").unlink()
     assert project(directory, text)
+
+
+def test_a_dockerfile_that_never_ends_keeps_nothing_waiting(directory: Path) -> None:
+    (directory / "app" / "Dockerfile").unlink()
+    os.mkfifo(directory / "app" / "Dockerfile")
+    with pytest.raises(
+        UsageError, match=r"services\.web\.build\.dockerfile: .*Dockerfile does not exist, or is no file"
+    ):
+        project(directory, "services: {web: {build: ./app}}")
 
 
 def test_a_dockerfile_without_end_is_named(directory: Path) -> None:
