@@ -23,8 +23,9 @@ MAXIMUM_DEPTH = 100
 # As Python's own int() does, whatever the process was told: its time grows with the square of the digits.
 MAXIMUM_DIGITS = 4300
 
-# A whole string, or a character that begins, ends or separates values. Without backtracking, and unended strings too.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{},:]', re.DOTALL)
+# A whole string. Without backtracking, and unended strings too.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T")
@@ -106,26 +107,22 @@ def load_file(kind: type[T], path: Path) -> T:
 
 def _measure(data: bytes, maximum_values: int) -> None:
     """Checks depth, number of values and surrogates, without building the values."""
-    values = depth = strings = 0
-    for token in _TOKEN.finditer(data):
-        first = data[token.start()]
-        if first == ord('"'):
-            if _SURROGATE.search(data, token.start(), token.end()):
-                _require_unicode(token[0])
-            strings += 1
-            if strings > values + 1:  # nothing stands between two strings
-                raise NotStrictJsonError("it is not JSON")
-            continue
-        if first in b"[{":
-            depth += 1
-            if depth > MAXIMUM_DEPTH:
-                raise NotStrictJsonError(f"it is nested more than {MAXIMUM_DEPTH} deep")
-        elif first in b"]}":
-            depth -= 1
-            continue
-        values += 1
-        if values > maximum_values:
-            raise NotStrictJsonError(f"it has more than {maximum_values} values")
+    # With more strings than this, it is refused whatever it holds besides.
+    structure, strings = _STRING.subn(b"", data, maximum_values + 2)
+    values = sum(map(structure.count, (b"[", b"{", b",", b":")))
+    if values > maximum_values:
+        raise NotStrictJsonError(f"it has more than {maximum_values} values")
+    if strings > values + 1:  # nothing stands between two strings
+        raise NotStrictJsonError("it is not JSON")
+    depth = 0
+    for bracket in structure.translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAXIMUM_DEPTH:
+            raise NotStrictJsonError(f"it is nested more than {MAXIMUM_DEPTH} deep")
+    if _SURROGATE.search(data):
+        for string in _STRING.finditer(data):
+            if _SURROGATE.search(data, *string.span()):
+                _require_unicode(string[0])
 
 
 def _require_unicode(string: bytes) -> None:
