@@ -5,7 +5,8 @@ Usage: python benchmarks/aws.py [--environments 1 20]
 Each environment has two machines. "Ours" creates and destroys them as the product does, including the check that all is
 gone; "plain" is terraform init, apply and destroy. CPU seconds are those of this process and all its descendants
 (Terraform, the provider), without moto. Memory is their total proportional set size, sampled five times a second. The
-region's network exists beforehand. EC2 throttles at its published rates. Most of the wall
+region's network exists beforehand. EC2 throttles at its published rates, and plain Terraform retries as often as the
+provider does by default: ours has fewer retries, since the product decides itself what to try next. Most of the wall
 time is spent waiting in the provider.
 """
 
@@ -13,13 +14,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -46,6 +50,8 @@ with serving() as api:
         print(api.throttle.report(), flush=True)
 """
 SAMPLE_SECONDS = 0.2
+# What EC2 refused, by its own code, in one of Terraform's diagnostics.
+ERROR = re.compile(r"api error (\w+)")
 
 
 @contextlib.contextmanager
@@ -131,15 +137,27 @@ def ours(session: Session, environments: list[Environment]) -> None:
     destroy_machines(session, *create_machines(session, environments))
 
 
+def with_usual_retries(files: dict[str, str]) -> dict[str, str]:
+    """Returns a root's files with the provider's own number of retries in the place of ours."""
+    provider = json.loads(files["provider.tf.json"])
+    del provider["provider"]["aws"][0]["max_retries"]
+    return {**files, "provider.tf.json": json.dumps(provider)}
+
+
 def plain(root: Path) -> None:
-    """Creates and destroys the same root with plain Terraform."""
+    """Creates and destroys the same root with plain Terraform. Prints the errors that it met."""
     clouds = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for arguments in (("init",), ("apply", "-auto-approve"), ("destroy", "-auto-approve")):
-        subprocess.run(
+        done = subprocess.run(
             ["terraform", *arguments, "-input=false", "-no-color"], cwd=root,
             env=terraform_environment(os.environ, clouds),
-            stdout=subprocess.DEVNULL, check=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
+        errors = Counter(ERROR.findall(done.stderr))
+        if done.returncode:
+            print(f"plain: terraform {arguments[0]} failed: {errors.total()} errors", flush=True)
+        for error, times in errors.most_common(5):
+            print(f"       {times} of them: {error[:300]}", flush=True)
 
 
 def main() -> None:
@@ -162,7 +180,7 @@ def main() -> None:
                 continue
             root = Path(directory) / f"plain-{count}"
             placed = [each.model_copy(update={"placement": session.cloud.place(each)}) for each in environments]
-            Stack(root).write(root_files(session, placed))
+            Stack(root).write(with_usual_retries(root_files(session, placed)))
             measured("ours", count, partial(ours, session, environments), without, rates)
             measured("plain", count, partial(plain, root), without, rates)
 
