@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -175,7 +175,8 @@ class _Login(paramiko.ServerInterface):
 
     def run(self, channel: paramiko.Channel) -> None:
         """Answers one call of the exec server."""
-        try:
+        # A client that has gone is no error, even if that shows only when the channel is closed.
+        with suppress(OSError, EOFError, paramiko.SSHException), closing(channel):
             call = Call(channel)
             if call.argv[0] == "agent.py":
                 self._follow_agent(call, json.loads(call.stdin()))
@@ -185,10 +186,6 @@ class _Login(paramiko.ServerInterface):
             if POWER_OFF in call.command:
                 _power_off(self._address)
                 self._machines.end(self._address)
-        except (OSError, EOFError):
-            pass
-        finally:
-            channel.close()
 
     def _follow_agent(self, call: Call, request: dict[str, Any]) -> None:
         """Answers as guest/agent.py does: with signs of life while the agent works, its output, and its end."""
