@@ -71,7 +71,10 @@ def measure(session: Session, figures: dict[str, list[float]], way: str) -> None
     for phase in environment.phases:
         figures.setdefault(f"{way}:   {phase.name}", []).append(phase.seconds)
     figures.setdefault(f"{way}: score", []).append(timed(lambda: lifecycle.score(session, environment, "1"))[0])
-    figures.setdefault(f"{way}: destroy", []).append(timed(lambda: lifecycle.destroy(session, environment))[0])
+    seconds, phases = timed(lambda: lifecycle.destroy(session, environment))
+    figures.setdefault(f"{way}: teardown and destroy", []).append(seconds)
+    for phase in phases:
+        figures.setdefault(f"{way}:   {phase.name}", []).append(phase.seconds)
     figures.setdefault(f"{way}: raw, to SSH", []).append(raw_start(session, environment))
 
 
