@@ -12,8 +12,9 @@ from provisioner.ssh.login import Login
 from provisioner.ssh.namespaces import proxy_command
 
 # Only what cannot be broken. curve25519 is the cheapest for an emulated CPU; the others are for hardened images.
+# GCM needs no MAC besides: with it, copies take half of paramiko's CPU time, and no more of an emulated machine's.
 KEY_EXCHANGES = ("curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "diffie-hellman-group16-sha512")
-CIPHERS = ("aes128-ctr", "aes192-ctr", "aes256-ctr", "aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 MACS = ("hmac-sha2-256", "hmac-sha2-512", "hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com")
 
 

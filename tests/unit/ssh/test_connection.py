@@ -72,6 +72,10 @@ def test_arguments_arrive_unchanged(connection: Connection) -> None:
     assert done.stdout.decode().split("\0")[:-1] == arguments
 
 
+def test_the_cipher_is_one_that_needs_no_mac_besides(connection: Connection) -> None:
+    assert connection._transport.local_cipher == "aes128-gcm@openssh.com"
+
+
 @pytest.mark.parametrize("size", [0, 1, 3 << 20], ids=["empty", "byte", "megabytes"])
 @pytest.mark.parametrize("kind", [bytes, io.BytesIO], ids=["bytes", "file"])
 def test_the_command_reads_all_of_stdin_and_its_end(

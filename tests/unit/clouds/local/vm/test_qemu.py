@@ -44,6 +44,11 @@ def test_every_machine_has_a_closed_card_and_a_loopback_port() -> None:
     assert "hostfwd=tcp:127.0.0.1:0-:22" in management
 
 
+def test_an_emulated_machine_has_the_instructions_for_aes() -> None:
+    argv = command(LAUNCH)
+    assert "aes" in argv[argv.index("-cpu") + 1]
+
+
 def test_link_and_internet_are_cards_of_their_own() -> None:
     link, internet = cards(command(replace(LAUNCH, link=(("link.sock", "../aux/link.sock"),), internet_fd=5)))[1:]
     assert "local.type=unix,local.path=link.sock" in link
