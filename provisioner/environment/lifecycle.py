@@ -18,7 +18,6 @@ from provisioner.environment.planning import Plan, new_environment, plan
 from provisioner.errors import CapacityError, IsolationError, MachineLostError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.scores import ScoreResult
-from provisioner.images import family_files
 from provisioner.isolation.proof import prove_isolation
 from provisioner.machines import reservations
 from provisioner.machines.boot import boot_machines
@@ -151,7 +150,6 @@ def _make_ready(session: Session, planned: Plan, environment: Environment, phase
     with proven(session, environment, phases) as (environment, primary):
         driver = operations.driver(session, environment, primary)
         with phases.phase("start"):
-            family_files.complete(session, environment, primary)
             operations.start(session, environment, driver, skip_chown=planned.setup_data.skip_chown_after_start)
             environment = session.environments.update(environment, started_at=now())
         if environment.has_intermediate_score:

@@ -17,7 +17,6 @@ from provisioner.driver.task_driver import TaskDriver
 from provisioner.errors import UnavailableError
 from provisioner.family.loader import TaskFamily, check_build_steps
 from provisioner.images.builder import Builder, build, look_into
-from provisioner.images.install import add_files, install_image, is_split
 from provisioner.images.layer_keys import (
     aux_image_name,
     aux_inputs,
@@ -25,8 +24,6 @@ from provisioner.images.layer_keys import (
     disk_gib,
     family_image_name,
     inputs,
-    install_image_name,
-    install_inputs,
     layer_names,
     require_unchanged,
 )
@@ -34,10 +31,11 @@ from provisioner.images.layers import Built, Steps, build_over, done_before, pre
 from provisioner.images.provisioning import (
     ROOT,
     Account,
-    fill_family,
+    install,
     preparation_digest,
     prepare_base,
     read_setup,
+    send_other_files,
 )
 from provisioner.images.reasons import FIRST_BUILD, why
 from provisioner.machines.create import aux_user
@@ -93,11 +91,7 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
     kind = primary_base(session, family)
     base = base_image(session, kind)
     name = family_image_name(family, base, session.variables)
-
-    def is_there(image: Path) -> bool:
-        return session.images.disk(name).exists() if is_split(session, family) else session.cloud.has_image(image)
-
-    with session.images.building(name, session.progress, is_there) as directory:
+    with session.images.building(name, session.progress, session.cloud.has_image) as directory:
         if directory is not None:
             builder = Builder(label=family.name, base=kind, image=base, disk_gib=disk_gib(family))
             made_of = inputs(family, base, session.variables)
@@ -112,7 +106,6 @@ def family_image(session: Session, family: TaskFamily) -> tuple[str, SetupData]:
 def _build_family(
     session: Session, family: TaskFamily, name: str, builder: Builder, directory: Path
 ) -> tuple[SetupData, Image]:
-    steps = _primary_steps(session, family, builder.image)
     image = Image(
         name=name, kind="family", created_at=now(), cloud=session.cloud.name, base=builder.image, family=family.name
     )
@@ -120,36 +113,34 @@ def _build_family(
         session.progress.note(f"Reading the setup data of {family.title} from its image ({name})")
         adopted = replace(builder, image=name)
         return look_into(session, adopted, lambda driver, _: read_setup(session, driver)), image
-    if is_split(session, family):
-        installed = install_image(session, family, builder, steps)
-        setup, key = add_files(session, family, name, replace(builder, image=installed), directory)
-        return setup, image.model_copy(
-            update={"base": installed, "setup_key": key, "packages": session.images.load(installed).packages}
-        )
-    made_of = inputs(family, builder.image, session.variables)
-    reasons = why(session, "family", family, made_of, done_before(session, steps))
-    session.progress.note(f"Building the image of {family.title} ({name}){reasons or FIRST_BUILD}")
 
     def unchanged() -> None:
         require_unchanged(family, name, lambda: family_image_name(family, builder.image, session.variables))
 
-    def fill(driver: TaskDriver, connection: Connection) -> tuple[SetupData, float]:
-        return fill_family(session, family, driver, connection, unchanged)
+    def run_install(driver: TaskDriver, connection: Connection) -> float:
+        return install(session, family, driver, connection, unchanged)
 
+    def fill(driver: TaskDriver, connection: Connection) -> SetupData:
+        send_other_files(family, connection, unchanged)
+        return read_setup(session, driver)
+
+    steps = replace(_primary_steps(session, family, builder.image), install=run_install)
+    made_of = inputs(family, builder.image, session.variables)
+    reasons = why(session, "family", family, made_of, done_before(session, steps))
+    session.progress.note(f"Building the image of {family.title} ({name}){reasons or FIRST_BUILD}")
     built = build_over(session, builder, steps, name, directory, fill)
-    setup, seconds = built.result
-    return setup, image.model_copy(
+    return built.result, image.model_copy(
         update={
             "packages": built.packages,
             "layers": present(session, steps),
             "step_seconds": built.step_seconds,
-            "install_seconds": seconds,
+            "install_seconds": built.install_seconds,
         }
     )
 
 
 def _primary_steps(session: Session, family: TaskFamily, base: str) -> Steps:
-    """Returns the build steps of a family's machine."""
+    """Returns the build steps of a family's machine, without install()."""
 
     def names() -> tuple[str, ...]:
         return layer_names(family, base, session.variables)
@@ -175,13 +166,6 @@ def outlook(session: Session, family: TaskFamily) -> str:
     base = _newest_base(session, family)
     if not base:
         return "to be built first"
-    if is_split(session, family):
-        made_of = inputs(family, base, session.variables)
-        if session.images.finished(install_image_name(family, base, session.variables)):
-            return f"to be completed without a build{why(session, 'family', family, made_of)}"
-        steps = _primary_steps(session, family, base)
-        made_of = install_inputs(family, base, session.variables)
-        return f"to be built first{why(session, 'install', family, made_of, done_before(session, steps))}"
     steps = _primary_steps(session, family, base)
     made_of = inputs(family, base, session.variables)
     return f"to be built first{why(session, 'family', family, made_of, done_before(session, steps))}"

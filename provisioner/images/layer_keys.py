@@ -1,7 +1,7 @@
 """Names the layers that images are built of, and says what has changed since the last. Only reads the family's files.
 
-base image -> build steps, a layer after each -> install(), with the files that it sees -> all other files, which
-machines get before start().
+base image -> build steps, a layer after each -> install(), with the files that it sees; a layer after it if the
+manifest names them -> all other files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from provisioner.errors import ImageBuildError, TaskFamilyError
 from provisioner.family.files import digest_files, list_files
 from provisioner.family.globs import matching
 from provisioner.family.loader import TaskFamily
-from provisioner.family.reach import INSTALL, SETUP, reached_digest
 from provisioner.models import BuildStep, ShellBuildStep, VMSpec
 from provisioner.printable import beginning, printable
 from provisioner.store.images import MAXIMUM_INPUT_FILES, Inputs
@@ -51,9 +50,16 @@ def aux_layer_names(family: TaskFamily, base: str, spec: VMSpec) -> tuple[str, .
 
 
 def layer_names(family: TaskFamily, base: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the names of the layers after each of the primary machine's build steps, which get the variables."""
-    begin = _sha(base, str(disk_gib(family)), text=_json(variables))
-    return tuple(_name("layer", family, key) for key in _after_each(family, family.build_steps, begin))
+    """Returns the names of the layers of the primary machine, whose build steps and install() get the variables.
+
+    There is one after each build step, and one after install() if the manifest names the files that it sees.
+    """
+    sha = _sha(base, str(disk_gib(family)), text=_json(variables))
+    keys = _after_each(family, family.build_steps, sha)
+    if family.manifest.install_inputs is not None:
+        sha.update(f"install {family.name} {digest_files(family.directory, install_files(family))}".encode())
+        keys.append(sha.hexdigest())
+    return tuple(_name("layer", family, key) for key in keys)
 
 
 def install_files(family: TaskFamily) -> tuple[str, ...]:
@@ -62,27 +68,6 @@ def install_files(family: TaskFamily) -> tuple[str, ...]:
         return family.files
     named = {*matching(family.manifest.install_inputs, family.files), family.module.name}
     return tuple(name for name in family.files if name in named)
-
-
-def added_files(family: TaskFamily) -> tuple[str, ...]:
-    """Returns the files that are added after install(). The module is, since only a part of it counts for install()."""
-    if family.manifest.install_inputs is None:
-        return ()
-    named = set(matching(family.manifest.install_inputs, family.files))
-    return tuple(name for name in family.files if name not in named)
-
-
-def install_image_name(family: TaskFamily, base: str, variables: Mapping[str, str]) -> str:
-    """Returns the name of the image in which install() has run, and that lacks the files which it does not see.
-
-    Of the module, only what install() can reach counts, unless the manifest names the module as well.
-    """
-    below = (base, *layer_names(family, base, variables))[-1]
-    files = install_files(family)
-    named = [name for name in files if name not in added_files(family)]
-    reached = reached_digest(family.directory, family.name, files, INSTALL)
-    parts = (below, str(disk_gib(family)), family.name, digest_files(family.directory, named), reached)
-    return _name("install", family, _sha(*parts, text=_json(variables)).hexdigest())
 
 
 def require_unchanged(family: TaskFamily, name: str, again: Callable[[], str]) -> None:
@@ -103,13 +88,6 @@ def require_unchanged(family: TaskFamily, name: str, again: Callable[[], str]) -
         raise ImageBuildError(f"Files of {family.title} changed while they were read.", hint="Run the command again.")
 
 
-def setup_key(family: TaskFamily, install_image: str) -> str:
-    """Returns a hash of all that a family's setup data may depend on: any file, but not what start() and score() do."""
-    others = [name for name in family.files if name != family.module.name]
-    reached = reached_digest(family.directory, family.name, family.files, SETUP)
-    return _sha(install_image, digest_files(family.directory, others), reached).hexdigest()[:16]
-
-
 def inputs(family: TaskFamily, base: str, variables: Mapping[str, str]) -> Inputs:
     """Describes what the family's image is built from, to tell later what has changed."""
     few = len(family.files) <= MAXIMUM_INPUT_FILES
@@ -119,17 +97,6 @@ def inputs(family: TaskFamily, base: str, variables: Mapping[str, str]) -> Input
         steps=_each(family, family.build_steps),
         files={name: digest_files(family.directory, [name])[:16] for name in family.files} if few else {},
     )
-
-
-def install_inputs(family: TaskFamily, base: str, variables: Mapping[str, str]) -> Inputs:
-    """Describes what the image in which install() has run is built from: of the files, what install() can reach."""
-    everything = inputs(family, base, variables)
-    files = install_files(family)
-    added = added_files(family)
-    seen = {name: digest for name, digest in everything.files.items() if name in files and name not in added}
-    if family.module.name in added:
-        seen[family.module.name] = reached_digest(family.directory, family.name, files, INSTALL)[:16]
-    return everything.model_copy(update={"files": seen})
 
 
 def aux_inputs(family: TaskFamily, base: str, spec: VMSpec) -> Inputs:

@@ -42,6 +42,7 @@ class Steps:
         name: names the layers after each, by the files as they are now.
         names: those names when the build began.
         finished: the name of the image that has all of them, and nothing else; empty if there is none such.
+        install: runs the family's install() after the steps, and returns how many seconds it took; None for aux VMs.
     """
 
     family: TaskFamily
@@ -50,6 +51,7 @@ class Steps:
     name: Callable[[], tuple[str, ...]]
     names: tuple[str, ...]
     finished: str = ""
+    install: Callable[[TaskDriver, Connection], float] | None = None
 
     def after(self, done: int) -> tuple[str, ...]:
         """Returns the names of the images that have so many of the steps: the layer, and one of no more steps."""
@@ -58,7 +60,7 @@ class Steps:
 
     def kept(self, done: int) -> bool:
         """Returns whether there is to be a layer after so many steps."""
-        last = len(self.steps) - 1 if self.finished else len(self.steps)
+        last = len(self.names) - 1 if self.finished else len(self.names)
         return last - MAXIMUM_LAYERS < done <= last
 
     def require_unchanged(self, done: int) -> None:
@@ -67,7 +69,7 @@ class Steps:
         Raises:
             ImageBuildError: its files changed.
         """
-        if files_of(self.family, self.steps[done - 1]):
+        if done <= len(self.steps) and files_of(self.family, self.steps[done - 1]):
             require_unchanged(self.family, self.names[done - 1], lambda: self.name()[done - 1])
 
 
@@ -79,11 +81,13 @@ class Built(Generic[Result]):
         result: what filled the builder returned.
         packages: those of the image.
         step_seconds: how long each of the build steps took when it ran; 0 if that is not known.
+        install_seconds: the same of install().
     """
 
     result: Result
     packages: tuple[str, ...]
     step_seconds: tuple[float, ...]
+    install_seconds: float = 0.0
 
 
 def present(session: Session, steps: Steps) -> tuple[str, ...]:
@@ -120,7 +124,7 @@ def build_over(
 
     Args:
         builder: which begins with the base image if there is no layer.
-        fill: called when all steps have run.
+        fill: called when all steps and install() have run.
 
     Raises:
         ImageBuildError: a step failed, or the files that it copied changed meanwhile.
@@ -135,8 +139,11 @@ def build_over(
             if session.cloud.keeps_layers and steps.kept(number):
                 _keep(session, builder, steps.names[number - 1], environment, connection, tuple(took))
 
+        count = len(steps.steps)
         run_steps(session, steps.family, steps.steps, driver, connection, steps.account, done=done, after=keep)
-        return Built(fill(driver, connection), read_packages(connection), tuple(took))
+        if steps.install and done <= count:
+            keep(count + 1, steps.install(driver, connection))
+        return Built(fill(driver, connection), read_packages(connection), tuple(took[:count]), sum(took[count:]))
 
     return build(session, replace(builder, image=below or builder.image), name, directory, fill_all)
 

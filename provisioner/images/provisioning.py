@@ -20,7 +20,7 @@ from provisioner.family.files import digest_files, list_files
 from provisioner.family.loader import TaskFamily
 from provisioner.family.setup_data import parse_setup_data
 from provisioner.images.family_files import HOME, filler, reading
-from provisioner.images.layer_keys import added_files, files_of, install_files
+from provisioner.images.layer_keys import files_of, install_files
 from provisioner.models import BaseImage, BuildStep, FileBuildStep, Role, SetupData, ShellBuildStep
 from provisioner.printable import beginning, last_lines, printable
 from provisioner.session import Session
@@ -111,32 +111,6 @@ def _recipe() -> list[str]:
     return [name for name in list_files(BASE_IMAGE, BASE_IMAGE) if not name.startswith("local/")]
 
 
-def fill_family(
-    session: Session,
-    family: TaskFamily,
-    driver: TaskDriver,
-    connection: Connection,
-    require_unchanged: Callable[[], None] = lambda: None,
-) -> tuple[SetupData, float]:
-    """Copies the family, runs its install(), and reads its setup data. Its build steps have run.
-
-    Args:
-        require_unchanged: called when files were copied, to check that they are those that the image is named by.
-
-    Returns:
-        the setup data, and how many seconds install() took.
-
-    Raises:
-        ImageBuildError: install() failed, or files changed meanwhile.
-        TaskFamilyError: the family's setup data is not valid.
-    """
-    seconds = install(session, family, driver, connection, require_unchanged)
-    if added := added_files(family):
-        _send_tree(connection, family.directory, added, HOME)
-        require_unchanged()
-    return read_setup(session, driver), seconds
-
-
 def install(
     session: Session,
     family: TaskFamily,
@@ -147,7 +121,7 @@ def install(
     """Copies the files that install() sees, runs it, and returns how many seconds it took.
 
     Args:
-        require_unchanged: as for fill_family.
+        require_unchanged: called when files were copied, to check that they are those that the image is named by.
 
     Raises:
         ImageBuildError: it failed, or files changed meanwhile.
@@ -167,10 +141,23 @@ def install(
                 seen = "install() sees only the files that the manifest's install_inputs names, and the module."
                 hint = f"{hint} {seen}" if hint else seen
             raise ImageBuildError(f"{family.title}: {error.message}", hint=hint, details=error.details) from error
-    seconds = time.monotonic() - begin
-    # Python would take what it compiled for a later module of the same size and time.
-    connection.run(["sh", "-c", 'rm -f "/root/__pycache__/$1".*', "forget", family.name])
-    return seconds
+    return time.monotonic() - begin
+
+
+def send_other_files(family: TaskFamily, connection: Connection, require_unchanged: Callable[[], None]) -> None:
+    """Copies the files that install() does not see.
+
+    Args:
+        require_unchanged: as for install.
+
+    Raises:
+        ImageBuildError: files changed meanwhile.
+    """
+    if family.manifest.install_inputs is None:
+        return
+    seen = set(install_files(family))
+    _send_tree(connection, family.directory, [name for name in family.files if name not in seen], HOME)
+    require_unchanged()
 
 
 def read_setup(session: Session, driver: TaskDriver) -> SetupData:

@@ -21,16 +21,19 @@ def why(session: Session, kind: Kind, family: TaskFamily, inputs: Inputs, done: 
     Args:
         kind: the image's.
         inputs: what it is built from.
-        done: how many build steps need not run again.
+        done: how many build steps need not run again, and one more if install() need not either.
     """
+    steps = len(inputs.steps)
     if family.hostname:  # our own families are called alike, and are nothing to each other
-        return f": {done} of {len(inputs.steps)} steps are reused" if done else ""
+        return f": {done} of {steps} steps are reused" if done else ""
     image, before = _nearest(session, kind, family, inputs)
     reasons = changes(before, inputs) if before else []
-    if done:
-        reasons.append("build step 1 is reused" if done == 1 else f"build steps 1 to {done} are reused")
-    if image:
-        reasons += _took(image, done, len(inputs.steps))
+    if reused := min(done, steps):
+        reasons.append("build step 1 is reused" if reused == 1 else f"build steps 1 to {reused} are reused")
+    if done > steps:
+        reasons.append("install() is reused")
+    elif image:
+        reasons += _took(image, done, steps)
     return f": {'; '.join(reasons)}" if reasons else ""
 
 
@@ -42,18 +45,13 @@ def _took(image: Image, done: int, steps: int) -> list[str]:
     return [f"{what} took {seconds:.0f} s last time" for what, seconds in took if seconds >= SHOWN_SECONDS]
 
 
-def images_of(session: Session, kind: Kind, family: TaskFamily) -> list[Image]:
-    """Returns a family's finished images of one kind in this session's cloud, oldest first."""
-    begin = f"{kind}-{family.name.replace('_', '-')}-"
-    images = session.images.all(begin)
-    return [image for image in images if (image.family, image.cloud) == (family.name, session.cloud.name)]
-
-
 def _nearest(
     session: Session, kind: Kind, family: TaskFamily, inputs: Inputs
 ) -> tuple[Image, Inputs] | tuple[None, None]:
     """Returns the image that has most in common with a new one, and of those the newest, and what it was built from."""
-    images = images_of(session, kind, family)
+    here = (family.name, session.cloud.name)
+    images = session.images.all(f"{kind}-{family.name.replace('_', '-')}-")
+    images = [image for image in images if (image.family, image.cloud) == here]
     known = [(image, each) for image in images if (each := session.images.inputs(image.name))]
     if kind == "aux":  # a family may have several, which are nothing to each other
         known = [(image, each) for image, each in known if not each.steps or each.steps[0] == inputs.steps[0]]

@@ -8,21 +8,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from provisioner import strict_json
 from provisioner.errors import InfrastructureError, ProvisionerError, UsageError
-from provisioner.models import Record, SetupData
+from provisioner.models import Record, SetupData, without_former_key
 from provisioner.progress import Progress
 from provisioner.store.files import disk_bytes, remove_tree, write_atomically
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
 from provisioner.store.locks import locked
 
-Kind = Literal["vendor", "base", "layer", "install", "family", "aux"]
+Kind = Literal["vendor", "base", "layer", "family", "aux"]
 # Upper layers are removed first, so that a crash in between leaves no image without its base.
-REMOVED_IN_TURN: tuple[Kind, ...] = ("aux", "family", "layer", "install", "base", "vendor")
+REMOVED_IN_TURN: tuple[Kind, ...] = ("aux", "family", "layer", "base", "vendor")
 # In an image's directory.
-ADDED_FILES, INPUTS = "files.tar", "inputs.json"
+INPUTS = "inputs.json"
 # Of a family with more, what has changed is not told file by file.
 MAXIMUM_INPUT_FILES = 2000
 
@@ -34,7 +34,7 @@ class Image(Record):
 
     Args:
         kind: `vendor` is a distribution's own image, which a builder turns into a base image; `layer` is what build
-            steps have made of a base image; in `install`, install() has run as well, and files are missing.
+            steps, or all of them and install(), have made of a base image.
         cloud: the cloud whose machines can boot from it.
         base: the image that this one was built from; None for the lowest layer.
         family: the task family that it was built for; None for a base image.
@@ -42,7 +42,6 @@ class Image(Record):
         packages: its Debian packages, as NAME:ARCHITECTURE=VERSION. Those of family and aux images are the word of a
             machine in which the family's code had root; empty if this home did not build the image.
         layers: images from which a later build may begin, though nothing needs them.
-        setup_key: a hash of what the family's setup data may depend on; empty where it was not needed.
         step_seconds: how long each build step took when it ran; 0 if that is not known.
         install_seconds: how long install() took when the image was built; 0 if it did not run, or that is not known.
     """
@@ -56,9 +55,13 @@ class Image(Record):
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
-    setup_key: str = ""
     step_seconds: tuple[float, ...] = ()
     install_seconds: float = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_key(cls, value: object) -> object:
+        return without_former_key(value, "setup_key", unused="")
 
 
 class Inputs(Record):
@@ -88,15 +91,9 @@ class ImageStore:
         return self._home.images / name
 
     def disk(self, name: str) -> Path:
-        """Returns the image's disk: disk.raw of a base image, disk.qcow2 of any other, or that of its base."""
-        directory = self.path(self.load(name).base or name if self.added_files(name) else name)
-        raw = directory / "disk.raw"
-        return raw if raw.exists() else directory / "disk.qcow2"
-
-    def added_files(self, name: str) -> Path | None:
-        """Returns the archive of the files that machines get on top of the image's base, if they are all it has."""
-        archive = self.path(name) / ADDED_FILES
-        return archive if archive.exists() else None
+        """Returns the image's disk: disk.raw of a base image, disk.qcow2 of any other."""
+        raw = self.path(name) / "disk.raw"
+        return raw if raw.exists() else self.path(name) / "disk.qcow2"
 
     def finished(self, name: str) -> bool:
         """Returns whether the image exists and is complete."""
@@ -306,7 +303,7 @@ def current(images: list[Image]) -> set[str]:
     """Returns the newest image of each family and the newest base images. Pure."""
     newest: dict[tuple[str, str | None], str] = {}
     for image in images:
-        if image.kind not in ("aux", "layer", "install"):
+        if image.kind not in ("aux", "layer"):
             label = image.family or image.name.rpartition("-")[0]
             newest[(image.kind, label)] = image.name
     return set(newest.values())

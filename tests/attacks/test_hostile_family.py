@@ -16,7 +16,6 @@ import pytest
 
 from provisioner.family.checks.family_check import check_family
 from provisioner.family.checks.finding import MAXIMUM_FINDINGS
-from provisioner.family.reach import SETUP, reached_digest
 from tests.campaigns import cases
 from tests.command_line import ROOT
 from tests.unit.conftest import CommandLine
@@ -79,27 +78,6 @@ def test_no_module_takes_the_memory_or_the_time(tmp_path: Path, bomb: str) -> No
     memory_kib, seconds = done.stdout.split()
     assert int(memory_kib) >> 10 < MEMORY_MIB
     assert float(seconds) < SECONDS
-
-
-@pytest.mark.parametrize("bomb", ["functions", "imports", "installs", "steps", "chain"])
-def test_what_a_module_reaches_is_found_in_time(tmp_path: Path, bomb: str) -> None:
-    links = "".join(f"def f{number}():f{number + 1}()\n" for number in range(15_000))
-    chain = f"{links}\n{changed(VARIABLES, 'x = f0')}"
-    (tmp_path / "fam.py").write_text(BOMBS.get(bomb, chain))
-    begin = time.process_time()
-    reached_digest(tmp_path, "fam", ["fam.py"], SETUP)
-    assert time.process_time() - begin < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text", ["from " * 200_000, "from\n" * 200_000, "fam " * 250_000], ids=["line", "lines", "name"]
-)
-def test_whether_a_module_is_imported_is_found_in_time(tmp_path: Path, text: str) -> None:
-    (tmp_path / "fam.py").write_text(GOOD)
-    (tmp_path / "other.py").write_text(text)
-    begin = time.process_time()
-    reached_digest(tmp_path, "fam", ["fam.py", "other.py"], SETUP)
-    assert time.process_time() - begin < SECONDS
 
 
 OTHERS = {

@@ -77,7 +77,6 @@ def test_each_change_is_met_by_a_new_machine_and_nothing_is_left(test_home: Home
     family = tmp_path / "changing"
     family.mkdir()
     (family / "changing.py").write_text(MODULE)
-    (family / "manifest.yaml").write_text("tasks: {}\ninstall_inputs: []\n")
     (family / "word.txt").write_text("0.25")
     (tmp_path / "answer").write_text("42")
     arguments = ("dev", str(family), "main", "--submission-file", str(tmp_path / "answer"))
@@ -95,7 +94,7 @@ def test_each_change_is_met_by_a_new_machine_and_nothing_is_left(test_home: Home
             assert shown.until(r"^score: (.*)", 3) == ["0.25", "0.5", "0.5"]
             ids = shown.until(r"(\S+) is ready after", 3)
             assert len({*ids, kept}) == 4
-            assert len([line for line in shown.lines if "Building the image" in line]) == 1
+            assert len([line for line in shown.lines if "Building the image of changing" in line]) == 3
             process.send_signal(signal.SIGINT)
             assert process.wait(300) == 130
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from provisioner.family.loader import TaskFamily, load_family
 from provisioner.family.vm_spec import parse_vm_spec
 from provisioner.images.layer_keys import (
-    added_files,
     aux_image_name,
     aux_layer_names,
     changes,
@@ -19,10 +17,7 @@ from provisioner.images.layer_keys import (
     files_of,
     inputs,
     install_files,
-    install_image_name,
-    install_inputs,
     layer_names,
-    setup_key,
 )
 from provisioner.models import VMSpec
 from provisioner.store.images import Inputs
@@ -59,13 +54,12 @@ def fam(directory: Path, **changed: str) -> TaskFamily:
 
 def keys(family: TaskFamily, base: str = "base-1", token: str = "1") -> dict[str, str]:
     variables = {"TOKEN": token}
-    install = install_image_name(family, base, variables)
-    steps = {f"step {number}": name for number, name in enumerate(layer_names(family, base, variables), start=1)}
-    whole = family_image_name(family, base, variables)
-    return {**steps, "install": install, "setup": setup_key(family, install), "family": whole}
+    names = ("step 1", "step 2", "step 3", "install")
+    layers = dict(zip(names, layer_names(family, base, variables), strict=True))
+    return {**layers, "family": family_image_name(family, base, variables)}
 
 
-ALL = {"step 1", "step 2", "step 3", "install", "setup", "family"}
+ALL = {"step 1", "step 2", "step 3", "install", "family"}
 
 
 def edited(text: str, old: str, new: str) -> str:
@@ -76,21 +70,19 @@ def edited(text: str, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("change", "concerns"),
     [
-        ({"fam.py": edited(MODULE, "return 1.0", "return 0.5")}, {"family"}),
-        ({"fam.py": edited(MODULE, '"main"', '"other"')}, {"setup", "family"}),
-        ({"fam.py": edited(MODULE, "installing", "done")}, {"install", "setup", "family"}),
-        ({"notes.txt": "new"}, {"setup", "family"}),
-        ({"requirements.txt": "curl"}, {"install", "setup", "family"}),
+        ({"fam.py": edited(MODULE, "return 1.0", "return 0.5")}, {"install", "family"}),
+        ({"notes.txt": "new"}, {"family"}),
+        ({"requirements.txt": "curl"}, {"install", "family"}),
         ({"data": "2"}, ALL - {"step 1"}),
         (
             {"build_steps.json": edited(FILES["build_steps.json"], "false", "exit 1")},
             ALL - {"step 1", "step 2"},
         ),
         ({"build_steps.json": edited(FILES["build_steps.json"], "true", "exit 0")}, ALL),
-        ({"manifest.yaml": f"{FILES['manifest.yaml']}# a comment\n"}, {"setup", "family"}),
+        ({"manifest.yaml": f"{FILES['manifest.yaml']}# a comment\n"}, {"family"}),
         ({"manifest.yaml": edited(FILES["manifest.yaml"], "{}", "{main: {resources: {storage_gb: 20}}}")}, ALL),
     ],
-    ids=["score", "tasks", "install", "unseen file", "seen file", "copied file", "last step", "first step",
+    ids=["module", "unseen file", "seen file", "copied file", "last step", "first step",
          "manifest's text", "disk"],
 )  # fmt: skip
 def test_a_change_concerns_the_layers_above_it(tmp_path: Path, change: dict[str, str], concerns: set[str]) -> None:
@@ -106,6 +98,7 @@ def test_what_a_step_copies_through_a_link_counts(tmp_path: Path, source: str) -
     (directory / "links").symlink_to("real")
     (directory / "real" / "data").write_text("1")
     steps = {"build_steps.json": json.dumps([{"type": "file", "source": source, "destination": "/data"}])}
+    steps["manifest.yaml"] = "tasks: {}\n"
     [before] = layer_names(fam(tmp_path, **steps), "base-1", {})
     (directory / "real" / "data").write_text("2")
     [changed] = layer_names(fam(tmp_path, **steps), "base-1", {})
@@ -167,18 +160,9 @@ def test_base_image_and_variables_concern_all_primary_layers(tmp_path: Path) -> 
 def test_install_sees_what_the_manifest_names_and_the_module(tmp_path: Path) -> None:
     some = fam(tmp_path)
     assert install_files(some) == ("fam.py", "requirements.txt")
-    assert "fam.py" in added_files(some)
-    assert {*install_files(some), *added_files(some)} == set(some.files)
     everything = fam(tmp_path, **{"manifest.yaml": "tasks: {}\n"})
-    assert (install_files(everything), added_files(everything)) == (everything.files, ())
-
-
-def test_a_module_that_the_manifest_names_counts_as_a_whole(tmp_path: Path) -> None:
-    manifest = {"manifest.yaml": "tasks: {}\ninstall_inputs: ['*.py']\n"}
-    before = keys(fam(tmp_path, **manifest))
-    after = keys(fam(tmp_path, **manifest, **{"fam.py": edited(MODULE, "return 1.0", "return 0.5")}))
-    assert before["install"] != after["install"]
-    assert "fam.py" not in added_files(load_family(tmp_path / "fam"))
+    assert install_files(everything) == everything.files
+    assert len(layer_names(everything, "base", {})) == len(STEPS)
 
 
 def spec(*commands: str) -> VMSpec:
@@ -229,12 +213,3 @@ def test_a_files_name_adds_no_line_to_what_changed() -> None:
 
 def test_a_file_that_is_gone_is_named() -> None:
     assert changes(Inputs(base="b", files={"a": "1"}), Inputs(base="b")) == ["a is gone"]
-
-
-@pytest.mark.parametrize("describe", [inputs, install_inputs], ids=["family", "install"])
-def test_only_what_install_can_reach_is_told_as_its_change(
-    tmp_path: Path, describe: Callable[[TaskFamily, str, dict[str, str]], Inputs]
-) -> None:
-    before = describe(fam(tmp_path), "base", {})
-    after = describe(fam(tmp_path, **{"fam.py": edited(MODULE, "return 1.0", "return 0.5")}), "base", {})
-    assert changes(before, after) == (["fam.py changed"] if describe is inputs else [])

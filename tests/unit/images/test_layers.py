@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provisioner.environment import lifecycle
 from provisioner.errors import ImageBuildError
 from provisioner.family.loader import TaskFamily
 from provisioner.family.vm_spec import parse_vm_spec
@@ -202,45 +202,24 @@ def split(directory: Path, module: str = MODULE + SCORE, **files: str) -> TaskFa
 
 
 def test_install_runs_again_only_for_its_inputs(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
-    seen: list[set[str]] = []
-    cloud.guest_defaults = {"during": {"install": lambda: seen.append(set(cloud.guest().trees["/root"]))}}
-    first, setup = build.family_image(session, split(tmp_path, data="1"))
-    assert seen == [{"fam.py", "requirements.txt"}]
+    seen: dict[str, set[str]] = {}
+
+    def look(operation: str) -> None:
+        seen[operation] = set(cloud.guest().trees["/root"])
+
+    cloud.guest_defaults = {"during": {name: partial(look, name) for name in ("install", "setup")}}
+    build.family_image(session, split(tmp_path, data="1"))
+    # The fake machine tells what was copied last.
+    assert seen == {"install": {"fam.py", "requirements.txt"}, "setup": {"manifest.yaml", "data"}}
     cloud.guest_defaults = {}
     assert ran(cloud) == ["install", "setup"]
-    # score() changes: nothing is built, and no machine boots.
-    machines = len(cloud.machines)
-    second, same = build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.5"), data="1"))
-    assert second != first
-    assert same == setup
-    assert (ran(cloud), len(cloud.machines)) == ([], machines)
-    assert "No image of fam is built: fam.py changed" in told_of(session).notes
-    # What install() does not see, the setup data may.
-    other = (MODULE + SCORE).replace("1.0", "0.5")
-    build.family_image(session, split(tmp_path, other, data="2"))
+    name, _ = build.family_image(session, split(tmp_path, data="2"))
     assert ran(cloud) == ["setup"]
-    assert "Reading the setup data of fam: data changed" in told_of(session).notes
-    build.family_image(session, split(tmp_path, **{"requirements.txt": "curl"}))
-    assert ran(cloud) == ["install", "setup"]
-    assert any("for install()" in note and "requirements.txt changed" in note for note in told_of(session).notes)
-    assert (len(of_kind(session, "install")), cloud.existing()) == (2, [])
-
-
-def test_machines_get_files_that_install_does_not_see(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
-    fam = split(tmp_path, data="1")
-    name, _ = build.family_image(session, fam)
-    image = session.images.load(name)
-    assert image.base is not None
-    assert image.base.startswith("install-fam-")
-    assert session.images.disk(name) == session.images.path(image.base) / "disk.qcow2"
-    cloud.machines.clear()
-    seen: list[set[str]] = []
-    cloud.guest_defaults = {"during": {"start": lambda: seen.append(set(cloud.guest().trees["/root"]))}}
-    environment = lifecycle.up(session, fam, "main")
-    assert environment.machines["primary"].image == name
-    assert seen == [{"fam.py", "data", "manifest.yaml"}]
-    assert cloud.guest().operations == ["start", "settle_home"]
-    lifecycle.destroy(session, environment)
+    assert f"Building the image of fam ({name}): data changed; install() is reused" in told_of(session).notes
+    for changed in ({"requirements.txt": "curl"}, {"module": (MODULE + SCORE).replace("1.0", "0.5")}):
+        build.family_image(session, split(tmp_path, **changed))
+        assert ran(cloud) == ["install", "setup"]
+    assert (len(of_kind(session, "layer")), cloud.existing()) == (3, [])
 
 
 def test_a_cloud_without_layers_builds_the_whole_image(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
@@ -251,29 +230,7 @@ def test_a_cloud_without_layers_builds_the_whole_image(session: Session, cloud: 
     assert seen == [{"fam.py", "requirements.txt"}]
     assert cloud.guest().operations == ["install", "setup"]
     assert session.images.load(name).base == "base-primary-0123456789abcdef"
-    assert session.images.added_files(name) is None
     assert [image.kind for image in session.images.all()] == ["base", "family"]
-
-
-def test_an_image_whose_install_image_is_gone_is_built_again(
-    session: Session, cloud: FakeCloud, tmp_path: Path
-) -> None:
-    fam = split(tmp_path)
-    name, _ = build.family_image(session, fam)
-    [install] = of_kind(session, "install")
-    session.images.path(install.name).rename(tmp_path / "gone")
-    ran(cloud)
-    assert build.family_image(session, fam)[0] == name
-    assert ran(cloud) == ["install", "setup"]
-
-
-def test_a_secret_among_the_files_that_are_added_is_refused(session: Session, tmp_path: Path) -> None:
-    fam = split(tmp_path, data="x" * 100 + "s3cret-value")
-    with pytest.raises(ImageBuildError, match=r"'data' contains TOKEN") as caught:
-        build.family_image(session, fam)
-    assert "s3cret" not in caught.value.message
-    assert "write the file in start()" in (caught.value.hint or "")
-    assert of_kind(session, "family") == []
 
 
 def test_files_that_change_while_they_are_read_make_no_image(
@@ -288,17 +245,13 @@ def test_files_that_change_while_they_are_read_make_no_image(
 
 def test_records_of_another_version_harm_no_build(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     build.family_image(session, split(tmp_path))
-    for kind in ("family", "install", "layer"):
+    for kind in ("family", "layer"):
         other = session.images.path(f"{kind}-fam-{'0' * 16}")
         other.mkdir()
         (other / "image.json").write_text('{"kind": "of another version"}')
         (other / "inputs.json").write_text("[]")
     ran(cloud)
-    build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.5")))
-    assert ran(cloud) == []
-    for image in session.images.all("family-"):
-        (session.images.path(image.name) / "setup-data.json").write_text("[]")
-    build.family_image(session, split(tmp_path, (MODULE + SCORE).replace("1.0", "0.75")))
+    build.family_image(session, split(tmp_path, data="1"))
     assert ran(cloud) == ["setup"]
 
 
@@ -310,16 +263,15 @@ def test_prune_keeps_the_layers_of_what_it_keeps(session: Session, tmp_path: Pat
     fakes.guest_defaults = {"values": {"setup": setup}}
     for requirements in ("jq", "curl"):
         build.build_all(session, split(tmp_path, **steps("a"), **{"requirements.txt": requirements}))
-    [older, newer] = of_kind(session, "install")
+    [older, newer] = of_kind(session, "family")
     removed = session.images.prune(set(), cloud="local", discard=lambda _: None)
     assert older.name in removed
-    assert {image.kind for image in session.images.all()} == {"base", "layer", "install", "family", "aux"}
+    assert {image.kind for image in session.images.all()} == {"base", "layer", "family", "aux"}
     kept = {image.name for image in session.images.all()}
     assert {newer.name, *newer.layers} <= kept
-    [whole] = of_kind(session, "family")
-    session.images.prune({whole.name}, cloud="local", discard=lambda _: None, everything=True)
+    assert set(older.layers) - kept == {older.layers[-1]}
+    session.images.prune({newer.name}, cloud="local", discard=lambda _: None, everything=True)
     assert of_kind(session, "layer") == []
-    assert [image.name for image in of_kind(session, "install")] == [newer.name]
 
 
 def test_an_estimate_says_what_is_reused_and_what_changed(session: Session, tmp_path: Path) -> None:
@@ -329,10 +281,7 @@ def test_an_estimate_says_what_is_reused_and_what_changed(session: Session, tmp_
     changed = family(tmp_path, **steps("a"), data="1")
     assert build.outlook(session, changed) == "to be built first: data is new; build step 1 is reused"
     build.family_image(session, split(tmp_path))
-    changed = split(tmp_path, (MODULE + SCORE).replace("1.0", "0.5"))
-    assert build.outlook(session, changed) == "to be completed without a build: fam.py changed"
-    changed = split(tmp_path, **{"requirements.txt": "curl"})
-    assert "requirements.txt changed" in build.outlook(session, changed)
+    assert build.outlook(session, split(tmp_path, data="2")).endswith("; install() is reused")
 
 
 def took(session: Session, kind: str, **seconds: Any) -> None:
@@ -345,15 +294,15 @@ def took(session: Session, kind: str, **seconds: Any) -> None:
 
 def test_repeated_layers_are_said_with_their_time(session: Session, cloud: FakeCloud, tmp_path: Path) -> None:
     build.family_image(session, split(tmp_path, **steps("a", "b", "c")))
-    [install] = of_kind(session, "install")
-    assert [each > 0 for each in install.step_seconds] == [True] * 3
-    took(session, "install", step_seconds=(5, 12.2, 30), install_seconds=34.4)
+    [image] = of_kind(session, "family")
+    assert [each > 0 for each in image.step_seconds] == [True] * 3
+    took(session, "family", step_seconds=(5, 12.2, 30), install_seconds=34.4)
     said: list[str] = []
     cloud.guest_defaults = {"during": {"shell": lambda: said.extend(told_of(session).notes)}}
     build.family_image(session, split(tmp_path, **steps("a", "x", "c")))
     known = "build step 1 is reused; build steps 2 to 3 took 42 s last time; install() took 34 s last time"
-    assert any(f"build step 2 changed; {known}" in note for note in said)
-    took(session, "install", step_seconds=(5, 12.2, 30), install_seconds=34.4)
+    assert any("build step 2 changed; " in note and note.endswith(known) for note in said)
+    took(session, "family", step_seconds=(5, 12.2, 30), install_seconds=34.4)
     build.family_image(session, split(tmp_path, **steps("a", "x", "c"), **{"requirements.txt": "curl"}))
     known = "requirements.txt changed; build steps 1 to 3 are reused; install() took 34 s last time"
     assert any(note.endswith(known) for note in told_of(session).notes)

@@ -17,11 +17,12 @@ from provisioner.family.loader import TaskFamily
 from provisioner.images import provisioning
 from provisioner.images.provisioning import (
     Account,
-    fill_family,
+    install,
     preparation_digest,
     prepare_base,
     read_setup,
     run_steps,
+    send_other_files,
 )
 from provisioner.machines.connect import connect
 from provisioner.models import BaseImage, Endpoint, FileBuildStep, SetupData
@@ -45,7 +46,9 @@ STEPS = [
 def fill(session: Session, fam: TaskFamily, machine: tuple[TaskDriver, Connection]) -> SetupData:
     """Fills a builder as a whole."""
     run_steps(session, fam, fam.build_steps, *machine, provisioning.ROOT)
-    return fill_family(session, fam, *machine)[0]
+    install(session, fam, *machine, lambda: None)
+    send_other_files(fam, machine[1], lambda: None)
+    return read_setup(session, machine[0])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from provisioner.models import BaseImage
 from provisioner.progress import Silence
 from provisioner.store import images
 from provisioner.store.home import TEMPLATES, UNFINISHED, Home
-from provisioner.store.images import ADDED_FILES, INPUTS, Image, ImageStore, Inputs, Kind
+from provisioner.store.images import INPUTS, Image, ImageStore, Inputs, Kind
 from provisioner.store.locks import locked
 from tests.waiting import BOUND_SECONDS
 
@@ -227,19 +227,6 @@ def test_an_image_removed_during_a_template_can_be_rebuilt(tmp_path: Path, monke
     store.remove_unfinished()
     assert "family-x" in pruned[-1]
     build()
-
-
-def test_an_image_that_only_adds_files_has_the_disk_of_its_base(home: Home) -> None:
-    build(home, "install-a-1")
-    store = ImageStore(home)
-    with store.building("family-a-1", Silence()) as directory:
-        assert directory
-        (directory / ADDED_FILES).touch()
-        image = Image(name="family-a-1", kind="family", created_at=now(), base="install-a-1", family="a")
-        store.finish(image, directory)
-    assert store.disk("family-a-1") == store.disk("install-a-1") == home.images / "install-a-1" / "disk.qcow2"
-    assert store.added_files("family-a-1") == home.images / "family-a-1" / ADDED_FILES
-    assert store.added_files("install-a-1") is None
 
 
 def test_layers_stay_while_an_image_over_them_stays(home: Home) -> None:
