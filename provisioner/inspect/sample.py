@@ -241,12 +241,15 @@ class SampleMachines:
             self._refuse_internet(has_it=environment.full_internet)
             return shared.apply_batcher().create(session, environment)
 
+        def keep(connections: dict[Role, Connection]) -> None:
+            for role, connection in connections.items():
+                self._kept(role, connection)
+
         if self.snapshot:
-            self._environment = snapshots.bring_up(self.session, self.snapshot, create)
+            self._environment = snapshots.bring_up(self.session, self.snapshot, create, keep)
         else:
-            self._environment = lifecycle.bring_up(self.session, self._family, self._task, self._allowed(), create)
-        for role in self._environment.machines:
-            self._connection(role)
+            given = (self._family, self._task, self._allowed())
+            self._environment = lifecycle.bring_up(self.session, *given, create, keep)
 
     def _refuse_internet(self, *, has_it: bool) -> None:
         """Refuses a family's task that has the internet against the operator's settings, which no package may widen.

@@ -112,7 +112,10 @@ def test_one_epoch_comes_up_and_the_others_are_copies_of_it(
     assert len({each["environment"] for each in began}) == 3
     assert all(each["isolation"]["proven"] for each in began)
     for each in began:
-        assert ("start" in cloud.machine(each["environment"]).guest.operations) == (each is first)
+        machine = cloud.machine(each["environment"])
+        assert ("start" in machine.guest.operations) == (each is first)
+        # One connection from the machine's boot to its end, and with the frozen keys that by which a copy is renewed.
+        assert machine.sshd.logins == (1 if each is first else 2)
         [entry] = session.ledger.entries(environment=each["environment"])
         assert entry.batch == f"inspect-{log.eval.eval_id}"
         record = session.environments.record(each["environment"])
