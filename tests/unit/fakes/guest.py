@@ -132,7 +132,7 @@ class Guest:
         stdin = call.stdin()
         if call.user != "root":
             self.ran_as.append(call.user)
-        code, stdout, stderr = self._as_root(call, stdin)
+        code, stdout, stderr = self._renew() if call.argv[0] == "renew" else self._as_root(call, stdin)
         call.say(stdout, stderr)
         return code
 
@@ -199,6 +199,12 @@ class Guest:
         assert argv[0] == "sh", f"unexpected: {call.command[:300]}"
         return self._run_script(call, stdin)
 
+    def _renew(self) -> tuple[int, bytes, bytes]:
+        if self.renewal is None:
+            return 1, b"", b"the port is busy"
+        self.renewal()
+        return 0, b"", b""
+
     def _as_programs(self, call: Call, stdin: bytes) -> tuple[bytes, bytes]:
         """Reads or writes a file, or answers as a program that the controller sent."""
         match call.request["operation"], call.argv[0]:
@@ -239,11 +245,6 @@ class Guest:
             return 0, b"", b""
         if "cloud-init" in script:
             return self._follow_cloud_init(argv, stdin), b"", b""
-        if argv[3:4] == ["renew"]:
-            if self.renewal is None:
-                return 1, b"", b"the port is busy"
-            self.renewal()
-            return 0, b"", b""
         if "seal /" in script:
             self.sealed_with = argv[-1]
             return self.seal_exit_code, b"", b""
