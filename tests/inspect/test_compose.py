@@ -55,7 +55,7 @@ services:
     image: {PINNED}
     x-local: true
     command: [bash, -c, "sleep 5; echo ready > /shared/ready; sleep infinity"]
-    healthcheck: {{test: [CMD, test, -s, /shared/ready], interval: 1s, timeout: 30s, retries: 100}}
+    healthcheck: {{test: [CMD, test, -s, /shared/ready], start_interval: 1s, start_period: 300s, interval: 300s}}
     volumes: ["shared:/shared"]
     networks: [inner]
   alone:
