@@ -2,7 +2,7 @@
 
 Usage: `python3 -I -S exec_server.py SOCKET` listens on a socket that only root can connect to, for as long as the
 machine lives. Without an argument it serves the one call on stdin and stdout, for a machine that has no server yet.
-docs/internals/exec-server.md has the protocol. It reads nothing of the family's and must never block on a call.
+docs/explanation/exec-server.md has the protocol. It reads nothing of the family's and must never block on a call.
 """
 
 import gc
