@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,33 @@ def test_compose_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     own = [["unshare", *names, "--net", "true"] for names in ([], ["--map-current-user"])]
     may = any(subprocess.run(argv, capture_output=True, check=False).returncode == 0 for argv in own)
     assert not may or re.findall(r"^ *(\S+):.*\d$", told.partition("Inter-")[2], re.MULTILINE) == ["lo"]
+
+
+# Of the namespaces below this one.
+LIMITS = {
+    "namespaces": "true",
+    "no namespaces": "echo 1 > /proc/sys/user/max_user_namespaces; echo 0 > /proc/sys/user/max_net_namespaces",
+}
+PROGRAM = """
+import sys
+from pathlib import Path
+from provisioner.inspect.compose_program import run
+print(*run(Path(sys.argv[1]), [], {}))
+"""
+
+
+@pytest.mark.parametrize("limits", list(LIMITS))
+@pytest.mark.parametrize("user", ["0", "1000"], ids=["root", "user"])
+def test_compose_runs_for_each_user_also_where_there_are_no_namespaces(tmp_path: Path, user: str, limits: str) -> None:
+    script = _script(tmp_path / "compose", "cat /proc/self/status /proc/net/dev")
+    below = f'{LIMITS[limits]}; exec unshare --map-user={user} --map-group={user} -- "$@"'
+    argv = ["unshare", "--map-root-user", "--", "sh", "-c", below, "sh", sys.executable, "-c", PROGRAM, str(script)]
+    told = subprocess.run(argv, capture_output=True, check=True).stdout.decode().replace("\\n", "\n")
+    rights = re.search(r"CapEff:\\t(\w+)", told)
+    assert rights
+    assert int(rights[1], 16) & ~(1 << 2) == 0  # CAP_DAC_READ_SEARCH
+    networks = re.findall(r"^ *(\S+): +\d", told.partition("Inter-")[2], re.MULTILINE)
+    assert limits != "namespaces" or networks == ["lo"]
 
 
 @pytest.mark.parametrize("text", ["kill -XCPU $$", "exec sleep 600", "exit 2", "exec head -c 2000000 /dev/zero"])
