@@ -22,8 +22,6 @@ from tests.waiting import BOUND_SECONDS
 # A sample reserves 2 dollars an hour, for four hours and the teardown.
 BUDGET_USD = 26
 
-pytestmark = pytest.mark.filterwarnings("default")  # Inspect's own deprecations
-
 
 def test_a_budget_for_three_of_five_samples_has_the_others_wait(
     cloud: FakeCloud, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,6 @@ from tests.unit.fakes.cloud import FakeCloud
 from tests.unit.inspect.conftest import Configured
 from tests.waiting import BOUND_SECONDS, until_in_loop
 
-pytestmark = pytest.mark.filterwarnings("default")  # Inspect's own deprecations
 ORIGIN = Origin("task", "eval", "1")
 
 

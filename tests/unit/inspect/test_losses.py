@@ -38,8 +38,6 @@ PLAIN = Configuration()
 THROTTLED = ThrottledError("too many requests")
 BOTH = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
 
-pytestmark = pytest.mark.filterwarnings("default")  # Inspect's own deprecations
-
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> str:
