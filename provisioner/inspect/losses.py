@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from inspect_ai.util import SandboxUnavailableError, background
 
-from provisioner.errors import MachineLostError
+from provisioner.errors import MachineLostError, TaskError
 
 
 class LossError(MachineLostError):
@@ -22,6 +22,10 @@ class LossError(MachineLostError):
     def __init__(self, message: str, *, is_agents_doing: bool) -> None:
         super().__init__(message)
         self.is_agents_doing = is_agents_doing
+
+
+class NotUpError(TaskError):
+    """What runs in a sample's machine is not up. The machine is not lost for that."""
 
 
 def unavailable(loss: LossError, told: str = "") -> SandboxUnavailableError:

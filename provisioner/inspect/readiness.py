@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from provisioner.errors import CommandTimeoutError, TaskError
+from provisioner.errors import CommandTimeoutError
 from provisioner.inspect.configuration import Machine
+from provisioner.inspect.losses import NotUpError
 from provisioner.printable import last_lines, printable_lines
 from provisioner.ssh.calls import Calls
 
@@ -23,10 +24,6 @@ _WAIT = 'until bash -c "$1"; do sleep 0.5; done > /dev/null 2>&1'
 _CONNECT = "exec 3<>/dev/tcp/127.0.0.1/{}"
 
 
-class NotReadyError(TaskError):
-    """A sample's machine is not ready, or one of its services does not stay up. The machine is not lost for that."""
-
-
 def wait_until_ready(machine: Machine, connection: Calls, pause: Callable[[], None]) -> list[str]:
     """Waits until `ready` of a machine succeeds, and those of its services that have ended stay up.
 
@@ -37,7 +34,7 @@ def wait_until_ready(machine: Machine, connection: Calls, pause: Callable[[], No
         what is to be told of services that have ended again and again.
 
     Raises:
-        NotReadyError: it does not become ready in READY_SECONDS, or a service fails for FAILING_SECONDS.
+        NotUpError: it does not become ready in READY_SECONDS, or a service fails for FAILING_SECONDS.
     """
     if machine.ready:
         _wait_for(machine, connection)
@@ -58,7 +55,7 @@ def wait_until_ready(machine: Machine, connection: Calls, pause: Callable[[], No
         if at - begin >= FAILING_SECONDS:
             if wrong := [name for name, count in ends.items() if name in failed and count >= ENDS]:
                 said = f"{_said(machine, wrong[0], ends)}, and does not stay up."
-                raise NotReadyError(said, details=_journal(wrong[0], connection))
+                raise NotUpError(said, details=_journal(wrong[0], connection))
             break
         pause()
     return [
@@ -76,7 +73,7 @@ def _wait_for(machine: Machine, connection: Calls) -> None:
         ends, _ = _looked_at(dict(machine.services), connection)
         told = [f"{_said(machine, name, ends)}:\n{_journal(name, connection)}" for name, count in ends.items() if count]
         what = f"nothing listens at port {machine.ready}" if isinstance(machine.ready, int) else "`ready` fails"
-        raise NotReadyError(
+        raise NotUpError(
             f"Machine {machine.name} is not ready: {what} after {READY_SECONDS:.0f} s.", details="\n".join(told)
         ) from None
 

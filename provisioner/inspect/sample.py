@@ -37,7 +37,8 @@ from provisioner.inspect.configuration import Configuration, operators_settings
 from provisioner.inspect.engine import engine_family, project_of
 from provisioner.inspect.family_copies import family_of_machine
 from provisioner.inspect.listener import Listener
-from provisioner.inspect.losses import LossError
+from provisioner.inspect.losses import LossError, NotUpError
+from provisioner.inspect.memory import Watch, on_console
 from provisioner.inspect.origin import Origin, time_to_live
 from provisioner.inspect.plain_family import TASK
 from provisioner.machines.connect import connect
@@ -51,6 +52,8 @@ from provisioner.store.home import Home
 LABEL_CHARACTERS = 200
 # Families that were checked before their tasks were known, with their env files: hundreds of tasks need not look again.
 CHECKED: set[tuple[Path, str]] = set()
+# Of a record, with those of its family.
+MOST_WARNINGS = 50
 
 Result = TypeVar("Result")
 
@@ -137,6 +140,7 @@ class SampleMachines:
     Attributes:
         snapshot: the frozen environment that the machines are a copy of; empty if they come up anew.
         frozen_as: the name under which the machines were frozen; empty if they were not.
+        memory: what was told of their want of memory.
     """
 
     def __init__(self, configuration: Configuration, origin: Origin, metadata: Mapping[str, Any] | None = None) -> None:
@@ -148,6 +152,7 @@ class SampleMachines:
         self._clearing_away = False
         self.session = replace(open_session(configuration, origin), check=self._check, shield=self._shield)
         self._family, self._task = family_of(configuration, self.project)
+        self.memory = Watch()
         self._lock = threading.Lock()
         # A limiter for each machine: a slow machine does not delay calls to the others.
         self._connecting: dict[Role, threading.Lock] = {}
@@ -332,23 +337,47 @@ class SampleMachines:
         Raises:
             LossError: the machine does not answer, breaks the rules of the connection, or was lost in an earlier call.
                 The message says what the cloud says of it.
+            NotUpError: the work says so; the message also says what there is of a want of memory.
             CommandTimeoutError, Interrupted: the work did not end in time, or was cancelled.
         """
         if loss := self._losses.get(role):
             raise _repeated(loss)
         try:
-            return work(self._connection(role))
-        except ProvisionerError as error:
-            if isinstance(error, Interrupted | CommandTimeoutError) and not isinstance(error, NotStartedError):
+            connection = self._connection(role)
+            try:
+                return work(connection)
+            except NotUpError as error:
+                error.message = " ".join([error.message, *self.look_for_shortage(role, connection)])
                 raise
-            found = self._loss(error)
+        except ProvisionerError as error:
+            is_lost = isinstance(error, NotStartedError)
+            if isinstance(error, Interrupted | CommandTimeoutError | NotUpError) and not is_lost:
+                raise
+            found = self._loss(error, role)
             with self._lock:
                 loss = self._losses.setdefault(role, found)
             raise _repeated(loss) from error
 
-    def _loss(self, error: ProvisionerError) -> LossError:
+    def look_for_shortage(self, role: Role, connection: Connection) -> list[str]:
+        """Returns what is new of a machine's want of memory, as far as it says so, and records it as warnings."""
+        with contextlib.suppress(ProvisionerError, ValueError):
+            new = self.memory.look(role, connection, self.environment.machines[role].size.memory_gib)
+            if new and len(warned := self.environment.setup.warnings) < MOST_WARNINGS:
+                setup = self.environment.setup.model_copy(update={"warnings": (*warned, *new)})
+                self._environment = self.session.environments.update(self.environment, setup=setup)
+            return new
+        return []
+
+    def look_last(self) -> None:
+        """Looks for what the end is to tell, in the machines that answer."""
+        for role, connection in list(self._connections.items()):
+            if connection.active and role not in self._losses:
+                self.look_for_shortage(role, connection)
+
+    def _loss(self, error: ProvisionerError, role: Role) -> LossError:
         """Returns what the loss of a machine means for the sample, by what the cloud says."""
         said, is_agents_doing = "", False
+        shortage = " ".join(self.memory.sentences[-1:])
         with contextlib.suppress(ProvisionerError):
             # Machines without a family have no score of ours, which alone tells an agent's doing from an error. No
             # agent brings about what the cloud or this host failed to do, such as to admit this controller.
@@ -361,7 +390,9 @@ class SampleMachines:
             else:
                 confirmed = f"The cloud confirms the loss: {loss.words}."
                 said = confirmed if loss.words else "The cloud says that the machines run."
-        return LossError(f"{error.message} {said}".strip(), is_agents_doing=is_agents_doing)
+            shortage = shortage or on_console(self.session.cloud.console(environment, role))
+        words = " ".join(filter(None, (error.message, said, shortage)))
+        return LossError(words, is_agents_doing=is_agents_doing)
 
     @property
     def losses(self) -> list[str]:
@@ -404,7 +435,7 @@ class SampleMachines:
         try:
             self._environment, outcome = lifecycle.intermediate_score(self.session, self.environment)
         except MachineLostError as error:
-            raise self._loss(error) from error
+            raise self._loss(error, "primary") from error
         return outcome
 
     def leave(self) -> str:

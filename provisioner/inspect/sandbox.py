@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import os
 import time
@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from provisioner.best_effort import describe
 from provisioner.clouds.local.sizing import available_memory_gib
 from provisioner.errors import CommandTimeoutError, Interrupted, NotStartedError, ProvisionerError
-from provisioner.inspect import clean_up, evals, evidence, forks, memory
+from provisioner.inspect import clean_up, evals, evidence, forks
 from provisioner.inspect.blocking import call, end, launch, prepare, shorten_collections
 from provisioner.inspect.configuration import (
     COMPOSE_FILE_NAMES,
@@ -46,7 +46,7 @@ from provisioner.inspect.losses import LossError, unavailable
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.plain_family import workdir
 from provisioner.inspect.private import origin_of_sample
-from provisioner.inspect.readiness import PAUSE_SECONDS, NotReadyError, wait_until_ready
+from provisioner.inspect.readiness import PAUSE_SECONDS, wait_until_ready
 from provisioner.inspect.results import Output, file_errors
 from provisioner.inspect.sample import Ending, SampleMachines
 from provisioner.machines.create import aux_user
@@ -112,8 +112,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         self._user = user
         self._directory = directory
         self._variables = variables
-        # Names of services by the ids of their containers; and what the sample's log is to be told.
-        self._services: dict[str, str] = {}
+        # What the sample's log is to be told.
         self._notes: list[str] = []
 
     async def exec(
@@ -135,7 +134,7 @@ class ProvisionerSandbox(SandboxEnvironment):
             SandboxUnavailableError: the machine does not answer, now or in an earlier call.
             ValueError: there is a null character in an argument, as subprocess raises it.
         """
-        output = Output()
+        output, known = Output(), len(self.machines.memory.sentences)
 
         def work(connection: Connection) -> ExecResult[str]:
             words, variables = [encodable(word) for word in cmd], {**self._variables, **(env or {})}
@@ -165,7 +164,7 @@ class ProvisionerSandbox(SandboxEnvironment):
         except CommandTimeoutError as error:
             if timeout is None:
                 raise
-            raise output.timed_out(timeout) from error
+            raise output.timed_out(timeout, self.machines.memory.sentences[known:]) from error
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Writes a file as the default user, and makes its directories.
@@ -210,16 +209,11 @@ class ProvisionerSandbox(SandboxEnvironment):
         try:
             done = connection.run(argv, **options)
         except CommandTimeoutError:
-            self._note_shortage(connection)
+            self._notes += self.machines.look_for_shortage(self._role, connection)
             raise
-        if done.exit_code == KILLED:
-            self._note_shortage(connection)
+        if done.exit_code == KILLED or done.errno in (errno.ESRCH, errno.ESTALE):  # its container has ended
+            self._notes += self.machines.look_for_shortage(self._role, connection)
         return done
-
-    def _note_shortage(self, connection: Connection) -> None:
-        with contextlib.suppress(ProvisionerError, ValueError):
-            memory_gib = self.machines.environment.machines[self._role].size.memory_gib
-            self._notes += memory.shortage(self.machines, connection, memory_gib, self._services)
 
     async def _on_machine(self, work: Callable[[Connection], Result]) -> Result:
         """Works on the machine in a thread.
@@ -387,6 +381,8 @@ class ProvisionerSandbox(SandboxEnvironment):
         of = {id(machines): machines for machines in map(_machines, environments.values())}
         for machines in of.values():
             with anyio.CancelScope(shield=True):
+                if not interrupted:
+                    await end(machines.look_last)
                 ending = await _destroy(machines)
                 if ending:
                     await _tell(partial(evidence.of_end, machines, ending))
@@ -456,18 +452,13 @@ def _wait_until_ready(machines: SampleMachines) -> None:
 
     for role, machine in machines.configuration.by_role.items():
 
-        def work(connection: Connection, machine: Machine = machine) -> list[str] | NotReadyError:
-            try:
-                return wait_until_ready(machine, connection, pause)
-            except NotReadyError as error:  # raised, it would mean that the machine is lost
-                return error
+        def work(connection: Connection, machine: Machine = machine) -> list[str]:
+            return wait_until_ready(machine, connection, pause)
 
         if machine.ready or machine.services:
             with machines.more_phases() as phases, phases.phase("ready"):
-                outcome = machines.on(role, work)
-            if isinstance(outcome, NotReadyError):
-                raise outcome
-            for note in outcome:
+                notes = machines.on(role, work)
+            for note in notes:
                 machines.session.progress.note(note)
 
 

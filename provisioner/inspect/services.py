@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, overload
 
@@ -23,9 +24,10 @@ from inspect_ai.util import (
 )
 
 from provisioner import strict_json
-from provisioner.errors import MachineLostError, TaskError
+from provisioner.errors import MachineLostError
 from provisioner.inspect.blocking import launch
 from provisioner.inspect.compose_project import DIRECTORY, Project
+from provisioner.inspect.losses import NotUpError
 from provisioner.inspect.results import file_errors
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
@@ -123,8 +125,8 @@ class Container:
         return self.user.partition(":")[0] in ("", "0", "root")
 
 
-class ServicesError(TaskError):
-    """A sample's services did not start. Its machine is not lost for that."""
+class ServicesError(NotUpError):
+    """A sample's services did not start."""
 
 
 def start(project: Project, connection: Connection) -> list[Container]:
@@ -261,7 +263,6 @@ class ServiceSandbox(ProvisionerSandbox):
         super().__init__(machines, "primary", "", container.directory, {})
         # With another first process once the engine has started it again.
         self.container = container
-        self._services = {container.identity: f"the service {container.service}"}
 
     def _run(self, connection: Connection, argv: list[str], **options: Any) -> Completed:
         """Runs a command in the container, with the rights of `docker exec`.
@@ -290,7 +291,8 @@ class ServiceSandbox(ProvisionerSandbox):
             raise SandboxUnavailableError(f"{error.message} {error.details}".strip()) from error
         if state["status"] != "running":
             said = shown(f"{state['status']}, exit code {state.get('exit_code')}")
-            raise SandboxUnavailableError(f"The container of the service {self.container.service} does not run: {said}")
+            words = f"The container of the service {self.container.service} does not run: {said}."
+            raise SandboxUnavailableError(" ".join([words, *self.machines.memory.sentences[-1:]]))
         if self.container.pid not in (0, state["pid"]):
             words = (
                 f"The engine has started the container of the service {self.container.service} again (restarts so far: "
@@ -400,18 +402,10 @@ async def start_services(machines: SampleMachines) -> dict[str, SandboxEnvironme
     project = machines.project
     assert project is not None
 
-    def work(connection: Connection) -> list[Container] | ServicesError:
-        try:
-            return running(project, connection) if machines.snapshot else start(project, connection)
-        except ServicesError as error:  # raised, it would mean that the machine is lost
-            return error
-
     def started() -> list[Container]:
         with machines.more_phases() as phases, phases.phase("services"):
-            outcome = machines.on("primary", work)
-            if isinstance(outcome, ServicesError):
-                raise outcome
-        return outcome
+            return machines.on("primary", partial(running if machines.snapshot else start, project))
 
     containers = await launch(started, machines.cancelled)
+    machines.memory.services = {container.identity: container.service for container in containers}
     return {container.service: ServiceSandbox(machines, container) for container in containers}

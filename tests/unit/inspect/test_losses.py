@@ -230,7 +230,8 @@ async def test_a_lost_machine_stays_lost_and_the_other_works(cloud: FakeCloud) -
     sshd = cloud.machine(machines.environment).sshd
     authorize = sshd.authorize
     lock_out(sshd)
-    with pytest.raises(SandboxUnavailableError) as first:
+    cloud.consoles["primary"] = "[  7.0] Out of memory: Killed process 812 (java) total-vm:9kB\n"
+    with pytest.raises(SandboxUnavailableError, match=r"Killed process 812 \(java\).* raise `memory_gb`") as first:
         await sandboxes["a"].exec(["true"])
     sshd.authorize = authorize
     with connect(machines.session, machines.environment, "primary") as connection:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from provisioner.inspect.memory import PROGRAM, shortage
+from provisioner.inspect.memory import PROGRAM, Watch, on_console
+from provisioner.models import Role
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.exchange import Completed
 
@@ -28,51 +29,85 @@ CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.
 FULL = CALM.replace("full avg10=0.00 avg60=0.00", "full avg10=80.00 avg60=61.50")
 
 
-class _Machines:
-    pass
+def _watch() -> Watch:
+    watch = Watch()
+    watch.services = {ID: "web"}
+    return watch
 
 
-def _told(said: Any, machines: object | None = None) -> list[str]:
+def _told(said: Any, watch: Watch | None = None, role: Role = "primary") -> list[str]:
     stdout = json.dumps(said).encode()
     connection = SimpleNamespace(run=lambda *_, **__: Completed(0, stdout, b""))
-    return shortage(machines or _Machines(), cast(Calls, connection), 2, {ID: "the service web"})
+    return (watch or _watch()).look(role, cast(Calls, connection), 2)
 
 
 def test_a_machine_that_is_full_is_told_with_process_size_and_setting() -> None:
-    [told] = _told([[MACHINE.format(number=3)], CALM])
+    [told] = _told([[MACHINE.format(number=3)], CALM, {}])
     assert told == (
         "For want of memory the kernel ended java (process 812) in the service web: the machine's 2 GiB are full; "
-        "raise `memory_gb` of its machine (under `x-provisioner` in a compose file)."
+        "raise `memory_gb` of its machine (in a compose file: `x-provisioner`, `machines`)."
     )
 
 
 def test_the_limit_of_a_container_is_told_apart_and_words_are_printable() -> None:
-    [told] = _told([[LIMIT], CALM])
-    assert "(process 5) in the service web: it has reached the limit of its container" in told
+    [told] = _told([[LIMIT], CALM, {}])
+    assert "(process 5) in the service web: it has reached the container's own limit; raise `mem_limit`" in told
     assert told.isprintable()
 
 
+def test_the_limit_of_all_containers_is_the_machines() -> None:
+    limit = LIMIT.replace(f"oom_memcg=/system.slice/docker-{ID}.scope", "oom_memcg=/containers.slice")
+    [told] = _told([[limit], CALM, {}])
+    assert "in the service web: the machine's 2 GiB are full; raise `memory_gb`" in told
+
+
 def test_each_end_is_told_once() -> None:
-    machines = _Machines()
-    assert len(_told([[MACHINE.format(number=3)], CALM], machines)) == 1
-    assert len(_told([[MACHINE.format(number=number) for number in (3, 4)], CALM], machines)) == 1
+    watch = _watch()
+    assert len(_told([[MACHINE.format(number=3)], CALM, {}], watch)) == 1
+    assert len(_told([[MACHINE.format(number=number) for number in (3, 4)], CALM, {}], watch)) == 1
 
 
 def test_pressure_is_told() -> None:
-    [told] = _told([[], FULL])
+    [told] = _told([[], FULL, {}])
     assert told.startswith("The machine's 2 GiB of memory are full: for 62 % of the last minute")
 
 
-@pytest.mark.parametrize("said", [[], {}, [[1, "x"], CALM], [["no kill"], "x"], "x"])
+def test_another_machines_kernel_has_lines_of_its_own() -> None:
+    watch, said = _watch(), [[MACHINE.format(number=3)], CALM, {}]
+    assert [len(_told(said, watch, role)) for role in ("primary", "aux", "aux")] == [1, 1, 0]
+    assert len(watch.sentences) == 2
+
+
+def test_services_that_were_started_again_are_counted() -> None:
+    watch = _watch()
+    assert _told([[], CALM, {ID: 3, "cd" * 32: 5}], watch) == []
+    assert watch.restarts == {"web": 3}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[], {}, [[1, "x"], CALM, {}], [["no kill"], "x", {ID: "1"}], "x", [[], CALM, {ID: -1}], [[], CALM, {ID: 10**9}]],
+)
 def test_false_words_of_a_machine_are_no_want_of_memory(said: Any) -> None:
-    assert _told(said) == []
+    watch = _watch()
+    assert (_told(said, watch), watch.restarts) == ([], {})
+
+
+def test_a_console_says_what_the_kernel_ended_last() -> None:
+    lines = [f"[   {number}.0] Out of memory: Killed process {number} (ja\x1bva) total-vm:9kB" for number in (7, 812)]
+    told = on_console("\n".join(["[    1.0] booted", *lines, "[  820.0] login:"]))
+    assert "Its console says: [   812.0] Out of memory: Killed process 812 (ja" in told
+    assert "memory_gb" in told
+    assert told.isprintable()
+    assert on_console("[    1.0] booted") == ""
 
 
 def test_the_program_says_what_this_kernel_says() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", PROGRAM], capture_output=True, check=False)
     if done.returncode == 0:  # only root may read the kernel's words
-        kills, pressure = json.loads(done.stdout)
+        kills, pressure, restarts = json.loads(done.stdout)
         assert isinstance(kills, list)
         assert "full avg10" in pressure
+        assert isinstance(restarts, dict)
     else:
         assert b"Permission" in done.stderr or b"kmsg" in done.stderr

@@ -10,7 +10,8 @@ import pytest
 
 from provisioner.errors import CommandTimeoutError
 from provisioner.inspect.configuration import Machine
-from provisioner.inspect.readiness import NotReadyError, wait_until_ready
+from provisioner.inspect.losses import NotUpError
+from provisioner.inspect.readiness import wait_until_ready
 from provisioner.ssh.calls import Calls
 from provisioner.ssh.exchange import Completed
 
@@ -76,7 +77,7 @@ def test_services_that_stay_up_are_not_waited_for(wait: Wait) -> None:
 
 def test_a_service_that_never_stays_up_is_an_error_with_its_last_words(wait: Wait) -> None:
     machines = Machines([{"web": (number, "exit-code")} for number in range(1, 200)])
-    with pytest.raises(NotReadyError, match="web of machine box has ended 61 times, and does not stay up") as caught:
+    with pytest.raises(NotUpError, match="web of machine box has ended 61 times, and does not stay up") as caught:
         wait(WEB, machines)
     assert caught.value.details == "Traceback\nModuleNotFoundError: flask"
 
@@ -106,7 +107,7 @@ def test_the_sample_waits_for_what_the_configuration_says(wait: Wait, ready: int
 def test_a_machine_that_does_not_become_ready_is_an_error_with_its_services_last_words(wait: Wait) -> None:
     machines = Machines([{"web": (1, "exit-code"), "db": (0, "success")}], is_ready=False)
     machine = WEB.model_copy(update={"ready": 80, "services": (*WEB.services, ("db", "sleep 9d"))})
-    with pytest.raises(NotReadyError, match="box is not ready: nothing listens at port 80 after 300 s") as caught:
+    with pytest.raises(NotUpError, match="box is not ready: nothing listens at port 80 after 300 s") as caught:
         wait(machine, machines)
     assert "The service web of machine box has ended 1 times:\nTraceback" in str(caught.value.details)
     assert "db" not in str(caught.value.details)

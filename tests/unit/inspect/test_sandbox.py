@@ -43,6 +43,7 @@ from provisioner.inspect.blocking import call, end, shorten_collections
 from provisioner.inspect.configuration import Configuration, Machine
 from provisioner.inspect.failures import SECRETS_HINT, PreparationError
 from provisioner.inspect.losses import LossError
+from provisioner.inspect.memory import Watch
 from provisioner.inspect.origin import Origin
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
@@ -119,6 +120,23 @@ async def test_the_log_carries_the_proof_and_the_hash(
     assert archived.gone_at is not None
     assert (ending["recording"], ending["gone_at"]) == (archived.recording, archived.gone_at.isoformat())
     assert len(ending["recording"]) == 64
+
+
+async def test_the_log_and_the_record_say_what_ended_for_want_of_memory(
+    cloud: FakeCloud, session: Session, configured: Configured, transcript: Transcript
+) -> None:
+    kill = "6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/system.slice/web.service,task=java,pid=8,uid=0"
+    sandboxes = await _init(Configuration())
+    environment = sandboxes["default"].as_type(ProvisionerSandbox).machines.environment
+    cloud.machine(environment).guest.memory = [[kill], "", {}]
+    await _clean_up(sandboxes)
+    begin, ending = _infos(transcript)
+    [told] = ending["memory"]
+    assert told.startswith("For want of memory the kernel ended java (process 8): the machine's 1 GiB are full; raise")
+    assert ending["restarts"] == {}
+    archived = session.environments.record(begin["environment"])
+    assert archived is not None
+    assert archived.setup.warnings == (told,)
 
 
 async def test_the_log_says_why_machines_did_not_come_up(
@@ -366,6 +384,7 @@ class _Machine:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.read_limits: list[int] = []
+        self.memory = Watch()
 
     def on(self, _: str, work: Any) -> Any:
         return work(self)

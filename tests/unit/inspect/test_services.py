@@ -23,9 +23,12 @@ from provisioner.errors import CommandTimeoutError, MachineLostError, TaskError
 from provisioner.inspect import sandbox, services
 from provisioner.inspect.compose_project import Project
 from provisioner.inspect.configuration import Configuration, configuration_of
+from provisioner.inspect.memory import Watch
 from provisioner.inspect.sample import SampleMachines
 from provisioner.inspect.sandbox import ProvisionerSandbox
 from provisioner.inspect.services import Container, ServiceSandbox, start
+from provisioner.models import Role
+from provisioner.ssh.calls import Calls
 from provisioner.ssh.connection import Connection
 from provisioner.ssh.exchange import Completed
 from provisioner.ssh.output_buffer import StreamSize
@@ -45,9 +48,14 @@ class _Machine:
         self.inputs: list[bytes] = []
         self.options: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
-        size = SimpleNamespace(memory_gib=2)
-        self.environment = SimpleNamespace(id="eval-1", machines={"primary": SimpleNamespace(size=size)})
+        self.environment = SimpleNamespace(id="eval-1")
+        self.memory = Watch()
         self.configuration = SimpleNamespace(on_restart="note")
+
+    def look_for_shortage(self, role: Role, _: object) -> list[str]:
+        with contextlib.suppress(ValueError):
+            return self.memory.look(role, cast(Calls, self), 2)
+        return []
 
     def on(self, _: str, work: Callable[[Any], Any]) -> Any:
         return work(self)
@@ -266,6 +274,8 @@ def _restarted() -> _Machine:
     def answer(argv: list[str]) -> Completed:
         if argv[0] == "engine":
             return _says(0, _state(pid=PID + 1, restarts=2))
+        if argv == ["memory"]:
+            return _says(0, "[]")
         is_known = made.options[-1]["container"] == (ID, PID + 1)
         return _says(0, "out") if is_known else Completed(127, b"", b"", errno.ESTALE)
 
@@ -330,15 +340,34 @@ async def test_a_command_that_wants_memory_is_noted(monkeypatch: pytest.MonkeyPa
 
     def answer(argv: list[str]) -> Completed:
         if argv == ["memory"]:
-            return _says(0, json.dumps([[kill], ""]))
+            return _says(0, json.dumps([[kill], "", {}]))
         if is_late:
             raise CommandTimeoutError("x did not end within 1 s.")
         return _says(137, "Killed")
 
-    with pytest.raises(TimeoutError) if is_late else contextlib.nullcontext():
+    late = pytest.raises(
+        TimeoutError, match=r"after 1 seconds\. For want of memory the kernel ended java \(process 8\)"
+    )
+    with late if is_late else contextlib.nullcontext():
         await _sandbox(_Machine(answer)).exec(["x"], timeout=1)
     [note] = notes
-    assert "ended java (process 8) in another service: the machine's 2 GiB are full; raise `memory_gb`" in note["note"]
+    assert "ended java (process 8) in a service: the machine's 2 GiB are full; raise `memory_gb`" in note["note"]
+
+
+async def test_a_container_that_ended_for_want_of_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _notes(monkeypatch)
+    kill = f"6,3,1,-;oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/docker-{'ab' * 32}.scope,task=java,pid=8,uid=0"
+
+    def answer(argv: list[str]) -> Completed:
+        if argv == ["memory"]:
+            return _says(0, json.dumps([[kill], "", {}]))
+        gone = _state(status="exited", exit_code=137, pid=0)
+        return _says(0, gone) if argv[0] == "engine" else Completed(127, b"", b"gone", errno.ESRCH)
+
+    sandbox = _sandbox(_Machine(answer))
+    for _ in range(2):
+        with pytest.raises(SandboxUnavailableError, match=r"web does not run: .* ended java .* raise `memory_gb`"):
+            await sandbox.exec(["x"])
 
 
 async def test_an_engine_that_says_nothing_makes_a_service_unavailable() -> None:
