@@ -261,8 +261,10 @@ class Configuration(_Section):
         if len(self.machines) > 1:
             raise ValueError("with `compose` there is one machine: give `machines` one entry at most")
         for machine in self.machines:
-            if given := {"name", "user", "workdir", "env"} & machine.model_fields_set:
-                raise ValueError(f"with `compose`, each service says it: remove {min(given)} of the machine")
+            # A log has all fields of a machine, with their defaults.
+            names = ("env", "name", "user", "workdir")
+            if given := [name for name in names if getattr(machine, name) != getattr(Machine(), name)]:
+                raise ValueError(f"with `compose`, each service says it: remove {given[0]} of the machine")
         return self
 
     @model_validator(mode="after")

@@ -379,3 +379,10 @@ def test_the_how_tos_examples_are_valid(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     names = [[machine.name for machine in _read(tmp_path, example).machines] for example in examples]
     assert names == [["box"], ["client", "web"], [], ["default", "target"]]
+
+
+def test_a_logged_machine_of_a_compose_file_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text("services: {web: {image: x}}\nx-provisioner: {machines: [{memory_gb: 2}]}")
+    given = configuration_of(str(tmp_path / "compose.yaml"))
+    assert configuration_of(given) == given
+    assert configuration_of(from_log(json.loads(given.model_dump_json()))) == given
